@@ -1,0 +1,203 @@
+"""How a user's model is held: PyTorchBaseModel of the taught workflow, or a plain nn.Module that gives a loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from portwright.errors import UserError
+
+
+class PyTorchBaseModel:
+    """A model and its loss: `__call__(data)` returns the loss of one batch.
+
+    It is not an nn.Module, so `self.model` may be assigned before `super().__init__()`. Two signatures:
+    `(params, model, device)` and `(params, model_fn, device=None)`, where model_fn makes the nn.Module.
+    Define `predict(data)` to use `--mode predict`, and `get_optimizer()` to bring your own optimizer.
+    """
+
+    model: nn.Module
+
+    def __init__(
+        self,
+        params: dict[str, Any],
+        model: nn.Module | Callable[..., nn.Module] | None = None,
+        device: torch.device | str | None = None,
+        *,
+        model_fn: Callable[..., nn.Module] | None = None,
+    ) -> None:
+        made = model if model is not None else model_fn
+        if made is None:
+            made = getattr(self, "model", None)
+        if made is not None and not isinstance(made, nn.Module):
+            made = _call_factory(made, params)
+        if not isinstance(made, nn.Module):
+            raise UserError(
+                f"{type(self).__name__}: the model given to PyTorchBaseModel is {type(made).__name__}, not an nn.Module.",
+                "Call super().__init__(params=params, model=self.model, device=device).",
+            )
+        self.params = params
+        self.device = torch.device(device) if device is not None else None
+        self.model = made.to(self.device) if self.device is not None else made
+
+    def __call__(self, data: Any) -> torch.Tensor:
+        raise UserError(
+            f"{type(self).__name__} has no __call__.",
+            "Define __call__(self, data): compute the loss of one batch and return it.",
+        )
+
+    def train(self) -> None:
+        self.model.train()
+
+    def eval(self) -> None:
+        self.model.eval()
+
+    def get_optimizer(self) -> torch.optim.Optimizer | None:
+        """An optimizer of the user's own; None takes the one that params.yaml describes."""
+        return None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.model.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+
+class LossModule(nn.Module):
+    """One view of every kind of user model: called with a batch, it gives (loss, outputs).
+
+    It is what gets wrapped for distribution; `net` holds the parameters under their canonical names.
+    """
+
+    def __init__(self, user_model: Any) -> None:
+        super().__init__()
+        if isinstance(user_model, PyTorchBaseModel) or (
+            not isinstance(user_model, nn.Module) and isinstance(getattr(user_model, "model", None), nn.Module)
+        ):
+            self.net: nn.Module = user_model.model
+            self._call: Callable[[Any], Any] = user_model
+        elif isinstance(user_model, nn.Module):
+            self.net = user_model
+            self._call = _spread(user_model)
+        else:
+            raise UserError(
+                f"model_fn returned {type(user_model).__name__}.",
+                "Return a PyTorchBaseModel, or an nn.Module whose forward returns the loss.",
+            )
+        # Through __dict__, so that nn.Module does not register the user's model a second time.
+        self.__dict__["user_model"] = user_model
+
+    def forward(self, batch: Any) -> Any:
+        return self._call(batch)
+
+    def train(self, mode: bool = True) -> LossModule:
+        super().train(mode)
+        user = self.__dict__["user_model"]
+        if not isinstance(user, nn.Module):
+            switch = getattr(user, "train" if mode else "eval", None)
+            if switch is not None:
+                switch()
+        return self
+
+    def predict(self, batch: Any) -> Any:
+        """What the model predicts for a batch, without a loss where the user's model can do that."""
+        predict = getattr(self.__dict__["user_model"], "predict", None)
+        if predict is not None:
+            return predict(batch)
+        _, outputs = split_loss(self(batch))
+        if outputs is None:
+            raise UserError(
+                f"{type(self.__dict__['user_model']).__name__} returns a loss and nothing else, so there is nothing to predict.",
+                "Define predict(self, data), or return (loss, outputs).",
+            )
+        return outputs
+
+    def own_optimizer(self) -> torch.optim.Optimizer | None:
+        make = getattr(self.__dict__["user_model"], "get_optimizer", None)
+        made = make() if make is not None else None
+        if made is not None and not isinstance(made, torch.optim.Optimizer):
+            raise UserError(
+                f"get_optimizer returned {type(made).__name__}, not a torch.optim.Optimizer.",
+                "Return an optimizer, or None to use the one of params.yaml.",
+            )
+        return made
+
+
+def make_model(
+    model_fn: Callable[..., Any], params: dict[str, Any], device: torch.device | str | None
+) -> LossModule:
+    """Calls `model_fn(params)` or `model_fn(params, device)`, by its signature."""
+    try:
+        parameters = list(inspect.signature(model_fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    named = {p.name for p in parameters}
+    if "device" in named:
+        made = model_fn(params, device=device)
+    elif (len(positional) > 1 and positional[1].default is inspect.Parameter.empty) or (variadic and not positional):
+        made = model_fn(params, device)
+    else:
+        made = model_fn(params)
+    return LossModule(made)
+
+
+def split_loss(result: Any) -> tuple[torch.Tensor, Any]:
+    """Takes the loss out of what a model returned: a loss, (loss, outputs...), {"loss": ...} or an object with .loss."""
+    outputs: Any = None
+    loss = result
+    if isinstance(result, torch.Tensor):
+        pass
+    elif isinstance(result, Mapping):
+        loss = result.get("loss")
+        outputs = {k: v for k, v in result.items() if k != "loss"} or None
+    elif isinstance(result, tuple | list) and result:
+        loss = result[0]
+        rest = tuple(result[1:])
+        outputs = (rest[0] if len(rest) == 1 else rest) if rest else None
+    elif hasattr(result, "loss"):
+        loss = result.loss
+        outputs = getattr(result, "logits", None)
+    if not isinstance(loss, torch.Tensor):
+        raise UserError(
+            f"the model returned {type(result).__name__} with no loss in it.",
+            'Return the loss, (loss, outputs), or a dict with the key "loss".',
+        )
+    if loss.ndim and loss.numel() != 1:
+        raise UserError(
+            f"the model returned a loss of shape {tuple(loss.shape)}.",
+            "Reduce it to one number, for instance with .mean().",
+        )
+    return (loss.reshape(()) if loss.ndim else loss), outputs
+
+
+def _call_factory(factory: Callable[..., Any], params: dict[str, Any]) -> Any:
+    try:
+        takes_params = bool(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        takes_params = True
+    return factory(params) if takes_params else factory()
+
+
+def _spread(module: nn.Module) -> Callable[[Any], Any]:
+    """Hands a batch to forward as its signature wants it: whole, or spread over its arguments."""
+    parameters = [
+        p for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_KEYWORD
+    ]
+    names = {p.name for p in parameters}
+    takes_many = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+
+    def call(batch: Any) -> Any:
+        if isinstance(batch, Mapping) and takes_many and set(batch) <= names:
+            return module(**batch)
+        if isinstance(batch, tuple | list) and takes_many and (len(required) != 1 or len(batch) <= len(parameters)):
+            return module(*batch)
+        return module(batch)
+
+    return call

@@ -1,0 +1,75 @@
+"""Finding where a NaN or an infinity came from: the batch, a weight, a layer, or the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from portwright.errors import NonFiniteError
+from portwright.runtime.base_model import LossModule, split_loss
+from portwright.runtime.batches import walk_tensors
+from portwright.runtime.rng import untouched_rng
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor).all())
+
+
+def explain_non_finite(
+    module: LossModule, batch: Any, *, step: int, batch_name: str, loss: float, device: torch.device
+) -> NonFiniteError:
+    """Replays the forward pass of the offending batch and names the first tensor that is not finite."""
+    where, cure = _find(module, batch, device)
+    return NonFiniteError(f"the loss is {loss} at step {step}, {batch_name}: {where}.", cure)
+
+
+def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, str]:
+    for path, tensor in walk_tensors(batch):
+        if not is_finite(tensor):
+            bad = ~torch.isfinite(tensor)
+            first = bad.nonzero()[0].tolist()
+            return (
+                f"{path} holds {int(bad.sum())} non-finite value(s), the first at {first} (sample {first[0] if first else 0})",
+                "Clean the data set, or mask such values in data.py.",
+            )
+    for name, parameter in module.net.named_parameters():
+        if not is_finite(parameter):
+            return (
+                f"the weight '{name}' {list(parameter.shape)} is not finite, so the update before it overflowed",
+                "Lower optimizer.learning_rate, or set optimizer.max_gradient_norm.",
+            )
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(submodule: nn.Module, _inputs: Any, output: Any) -> None:
+            if found:
+                return
+            for path, tensor in walk_tensors(output, "output"):
+                if not is_finite(tensor):
+                    found.append(f"'{name or 'model'}' ({type(submodule).__name__}) gives the first non-finite {path} {list(tensor.shape)}")
+                    return
+
+        return hook
+
+    handles = [sub.register_forward_hook(watch(name)) for name, sub in module.net.named_modules()]
+    try:
+        with torch.no_grad(), untouched_rng(device):
+            loss, _ = split_loss(module(batch))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return f"layer {found[0]}", "Look at that layer's input range; lower the learning rate or use bf16 instead of fp16."
+    if not is_finite(loss):
+        return (
+            "every layer's output is finite, so the loss function itself made it",
+            "Look for log(0), a division by zero or an empty mask in the loss.",
+        )
+    return (
+        "the replayed batch gives a finite loss, so the value came from a random draw such as dropout or from half precision",
+        "Run again with runconfig.precision: fp32 to tell them apart.",
+    )

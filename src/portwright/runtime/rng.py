@@ -1,0 +1,57 @@
+"""All random generators that a step can draw from, as tensors that fit into a checkpoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor([version, *words], dtype=torch.int64),
+        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "numpy": torch.tensor([int(position), int(has_gauss), *keys.tolist()], dtype=torch.int64),  # type: ignore[union-attr]
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_rng(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    if "torch" in states:
+        torch.set_rng_state(states["torch"].to("cpu", torch.uint8))
+    if "python" in states:
+        version, *words = states["python"].tolist()
+        gauss = states["python_gauss"].item()
+        random.setstate((version, tuple(words), None if gauss != gauss else gauss))
+    if "numpy" in states:
+        position, has_gauss, *keys = states["numpy"].tolist()
+        np.random.set_state(
+            ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, states["numpy_gauss"].item())
+        )
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].to("cpu", torch.uint8), device)
+
+
+@contextmanager
+def untouched_rng(device: torch.device) -> Iterator[None]:
+    """Whatever happens inside leaves every generator as it was, so that evaluation never changes training."""
+    states = capture_rng(device)
+    try:
+        yield
+    finally:
+        restore_rng(states, device)

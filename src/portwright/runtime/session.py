@@ -1,0 +1,460 @@
+"""The Session of PyTorch itself, on a CPU or a GPU, in one process or many."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from portwright.data.loader import ResumableLoader
+from portwright.errors import NonFiniteError, UserError
+from portwright.runtime import metrics
+from portwright.runtime.base_model import make_model, split_loss
+from portwright.runtime.batches import make_mover
+from portwright.runtime.checkpoint import HostSnapshot, match_names
+from portwright.runtime.distribute import choose_strategy, distribute
+from portwright.runtime.non_finite import explain_non_finite
+from portwright.runtime.optimizers import (
+    clip_gradients,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+)
+from portwright.runtime.precision import make_loss_scaler, resolve_precision
+from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.runtime.world import World
+from portwright.target import Event, JobSpec, Shard, Stretch
+
+
+class TorchSession:
+    """Trains, evaluates and predicts with torch's own autograd and optimizers."""
+
+    def __init__(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
+        params, config = job.params, job.params.runconfig
+        self._job, self._device, self._world, self._note = job, device, world, note
+        self._seed = config.seed
+        # The same seed on every process while the model is made, so that all start from the same weights.
+        seed_all(self._seed)
+        self._precision = resolve_precision(params.values, config.precision, device.type)
+        for line in self._precision.notes:
+            note(line)
+        self._module = make_model(job.model_fn, params.values, device)
+        self._module.net.to(device)
+        self._precision.prepare(self._module.net)
+        if config.sync_batchnorm and world.size > 1:
+            self._module.net = _sync_batchnorm(self._module.net, device)
+        if config.compile:
+            self._module.net.compile()
+        self._strategy = choose_strategy(config.distributed, world)
+        self._called = distribute(self._module, self._strategy, world, device)
+        self._autocast = self._precision.autocast
+        self._move = make_mover(device, self._precision.batch_dtype)
+        self._train_loader: ResumableLoader | None = None
+        self._eval_loader: ResumableLoader | None = None
+        self._batches: Iterator[Any] | None = None
+        self._snapshot = HostSnapshot()
+        self._optimizer: torch.optim.Optimizer | None = None
+        if job.mode in ("train", "train_and_eval"):
+            self._open_training()
+        if world.size > 1:
+            seed_all(self._seed + world.rank)
+
+    def _open_training(self) -> None:
+        spec = self._job.params.optimizer
+        self._train_loader = self._make_loader(self._job.train_data_fn, "train_input", repeat=True)
+        self._optimizer = self._module.own_optimizer() or make_optimizer(self._module.net, spec)
+        self._trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self._schedule = spec.schedule
+        self._num_accumulated = spec.grad_accum_steps
+        self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
+        self._scaler = make_loss_scaler(
+            spec, self._device.type, agree=self._agree if self._strategy == "fsdp" else None
+        )
+        self._norm: torch.Tensor | None = None
+        self._num_samples = 0
+        self._set_learning_rate(0)
+        # A value may be read at once on a CPU; on a device or among several processes that would be a wait, so
+        # there losses are looked at only where they are logged or saved.
+        self._reads_at_once = self._device.type == "cpu" and self._world.size == 1
+        self._unread: list[torch.Tensor] = []
+        self._losses: list[float] = []
+        self._frozen: torch.Tensor | None = None
+        if not self._reads_at_once and self._world.size == 1 and self._scaler is None and self._is_gated():
+            self._frozen = torch.zeros((), device=self._device)
+            self._optimizer.found_inf = self._frozen  # type: ignore[attr-defined]
+
+    def _is_gated(self) -> bool:
+        """Fused optimizers skip an update on the device when told so: weights survive until the NaN is noticed."""
+        return self._job.params.runconfig.check_loss_values and bool(
+            getattr(self._optimizer, "_step_supports_amp_scaling", False)
+        )
+
+    def _make_loader(self, data_fn: Callable[[Any], Any] | None, name: str, repeat: bool) -> ResumableLoader:
+        if data_fn is None:
+            kind = "train_data_fn" if name == "train_input" else "eval_data_fn"
+            raise UserError(f"mode {self._job.mode} needs {kind}, and run() was called without it.", f"Pass {kind}=... to run().")
+        loader = ResumableLoader(
+            data_fn(self._job.params.values),
+            name=name,
+            seed=self._seed,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            repeat=repeat,
+        )
+        for line in loader.notes:
+            self._note(line)
+        return loader
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        if self._train_loader is None or self._train_loader.num_batches is None:
+            return None
+        return max(1, self._train_loader.num_batches // self._num_accumulated)
+
+    def train(self, stretch: Stretch) -> Iterator[Event]:
+        assert self._train_loader is not None and self._optimizer is not None
+        self._called.train()
+        if self._batches is None:
+            self._batches = iter(self._train_loader)
+        update, constant = self._update, self._schedule.is_constant
+        losses, unread, at_once = self._losses, self._unread, self._reads_at_once
+        should_stop = stretch.should_stop if self._world.size == 1 else self._agreed_stop(stretch.should_stop)
+        check = self._job.params.runconfig.check_loss_values
+        step, last_step = stretch.first_step, stretch.last_step
+        next_pause = _next_pause(stretch, step)
+        while step < last_step:
+            if not constant:
+                self._set_learning_rate(step)
+            loss = update(step, check)
+            step += 1
+            if at_once:
+                losses.append(loss)
+            else:
+                unread.append(loss)
+            stopping = should_stop()
+            if step < next_pause and not stopping:
+                continue
+            next_pause = _next_pause(stretch, step)
+            self._read_losses(step, check)
+            if stretch.is_logged(step) or stopping:
+                yield Event("log", step, self._logged_values(), tuple(losses))
+                losses.clear()
+            if stretch.is_boundary(step) or stopping:
+                yield Event("boundary", step)
+            if stopping:
+                return
+
+    def _update(self, step: int, check: bool) -> Any:
+        """One update of the weights; gives its loss, read (CPU) or not (device, several processes)."""
+        optimizer, loader, scaler, accumulated = self._optimizer, self._train_loader, self._scaler, self._num_accumulated
+        total: Any = None
+        for part in range(accumulated):
+            batch = next(self._batches)  # type: ignore[arg-type]
+            local, whole = loader.last_counts  # type: ignore[union-attr]
+            self._num_samples += whole
+            if self._move is not None:
+                batch = self._move(batch)
+            syncs = part == accumulated - 1
+            with nullcontext() if syncs else self._without_sync():
+                if self._autocast is None:
+                    result = self._called(batch)
+                else:
+                    with self._autocast():
+                        result = self._called(batch)
+                loss = result if type(result) is torch.Tensor and result.ndim == 0 else split_loss(result)[0]
+                if local * self._world.size != whole:
+                    # A short last batch splits unevenly; weighted, the processes' mean is the batch's mean.
+                    loss = loss * (local * self._world.size / whole)
+                if self._reads_at_once:
+                    value: Any = loss.item()
+                    if check and not math.isfinite(value):
+                        raise self._explain(batch, step + 1, part, value)
+                else:
+                    value = loss.detach()
+                if accumulated > 1:
+                    loss = loss / accumulated
+                if not loss.requires_grad:
+                    raise UserError(
+                        "the loss does not depend on any trainable weight.",
+                        "Look for .detach(), .item(), torch.no_grad() or requires_grad=False in the model.",
+                    )
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            total = value if total is None else total + value
+        total = total if accumulated == 1 else total / accumulated
+        if self._frozen is not None:
+            self._frozen.copy_(torch.maximum(self._frozen, (~torch.isfinite(total)).to(self._frozen.dtype)))
+        if scaler is not None:
+            if self._clips:
+                scaler.unscale_(optimizer)
+                self._norm = clip_gradients(self._trained, self._job.params.optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            if self._clips:
+                self._norm = clip_gradients(self._trained, self._job.params.optimizer)
+            optimizer.step()  # type: ignore[union-attr]
+        for parameter in self._trained:
+            parameter.grad = None
+        return total
+
+    def _without_sync(self) -> Any:
+        if isinstance(self._called, DistributedDataParallel):
+            return self._called.no_sync()
+        return nullcontext()
+
+    def _agree(self, found: torch.Tensor) -> None:
+        found.copy_(self._world.reduce_max(found.detach().cpu().float()).to(found))
+
+    def _agreed_stop(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Processes get a signal at different steps and must stop at the same one, so they ask each other about once a second."""
+        left, since = 1, time.monotonic()
+
+        def agreed() -> bool:
+            nonlocal left, since
+            left -= 1
+            if left > 0:
+                return False
+            now = time.monotonic()
+            asked = max(1, min(100, round(self._interval / max(now - since, 1e-4))))
+            votes = self._world.reduce_max(torch.tensor([float(should_stop()), -float(asked)]))
+            left = self._interval = int(-votes[1].item())
+            since = time.monotonic()
+            return bool(votes[0].item())
+
+        self._interval = 1
+        return agreed
+
+    def _set_learning_rate(self, step: int) -> None:
+        rate = self._schedule(step)
+        for group in self._optimizer.param_groups:  # type: ignore[union-attr]
+            rate_of_group = rate * group.get("lr_scale", 1.0)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate_of_group)
+            else:
+                group["lr"] = rate_of_group
+
+    def _read_losses(self, step: int, check: bool) -> None:
+        """Brings the losses since the last read to the host, averaged over the processes, and looks at them."""
+        if self._unread:
+            read = torch.stack([loss.double() for loss in self._unread]).cpu()
+            mean = self._world.reduce_sum(read.clone()) / self._world.size
+            self._unread.clear()
+            if check and not bool(torch.isfinite(mean).all()):
+                raise self._explain_late(step, mean, read)
+            self._losses.extend(mean.tolist())
+
+    def _explain_late(self, step: int, mean: torch.Tensor, local: torch.Tensor) -> NonFiniteError:
+        index = int((~torch.isfinite(mean)).nonzero()[0])
+        bad_step, value = step - len(mean) + index + 1, float(mean[index])
+        guilty = [rank for rank, bad in enumerate(self._world.gather(not math.isfinite(local[index]))) if bad]
+        assert self._train_loader is not None
+        back = (len(mean) - index) * self._num_accumulated
+        batch = self._train_loader.recent(back)
+        if self._frozen is not None and batch is not None:
+            return self._explain(self._move(batch) if self._move else batch, bad_step, 0, value)
+        ranks = f" (first on process {guilty[0]})" if guilty and self._world.size > 1 else ""
+        return NonFiniteError(
+            f"the loss is {value} at step {bad_step}{ranks}; later updates have used it, the last checkpoint has not.",
+            "Resume with runconfig.log_steps: 1 in one process to have the tensor named.",
+        )
+
+    def _explain(self, batch: Any, step: int, part: int, value: float) -> NonFiniteError:
+        name = f"batch {(step - 1) * self._num_accumulated + part + 1} of the run"
+        return explain_non_finite(self._module, batch, step=step, batch_name=name, loss=value, device=self._device)
+
+    def _logged_values(self) -> dict[str, float]:
+        values = {"loss": self._losses[-1], "learning_rate": float(self._optimizer.param_groups[0]["lr"])}  # type: ignore[union-attr]
+        values["num_samples"] = float(self._num_samples)
+        if self._norm is not None:
+            values["gradient_norm"] = float(self._norm)
+        if self._scaler is not None:
+            values["loss_scale"] = float(self._scaler.current_scale())
+            values["skipped_updates"] = float(self._scaler.num_skipped)
+        return values
+
+    # -- evaluation ----------------------------------------------------------------------------------------
+
+    def evaluate(self, num_steps: int | None, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
+        """Loss and metrics over the evaluation data; short last batches count by their samples."""
+        loader = self._fresh_eval_loader()
+        metrics.reset_all_metrics()
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        with self._evaluating():
+            for index, batch in enumerate(loader):
+                if num_steps is not None and index >= num_steps:
+                    break
+                local = loader.last_counts[0]
+                loss, _ = split_loss(self._forward(batch))
+                total[0] += loss.double() * local
+                total[1] += local
+                if on_step is not None:
+                    on_step(index + 1)
+        host = self._world.reduce_sum(total.cpu())
+        if host[1] == 0:
+            raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
+        return {"loss": float(host[0] / host[1]), **metrics.compute_all_metrics(self._reduce_metric if self._world.size > 1 else None)}
+
+    def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]:
+        if self._world.size > 1:
+            raise UserError(f"predict was started in {self._world.size} processes.", "Start one process.")
+        loader = self._fresh_eval_loader()
+        with self._evaluating():
+            for index, batch in enumerate(loader):
+                if num_steps is not None and index >= num_steps:
+                    break
+                moved = self._move(batch) if self._move is not None else batch
+                with nullcontext() if self._autocast is None else self._autocast():
+                    outputs = self._module.predict(moved)
+                yield {name: tensor.detach().cpu() for name, tensor in _named_outputs(outputs)}
+
+    def _forward(self, batch: Any) -> Any:
+        if self._move is not None:
+            batch = self._move(batch)
+        with nullcontext() if self._autocast is None else self._autocast():
+            return self._module(batch)
+
+    def _fresh_eval_loader(self) -> ResumableLoader:
+        if self._eval_loader is None:
+            self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
+        return self._eval_loader
+
+    def _evaluating(self) -> _Evaluating:
+        return _Evaluating(self)
+
+    def _reduce_metric(self, values: torch.Tensor) -> None:
+        values.copy_(self._world.reduce_sum(values.detach().cpu()).to(values.device))
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def state(self) -> Iterator[Shard]:
+        yield from self._snapshot.take(self._named_state())
+
+    def _named_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in self._module.net.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                yield f"model/{name}", _whole(value)
+        if self._optimizer is not None:
+            for name, tensor in optimizer_state(self._optimizer, self._parameter_names()):
+                yield f"optimizer/{name}", tensor
+        for rank, generators in enumerate(self._world.gather(capture_rng(self._device))):
+            for name, tensor in generators.items():
+                yield f"rng/{rank}/{name}", tensor
+
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        return {parameter: name for name, parameter in self._module.net.named_parameters()}
+
+    def counters(self) -> dict[str, Any]:
+        assert self._train_loader is not None
+        return {
+            "data": self._train_loader.position(),
+            "num_samples": self._num_samples,
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "world_size": self._world.size,
+        }
+
+    def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
+        own = self._module.net.state_dict()
+        model: dict[str, torch.Tensor] = {}
+        optimizer: list[tuple[str, torch.Tensor]] = []
+        generators: dict[str, torch.Tensor] = {}
+        for shard in shards:
+            kind, _, name = shard.name.partition("/")
+            if kind == "model":
+                model[name] = shard.tensor
+            elif kind == "optimizer":
+                optimizer.append((name, shard.tensor))
+            elif kind == "rng":
+                rank, _, generator = name.partition("/")
+                if rank == str(self._world.rank):
+                    generators[generator] = shard.tensor
+        matched = match_names(model, {name: tuple(value.shape) for name, value in own.items() if isinstance(value, torch.Tensor)})
+        with torch.no_grad():
+            for name, tensor in matched.items():
+                own[name].copy_(_like(tensor, own[name]))
+        if counters is None or self._optimizer is None:
+            return
+        load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)
+        assert self._train_loader is not None
+        self._train_loader.seek(counters["data"])
+        self._batches = None
+        self._num_samples = int(counters["num_samples"])
+        if self._scaler is not None and counters.get("scaler"):
+            self._scaler.load_state_dict(counters["scaler"])
+        if counters.get("world_size", 1) == self._world.size:
+            restore_rng(generators, self._device)
+        else:
+            self._note(
+                f"the checkpoint is of {counters['world_size']} process(es) and this run has {self._world.size}: random draws "
+                "such as dropout will differ from the undisturbed run."
+            )
+
+    def close(self) -> None:
+        self._batches = None
+        for loader in (self._train_loader, self._eval_loader):
+            if loader is not None:
+                loader.close()
+
+
+class _Evaluating:
+    """Evaluation mode without gradients that leaves no trace on training."""
+
+    def __init__(self, session: TorchSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._rng = untouched_rng(self._session._device)
+        self._rng.__enter__()
+        self._grad = torch.no_grad()
+        self._grad.__enter__()
+        self._session._module.eval()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._session._module.train()
+        self._grad.__exit__(*exc)
+        self._rng.__exit__(*exc)
+
+
+def _next_pause(stretch: Stretch, step: int) -> int:
+    """The next step after `step` at which a stretch logs or has a boundary."""
+    pauses = [stretch.last_step]
+    pauses += [(step // every + 1) * every for every in (stretch.log_steps, stretch.boundary_steps) if every > 0]
+    return min(pauses)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    full = getattr(tensor, "full_tensor", None)
+    return full() if full is not None else tensor
+
+
+def _like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    if not hasattr(own, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(own.device, own.dtype), own.device_mesh, own.placements)
+
+
+def _named_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(outputs, torch.Tensor):
+        return [("predictions", outputs)]
+    if isinstance(outputs, Mapping):
+        return [(str(key), value) for key, value in outputs.items() if isinstance(value, torch.Tensor)]
+    if isinstance(outputs, tuple | list):
+        return [(f"predictions_{index}", value) for index, value in enumerate(outputs) if isinstance(value, torch.Tensor)]
+    raise UserError(f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors.")
+
+
+def _sync_batchnorm(net: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    if device.type != "cuda":
+        raise UserError("runconfig.sync_batchnorm works on GPUs only.", "Leave it out on the CPU.")
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+
+
+

@@ -1,0 +1,171 @@
+"""Which process of how many this is, and how the processes talk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from portwright.errors import UserError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun or SLURM says about this process."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    source: str = "single process"
+
+
+def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
+    """Recognises torchrun's variables first, then those of an srun step."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _launch(
+            environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", _number(environ, "LOCAL_WORLD_SIZE", 1), "torchrun"
+        )
+    # SLURM_PROCID is set in a batch script and in an salloc shell too; only a step started by srun has SLURM_STEP_ID,
+    # and only there are the other tasks really running.
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0]
+        return _launch(
+            environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", int(per_node or 1), "SLURM"
+        )
+    return Launch()
+
+
+def _launch(
+    environ: Mapping[str, str], rank: str, size: str, local: str, local_size: int, source: str
+) -> Launch:
+    launch = Launch(
+        _number(environ, rank), _number(environ, size), _number(environ, local, 0), local_size, source
+    )
+    if not 0 <= launch.rank < launch.world_size:
+        raise UserError(
+            f"{rank}={launch.rank} does not fit {size}={launch.world_size}.",
+            f"Start the processes with torchrun or srun, or unset {rank} and {size}.",
+        )
+    return launch
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(
+            f"the environment variable {name} is '{text}', not a number.", f"Unset it, or let torchrun or srun set {name}."
+        ) from None
+
+
+class World:
+    """The processes of one run; with one process every method costs nothing."""
+
+    def __init__(self, launch: Launch, device_type: str, backend: str | None, init_method: str | None = None) -> None:
+        self.rank = launch.rank
+        self.size = launch.world_size
+        self.local_rank = launch.local_rank
+        self.is_main = launch.rank == 0
+        self.backend = backend or ("nccl" if device_type == "cuda" else "gloo")
+        self._control: dist.ProcessGroup | None = None
+        self._owns_group = False
+        if self.size == 1:
+            return
+        if launch.source == "SLURM" and init_method is None:
+            _export_slurm_rendezvous(launch)
+        if not dist.is_initialized():
+            try:
+                dist.init_process_group(
+                    self.backend,
+                    init_method=init_method,
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=timedelta(minutes=10),
+                )
+            except (ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"the {self.size} processes could not meet ({self.backend}, {launch.source}): {error}".splitlines()[0],
+                    "Check MASTER_ADDR and MASTER_PORT, and that every process was started.",
+                ) from error
+            self._owns_group = True
+        # Small host values travel in a group of their own: they must not queue behind gradients on the device.
+        self._control = dist.new_group(backend="gloo")
+
+    def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over all processes of a host tensor, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.SUM, group=self._control)
+        return values
+
+    def reduce_max(self, values: torch.Tensor) -> torch.Tensor:
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self._control)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank, on every process."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value, group=self._control)
+        return gathered
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self._control)
+
+    def agree_on_failure(self, action: Callable[[], Any]) -> Any:
+        """Runs an action on every process; if it fails on one, all stop with that error instead of waiting for ever."""
+        if self.size == 1:
+            return action()
+        result, failure = None, None
+        try:
+            result = action()
+        except UserError as error:
+            failure = error
+        for rank, problem in enumerate(self.gather((failure.message, failure.cure) if failure else None)):
+            if problem is not None:
+                raise failure or UserError(f"rank {rank}: {problem[0]}", problem[1])
+        return result
+
+    def close(self) -> None:
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _export_slurm_rendezvous(launch: Launch) -> None:
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = _first_slurm_host()
+    if "MASTER_PORT" not in os.environ:
+        # The same on every task and different for jobs that share a node.
+        os.environ["MASTER_PORT"] = str(20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000)
+    os.environ.setdefault("RANK", str(launch.rank))
+    os.environ.setdefault("WORLD_SIZE", str(launch.world_size))
+    os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
+
+
+def _first_slurm_host() -> str:
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    if nodes and not set("[],") & set(nodes):
+        return nodes
+    try:
+        listed = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
+        )
+        return listed.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        if nodes:
+            raise UserError(
+                f"scontrol is not here to expand the node list '{nodes}', as inside a container.",
+                "Set MASTER_ADDR outside it: MASTER_ADDR=$(scontrol show hostnames | head -n 1).",
+            ) from None
+        return socket.gethostname()

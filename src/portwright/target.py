@@ -1,0 +1,112 @@
+"""The seam between a run and the machine that executes it.
+
+A vendor owns more than a step: the model's construction, the loader, backward and the optimizer, and when a
+value may be read. So a run hands a backend factories and specifications, and gets back a Session that it
+drives in stretches; docs/decisions/0001 says what taught us this shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from portwright.job.params import Params
+
+Mode = Literal["train", "eval", "train_and_eval", "eval_all", "predict"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a session reports, in order, and possibly later than the step it is about.
+
+    `log`: values of a logged step. `boundary`: every step up to `step` is finished and `Session.state()` may be
+    read; the session waits there until it is iterated further.
+    """
+
+    kind: Literal["log", "boundary"]
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()  # of every step since the last logged one
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of training that a session runs without being asked anything.
+
+    Step numbers are absolute, so that logging and saving fall on the same steps after a resume. A step is one
+    update of the weights.
+    """
+
+    first_step: int  # steps done before this stretch
+    last_step: int  # steps done after it
+    log_steps: int  # 0: never
+    boundary_steps: int  # state may be wanted each time a multiple of this is done; 0: only at the end
+    should_stop: Callable[[], bool]  # asked between steps, cheap; True ends the stretch early, with a boundary
+
+    def is_logged(self, step: int) -> bool:
+        return step == self.last_step or (self.log_steps > 0 and step % self.log_steps == 0)
+
+    def is_boundary(self, step: int) -> bool:
+        return step == self.last_step or (self.boundary_steps > 0 and step % self.boundary_steps == 0)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One named piece of a session's state, in host memory and in its canonical layout.
+
+    Names are `model/<state_dict name>`, `optimizer/<parameter name>/<state name>`, `rng/<rank>/<generator>`.
+    The tensor is the receiver's to keep: later steps do not change it.
+    """
+
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a run asks of a backend: how to make the parts, never the parts themselves."""
+
+    params: Params
+    model_fn: Callable[..., Any]
+    train_data_fn: Callable[[Any], Any] | None
+    eval_data_fn: Callable[[Any], Any] | None
+    mode: Mode
+
+
+class Session(Protocol):
+    """A model on its target, ready to be trained and evaluated."""
+
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+
+    def train(self, stretch: Stretch) -> Iterator[Event]: ...
+
+    def evaluate(
+        self, num_steps: int | None, on_step: Callable[[int], None] | None = None
+    ) -> dict[str, float]: ...
+
+    def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]: ...
+
+    def state(self) -> Iterator[Shard]:
+        """Tensors of the state; read at a boundary, or before the first step."""
+        ...
+
+    def counters(self) -> dict[str, Any]:
+        """The rest of the state, as JSON: data position, schedule, loss scale."""
+        ...
+
+    def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
+        """Takes back what `state` and `counters` gave; without counters only the weights count."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Opens sessions on one target."""
+
+    def open(self, job: JobSpec) -> Session: ...
