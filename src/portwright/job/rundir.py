@@ -1,132 +1,175 @@
-"""The folder of a run: files and folders that appear whole or not at all, and one writer at a time."""
+"""The folder of a run: what lies where in it, and one writer at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
+import fcntl
+import json
+import logging
 import os
-import re
-import secrets
 import socket
-import stat
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from portwright.errors import UserError
+from portwright.job.atomic import (
+    atomic_directory,
+    atomic_write_bytes,
+    atomic_write_text,
+    check_writable,
+    clean_leftovers,
+    explain_os_error,
+    remove_directory,
+)
 
-_TEMP_PREFIX = ".tmp-"
+__all__ = [
+    "RunDir",
+    "atomic_directory",
+    "atomic_write_bytes",
+    "atomic_write_text",
+    "clean_leftovers",
+    "explain_os_error",
+    "remove_directory",
+]
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_FORBIDDEN = {errno.EACCES, errno.EPERM}
+_LOG = logging.getLogger(__name__)
+_CURE = "Choose another folder with --model_dir."
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-
-def explain_os_error(error: OSError, path: Path) -> UserError:
-    """Says in a person's words why `path` could not be written, and what to do about it."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    message = f"Cannot write {path}: {reason.lower()}."
-    if error.errno in _FULL:
-        cure = (
-            f"Free space on the disk or quota that holds {_existing_parent(path)}, or choose another place."
-        )
-    elif error.errno == errno.EFBIG:
-        cure = "Raise the limit on file sizes (ulimit -f), or choose a file system that takes larger files."
-    elif error.errno == errno.EROFS:
-        cure = "This file system is read-only: choose another place."
-    elif error.errno in _FORBIDDEN:
-        cure = f"Ask for write permission on {_existing_parent(path)}, or choose a folder of your own."
-    elif error.errno == errno.EISDIR:
-        cure = "A folder has this name already: choose another file name, or remove the folder."
-    elif error.errno in {errno.ENOTDIR, errno.EEXIST}:
-        cure = (
-            f"{_existing_parent(path)} is a file, not a folder: choose another place, or move that file away."
-        )
-    elif error.errno == errno.ENAMETOOLONG:
-        cure = "Choose a shorter name."
-    elif error.errno == errno.ELOOP:
-        cure = "Its symbolic links form a circle: remove one of them, or choose another place."
-    else:
-        cure = "Check that the path is right and the file system healthy, or choose another place."
-    return UserError(message, cure)
+_held_locks: set[int] = set()
 
 
-def _existing_parent(path: Path) -> Path:
-    for candidate in (path, *path.parents):
-        with contextlib.suppress(OSError):
-            candidate.stat()
-            return candidate
-    return path
-
-
-def atomic_write_text(path: Path, text: str) -> None:
-    """Writes `text` as UTF-8, so that a reader sees the old file or the new one and never a part."""
-    atomic_write_bytes(path, text.encode("utf-8"))
-
-
-def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Writes `data`, so that a reader sees the old file or the new one and never a part.
-
-    It is on the disk when this returns. A symbolic link stays one: what it points to is replaced. A device or a
-    pipe (`/dev/null`, `/dev/stdout`) cannot be replaced and is written to.
-    """
-    path = Path(path)
-    try:
-        if _is_stream(path):
-            with path.open("wb") as stream:
-                stream.write(data)
-            return
-        final = Path(os.path.realpath(path))
-        if final.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _replace_file(final, data)
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-
-
-def _replace_file(final: Path, data: bytes) -> None:
-    temp = final.parent / _temp_name()
-    try:
-        # Not tempfile: its files are private to their owner, while other files of the run follow the umask.
-        with temp.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temp.replace(final)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-    _sync_folder(final.parent)
-
-
-def _is_stream(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder; their renames are on the server already.
-        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}:
-            raise
-    finally:
+def _drop_locks_in_child() -> None:
+    # A data worker that outlives a killed run must not keep the run's lock: a lock lasts until the last copy of
+    # its descriptor is closed, and a fork copies it.
+    for descriptor in _held_locks:
         os.close(descriptor)
+    _held_locks.clear()
 
 
-@cache
-def _host() -> str:
-    """Names where a process number means something: the host, and the process namespace (a container's) on it."""
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+class RunDir:
+    """A run's folder, which holds its checkpoints (`checkpoint_{step}`) and a folder for each mode.
+
+    To read it only (an evaluation of somebody else's run) asks for nothing but that it exists, and takes no lock.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        *,
+        read_only: bool = False,
+        on_note: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        try:
+            self.path = Path(model_dir).expanduser()
+        except RuntimeError as error:  # ~somebody who has no home
+            raise UserError(f"Cannot use model_dir '{model_dir}': {error}", _CURE) from error
+        self.read_only = read_only
+        self._on_note = on_note
+        if read_only:
+            self._check_readable()
+        else:
+            self._create()
+
+    def checkpoint_dir(self, step: int) -> Path:
+        return self.path / f"checkpoint_{step}"
+
+    def mode_dir(self, mode: str) -> Path:
+        return self.path / mode
+
+    def params_file(self, mode: str) -> Path:
+        """Where the resolved params of a mode are kept, such as `train/params_train.yaml`."""
+        return self.mode_dir(mode) / f"params_{mode}.yaml"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other runs out of this folder until the block ends or the process dies, however it dies.
+
+        Under the lock, what killed runs left behind is removed.
+        """
+        if self.read_only:
+            yield
+            return
+        lock_file = self.path / ".lock"
+        try:
+            descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UserError(explain_os_error(error, lock_file).message, _CURE) from error
+        _held_locks.add(descriptor)
+        try:
+            self._take_lock(descriptor)
+            self._clean()
+            yield
+        finally:
+            # The file stays: removing it would let a run lock the old one while another locks a new one.
+            if descriptor in _held_locks:
+                _held_locks.discard(descriptor)
+                os.close(descriptor)
+
+    def _take_lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"Another run is using {self.path}: {_describe_holder(descriptor)}.",
+                "Wait until it ends or stop it, or choose another folder with --model_dir.",
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise UserError(explain_os_error(error, self.path / ".lock").message, _CURE) from error
+            self._on_note(
+                f"The file system of {self.path} has no locks ({os.strerror(error.errno or 0).lower()}): make "
+                "sure that no other run uses this folder at the same time."
+            )
+        started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
+        except OSError as error:
+            raise explain_os_error(error, self.path / ".lock") from error
+
+    def _clean(self) -> None:
+        self._clean_folder(self.path)
+        for path in self.path.iterdir():
+            if path.is_dir():
+                self._clean_folder(path)
+
+    def _clean_folder(self, folder: Path) -> None:
+        try:
+            clean_leftovers(folder)
+        except OSError as error:
+            # Old rubbish that cannot be removed is no reason not to train.
+            self._on_note(f"Cannot remove what a killed run left in {folder}: {error}.")
+
+    def _create(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            check_writable(self.path)
+        except OSError as error:
+            message = explain_os_error(error, self.path).message
+            raise UserError(f"Cannot use model_dir. {message}", _CURE) from error
+
+    def _check_readable(self) -> None:
+        try:
+            with os.scandir(self.path):
+                pass
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise UserError(
+                f"Cannot read model_dir {self.path}: {reason}.",
+                "Give the folder of a run that has been trained, with --model_dir.",
+            ) from error
+
+
+def _describe_holder(descriptor: int) -> str:
     try:
-        namespace = Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        namespace = 0
-    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64] + f".{namespace}"
-
-
-def _temp_name(suffix: str = "") -> str:
-    return f"{_TEMP_PREFIX}{_host()}~{os.getpid()}~{secrets.token_hex(4)}{suffix}"
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']}, since {holder['started']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that has just begun"
