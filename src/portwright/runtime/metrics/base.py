@@ -1,0 +1,110 @@
+"""What every metric is: sums that grow with each batch, and a value read from them at the end."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.errors import UserError
+from portwright.runtime.metrics.batches import SUM_DTYPE
+
+MetricValue = float | dict[str, float]
+Sums = Mapping[str, Tensor]
+
+# Weak, so that a model that is gone reports nothing; numbered, so that order is that of construction.
+LIVING: weakref.WeakValueDictionary[int, Metric] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+class NoValueError(UserError):
+    """The metric saw nothing to report on, which is not the same as a bad value."""
+
+
+class Metric(ABC):
+    """A value over a whole evaluation, from sums that live on the device of the inputs.
+
+    A metric of your own says which sums it keeps (`sum_shapes`), adds to them in `update` (`self.add(...)`), and
+    computes its value from them (`value`). `update` must not read a tensor's value: that would make the host wait
+    for the device at every batch.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise UserError(
+                f"A metric's name must be text, received {name!r}.", 'Write, say, name="eval/accuracy".'
+            )
+        self.name: str = name or type(self).__name__
+        self._sums: dict[str, Tensor] = {}
+        self._reduced: dict[str, Tensor] | None = None
+        LIVING[next(_NUMBERS)] = self
+
+    @abstractmethod
+    def sum_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the accumulators; () is a scalar."""
+
+    @abstractmethod
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Takes one batch in."""
+
+    @abstractmethod
+    def value(self, sums: Sums) -> MetricValue:
+        """The value of the sums, which are in host memory; raises NoValueError when they hold nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.update(*args, **kwargs)
+
+    def add(self, **amounts: Tensor) -> None:
+        """Adds to the accumulators; `update` calls it once a batch."""
+        # Sums are replaced, never changed in place: a tensor born in inference_mode may not be written outside it.
+        sums = self._sums or _zeros(self.sum_shapes(), next(iter(amounts.values())).device)
+        self._sums = {
+            name: total.to(amounts[name].device) + amounts[name].detach().to(SUM_DTYPE)
+            for name, total in sums.items()
+        }
+        self._reduced = None
+
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> None:
+        """Sums over all processes with `all_reduce`, which must add in place; the next `compute` is global.
+
+        Call it on every process; the sums of one that saw no batch are in host memory. The process's own sums stay
+        as they are, so an update and another reduce after it are right.
+        """
+        own = self._sums or _zeros(self.sum_shapes(), torch.device("cpu"))
+        reduced = {name: own[name].clone() for name in sorted(own)}
+        for total in reduced.values():
+            all_reduce(total)
+        self._reduced = reduced
+
+    def compute(self) -> MetricValue:
+        """The value over everything since the last reset; raises NoValueError when there was nothing."""
+        sums = self._sums if self._reduced is None else self._reduced
+        if not sums:
+            raise self.no_value("it was never called")
+        return self.value({name: total.cpu() for name, total in sums.items()})
+
+    def reset(self) -> None:
+        """Forgets every batch."""
+        self._sums = {}
+        self._reduced = None
+
+    def no_value(self, why: str) -> NoValueError:
+        """The error of a metric that has nothing to report."""
+        return NoValueError(
+            f"Metric '{self.name}' has no value: {why}.",
+            "Call it on each batch of the evaluation, with weights that are not all zero.",
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copied model (deepcopy) brings a copied metric, which must be reported like any other.
+        self.__dict__.update(state)
+        LIVING[next(_NUMBERS)] = self
+
+
+def _zeros(shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape, dtype=SUM_DTYPE, device=device) for name, shape in shapes.items()}
