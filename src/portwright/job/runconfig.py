@@ -1,0 +1,205 @@
+"""The `runconfig` section of params.yaml: how long to run, what to save, what to log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from portwright.job.section import Section, contradiction
+
+
+class ClusterKeys(Section):
+    """Keys that a Cerebras cluster understands; model zoo files carry them, and other targets have no use for them."""
+
+    num_csx: int | None = Field(default=None, ge=1, description="CS systems to use.")
+    num_workers_per_csx: int | None = Field(default=None, ge=0, description="Input workers a CS system.")
+    num_wgt_servers: int | None = Field(default=None, ge=1, description="Most weight servers to use.")
+    num_act_servers: int | None = Field(default=None, ge=1, description="Activation servers a CS system.")
+    num_replicas: int | None = Field(default=None, ge=1, description="Copies of the model on one CS system.")
+    multireplica: bool | None = Field(default=None, description="Use as many copies of the model as fit.")
+    execution_strategy: Literal["pipeline", "weight_streaming"] | None = Field(
+        default=None, description="Where the weights live: on the wafer, or streamed to it."
+    )
+    mount_dirs: list[str] | None = Field(
+        default=None, description="Folders that the cluster's containers need."
+    )
+    python_paths: list[str] | None = Field(
+        default=None, description="Import paths for the cluster's workers."
+    )
+    compile_dir: str | None = Field(
+        default=None, description="Where compiled artifacts are kept between runs."
+    )
+    credentials_path: str | None = Field(default=None, description="Certificate of the cluster.")
+    mgmt_address: str | None = Field(default=None, description="Host and port that manage the cluster.")
+    mgmt_namespace: str | None = Field(default=None, description="Namespace of the cluster to run in.")
+    debug_args_path: str | None = Field(
+        default=None, description="File with debugging options of the cluster."
+    )
+    job_labels: list[str] | None = Field(default=None, description="Labels of the job, each as key=value.")
+    job_time_sec: int | None = Field(
+        default=None, gt=0, description="Seconds after which the cluster ends the job."
+    )
+    job_priority: Literal["p1", "p2", "p3"] | None = Field(default=None, description="Rank in the queue.")
+    transfer_processes: int | None = Field(default=None, ge=1, description="Processes that transfer weights.")
+    compile_crd_memory_gi: int | None = Field(default=None, ge=-1, description="GiB for compiling; -1: all.")
+    execute_crd_memory_gi: int | None = Field(
+        default=None, ge=-1, description="GiB for coordinating; -1: all."
+    )
+    wrk_memory_gi: int | None = Field(default=None, ge=-1, description="GiB for each input worker; -1: all.")
+    precision_opt_level: int | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="How far precision may be traded for speed, from 0 (not at all) to 2.",
+    )
+    micro_batch_size: int | Literal["auto", "explore"] | None = Field(
+        default=None, description="Samples computed at once on each CS system, or who is to choose them."
+    )
+    use_cs_grad_accum: bool | None = Field(default=None, description="Let the compiler split batches.")
+    use_appliance_data: bool | None = Field(
+        default=None, description="Stream data through the cluster's workers."
+    )
+    show_debug_metrics: bool | None = Field(default=None, description="Print the SDK's own timings.")
+
+    @field_validator("micro_batch_size")
+    @classmethod
+    def _not_empty(cls, size: int | str | None) -> int | str | None:
+        if isinstance(size, int) and size < 1:
+            raise ValueError("a micro batch has at least one sample")
+        return size
+
+    def cluster_keys(self) -> dict[str, Any]:
+        """Those keys of a Cerebras cluster that the params set."""
+        return {
+            name: getattr(self, name) for name in ClusterKeys.model_fields if name in self.model_fields_set
+        }
+
+
+class RunConfig(ClusterKeys):
+    """How a run goes, whatever the model; a step is one update of the weights."""
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "checkpoints_steps": "checkpoint_steps",
+        "save_checkpoints_steps": "checkpoint_steps",
+        "keep_checkpoint_max": "max_checkpoints",
+        "log_step_count_steps": "log_steps",
+    }
+
+    rare: ClassVar[Collection[str]] = tuple(ClusterKeys.model_fields)
+
+    max_steps: int | None = Field(
+        default=None,
+        gt=0,
+        description="Train until this many steps are done in all, those before a resume included.",
+    )
+    num_steps: int | None = Field(
+        default=None, gt=0, description="Train this many steps more, on top of those of the checkpoint."
+    )
+    num_epochs: int | None = Field(
+        default=None,
+        gt=0,
+        description="Train until the data have been seen this many times in all; not with num_steps.",
+    )
+    steps_per_epoch: int | None = Field(
+        default=None,
+        gt=0,
+        description="Length of an epoch; needed with num_epochs where the data have no length.",
+    )
+    eval_steps: int | None = Field(
+        default=None, gt=0, description="Batches to evaluate on; left out: all of them."
+    )
+    eval_frequency: int | None = Field(
+        default=None,
+        ge=0,
+        description="In train_and_eval: steps between evaluations. 0: only at the end. Left out: as checkpoint_steps.",
+    )
+    log_steps: int = Field(default=100, ge=0, description="Steps between logged values. 0: only at the end.")
+    save_summary_steps: int | None = Field(
+        default=None,
+        ge=0,
+        description="Accepted for TensorFlow's sake; TensorBoard follows log_steps, so only its value fits.",
+    )
+    checkpoint_steps: int = Field(
+        default=1000,
+        ge=0,
+        description="Steps between checkpoints; the last step is saved too. 0: never save.",
+    )
+    max_checkpoints: int | None = Field(
+        default=5, ge=0, description="Checkpoints to keep, the newest ones. 0 or null: all."
+    )
+    save_initial_checkpoint: bool = Field(default=False, description="Also save before the first step.")
+    autoload_last_checkpoint: bool = Field(
+        default=True, description="Resume from the last good checkpoint in model_dir."
+    )
+    checkpoint_path: str | None = Field(default=None, description="Start from this checkpoint instead.")
+    is_pretrained_checkpoint: bool = Field(
+        default=False, description="Take only the weights of checkpoint_path, and start at step 0."
+    )
+    model_dir: str | None = Field(
+        default=None, description="Where checkpoints and logs go; left out: model_dir beside run.py."
+    )
+    mode: Literal["train", "eval", "train_and_eval", "eval_all", "predict"] | None = Field(
+        default=None, description="Accepted from model zoo files; the command line decides."
+    )
+    validate_only: bool = Field(
+        default=False,
+        description="Accepted from model zoo files while it is false; the flag --validate_only turns it on.",
+    )
+    compile_only: bool = Field(
+        default=False,
+        description="Accepted from model zoo files while it is false; the flag --compile_only turns it on.",
+    )
+    save_losses: bool = Field(default=True, description="Keep the loss of every step in the run's log.")
+    check_loss_values: bool = Field(default=True, description="Stop the run when a loss is NaN or infinite.")
+    enable_summaries: bool = Field(default=True, description="Write TensorBoard files.")
+    seed: int = Field(
+        default=1, ge=0, lt=2**32, description="Seed of weights, shuffling and everything else random."
+    )
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] | None = Field(
+        default=None,
+        description="Number format to compute in; left out: what model.mixed_precision and model.fp16_type say.",
+    )
+    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    distributed: Literal["auto", "ddp", "fsdp", "none"] = Field(
+        default="auto", description="How several processes share the work; auto: ddp if there are several."
+    )
+    enable_distributed: bool | None = Field(
+        default=None,
+        description="The older switch; true contradicts distributed: none, else distributed decides.",
+    )
+    sync_batchnorm: bool = Field(default=False, description="Batch statistics over all processes; GPUs only.")
+
+    @field_validator("max_checkpoints")
+    @classmethod
+    def _zero_keeps_all(cls, count: int | None) -> int | None:
+        return count or None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> RunConfig:
+        if self.num_epochs is not None and self.num_steps is not None:
+            raise contradiction(
+                f"num_epochs is {self.num_epochs} and num_steps is {self.num_steps}; keep one of them",
+                "num_epochs",
+                "num_steps",
+            )
+        for key in ("validate_only", "compile_only"):
+            if getattr(self, key):
+                raise contradiction(f"true is for the command line: give --{key} there", key)
+        if self.enable_distributed and self.distributed == "none":
+            raise contradiction(
+                "enable_distributed is true, but distributed is 'none'", "enable_distributed", "distributed"
+            )
+        if self.save_summary_steps not in (None, self.log_steps):
+            raise contradiction(
+                f"save_summary_steps is {self.save_summary_steps}, but TensorBoard follows log_steps, which is {self.log_steps}",
+                "save_summary_steps",
+                "log_steps",
+            )
+        return self
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between evaluations in train_and_eval; 0: only at the end, where there is one anyway."""
+        return self.checkpoint_steps if self.eval_frequency is None else self.eval_frequency
