@@ -1,0 +1,184 @@
+"""Writes checkpoints beside the training, and keeps as many as were asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from portwright.errors import PortwrightError, UserError
+from portwright.job.rundir import atomic_directory, remove_directory
+from portwright.runtime.checkpoint_find import list_checkpoints, newest_first
+from portwright.runtime.checkpoint_format import (
+    FILE_OF_KIND,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    STATE_FILE,
+    FileEntry,
+    Manifest,
+    place_of,
+    render_manifest,
+    storable,
+    stored_name,
+    write_tensors,
+    write_text,
+)
+from portwright.target import Shard
+
+_Files = dict[str, list[tuple[str, torch.Tensor]]]
+
+
+class CheckpointWriter:
+    """Saves checkpoints in a folder from a thread of its own, one at a time.
+
+    What goes wrong there is raised by the next `save`, `wait` or `close`, once. `max_checkpoints` None or 0
+    keeps all; older ones go only after the new one has its place.
+    """
+
+    def __init__(self, directory: Path, max_checkpoints: int | None, on_note: Callable[[str], None]) -> None:
+        if max_checkpoints is not None and max_checkpoints < 0:
+            raise UserError(
+                f"max_checkpoints must be 0 (keep all) or more. Received: {max_checkpoints}.",
+                "Set runconfig.max_checkpoints to how many checkpoints to keep.",
+            )
+        self._directory = Path(directory)
+        self._max_checkpoints = max_checkpoints or None
+        self._on_note = on_note
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, step: int, shards: Iterable[Shard], counters: Mapping[str, Any]) -> None:
+        """Takes the shards now and writes them later; waits for the write before, if that is still going on.
+
+        The shards and their memory belong to the writer until it drops them. A checkpoint of the same step is
+        replaced.
+        """
+        if step < 0:
+            raise ValueError(f"a step is 0 or more; received {step}")
+        _check_keys(counters)
+        self.wait()
+        files, notes = _sort_into_files(shards)
+        state = {"format": FORMAT_VERSION, "step": step, "counters": counters, "stored": notes}
+        text = json.dumps(state)  # now, since counters may change as training goes on
+        # Not a daemon: a process that ends of itself finishes the write first.
+        self._thread = threading.Thread(
+            target=self._run, args=(step, files, text), name=f"checkpoint_{step}", daemon=False
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Finishes the write that is going on."""
+        self.wait()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except PortwrightError as failure:
+            if error is None:
+                raise
+            self._on_note(str(failure))  # the error on its way out says why the run ends
+
+    def _run(self, step: int, files: _Files, state_text: str) -> None:
+        try:
+            self._write(step, files, state_text)
+            self._prune(step)
+        except PortwrightError as error:
+            _forget_locals(error)
+            self._failure = UserError(
+                f"Checkpoint of step {step} was not saved. {error.message}",
+                f"{error.cure} Older checkpoints are kept, and the next run continues from the last good one.",
+            )
+            self._failure.__cause__ = error
+        except BaseException as error:  # raised again in the thread that can do something about it
+            _forget_locals(error)
+            self._failure = error
+        finally:
+            files.clear()
+
+    def _write(self, step: int, files: _Files, state_text: str) -> None:
+        entries: dict[str, FileEntry] = {}
+        with atomic_directory(self._directory / f"checkpoint_{step}") as folder:
+            for name in list(files):
+                # Each file's tensors go when it is written, so that their memory can be used again.
+                entries[name] = write_tensors(folder / name, files.pop(name))
+            entries[STATE_FILE] = write_text(folder / STATE_FILE, state_text)
+            sequence = 1 + max((found.sequence for found in list_checkpoints(self._directory)), default=0)
+            manifest = Manifest(step, sequence, entries)
+            write_text(folder / MANIFEST_FILE, render_manifest(manifest))
+
+    def _prune(self, step: int) -> None:
+        """Removes what is too much, the checkpoints written longest ago first.
+
+        Not those of the lowest steps: a run that starts again from an older step would lose what it just wrote.
+        """
+        complete = [found for found in newest_first(self._directory) if found.complete]
+        if not any(found.step == step for found in complete):
+            raise UserError(
+                f"{self._directory / f'checkpoint_{step}'} is not there any more.",
+                "Something else changes this folder: let one run at a time use it.",
+            )
+        if self._max_checkpoints is None:
+            return
+        for found in complete[self._max_checkpoints :]:
+            try:
+                remove_directory(found.path)
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                self._on_note(f"Cannot remove the old checkpoint {found.path}: {reason.lower()}.")
+
+
+def _sort_into_files(shards: Iterable[Shard]) -> tuple[_Files, dict[str, dict[str, dict[str, str]]]]:
+    """The tensors of each file, and notes on those that are stored in another form or under another name."""
+    files: dict[str, dict[str, torch.Tensor]] = {name: {} for name in FILE_OF_KIND.values()}
+    notes: dict[str, dict[str, dict[str, str]]] = {}
+    for shard in shards:
+        file_name, name = place_of(shard.name)
+        tensor, note = storable(name, shard.tensor)
+        key = stored_name(name, note)
+        tensors = files.setdefault(file_name, {})
+        if key in tensors:
+            raise ValueError(f"two shards are named '{shard.name}'")
+        tensors[key] = tensor if tensor.device.type == "cpu" else tensor.cpu()
+        if note:
+            notes.setdefault(file_name, {})[key] = note
+    return {name: list(tensors.items()) for name, tensors in files.items()}, notes
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Keeps an error that is raised later from keeping the tensors alive."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _check_keys(value: object, path: str = "counters") -> None:
+    """JSON would turn other keys into text without a word, and the state would not come back as it was."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{path} has the key {key!r}; keys must be text")
+            _check_keys(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item, path)
