@@ -1,0 +1,226 @@
+"""Torch optimizers from their specification, and gradient clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import UserError
+from portwright.job import optimizer as job
+from portwright.job.optimizer import OptimizerParams
+from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon, UncorrectedAdam
+from portwright.runtime.extra_optimizers.shards import DTensor, local, sums_of_squares
+from portwright.runtime.optimizer_state import load_optimizer_state, optimizer_state
+from portwright.runtime.param_groups import make_param_groups
+
+__all__ = [
+    "clip_gradients",
+    "load_optimizer_state",
+    "make_optimizer",
+    "make_param_groups",
+    "optimizer_state",
+]
+
+_WITH_FUSED_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_WITH_SPARSE_GRADIENTS = (torch.optim.SGD, torch.optim.Adagrad)
+_FUSED_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def make_optimizer(model: nn.Module, spec: OptimizerParams) -> torch.optim.Optimizer:
+    """Realises a specification on a model whose parameters are where they will be trained.
+
+    Torch's fused kernels are taken wherever the parameters allow; call it after FSDP2 has sharded the model.
+    """
+    groups = make_param_groups(model, spec)
+    kind, options = _realise(spec)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    has_sparse = _check_sparse(model, kind, spec)
+    if kind.__module__.startswith(__package__ or "portwright"):
+        for group in groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                if parameter.is_complex():
+                    raise UserError(
+                        f"{spec.optimizer_type} takes real parameters, and '{name}' is {parameter.dtype}.",
+                        "Use Adam, AdamW or SGD, or hold real and imaginary part apart.",
+                    )
+    if kind in _WITH_FUSED_KERNEL and not has_sparse:
+        options["fused"] = _can_fuse(kind, parameters) or None
+    rate = spec.schedule(0)
+    for group in groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+    return kind(groups, lr=rate, **options)  # type: ignore[call-arg]
+
+
+def _realise(spec: OptimizerParams) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class and its settings; learning rate and weight decay come with the groups."""
+    match spec:
+        case job.AdamParams() | job.AdamWParams():
+            options: dict[str, Any] = {
+                "betas": (spec.beta1, spec.beta2),
+                "eps": spec.eps,
+                "amsgrad": spec.amsgrad,
+            }
+            decoupled = isinstance(spec, job.AdamWParams)
+            if not spec.correct_bias:
+                return UncorrectedAdam, options | {"decoupled": decoupled}
+            return torch.optim.AdamW if decoupled else torch.optim.Adam, options
+        case job.SGDParams():
+            return torch.optim.SGD, {
+                "momentum": spec.momentum,
+                "dampening": spec.dampening,
+                "nesterov": spec.use_nesterov,
+                "maximize": spec.maximize,
+            }
+        case job.AdagradParams():
+            return torch.optim.Adagrad, {
+                "lr_decay": spec.lr_decay,
+                "initial_accumulator_value": spec.initial_accumulator_value,
+                "eps": spec.eps,
+                "maximize": spec.maximize,
+            }
+        case job.AdadeltaParams():
+            return torch.optim.Adadelta, {"rho": spec.rho, "eps": spec.eps, "maximize": spec.maximize}
+        case job.AdamaxParams():
+            betas = (spec.beta1, spec.beta2)
+            return torch.optim.Adamax, {"betas": betas, "eps": spec.eps, "maximize": spec.maximize}
+        case job.ASGDParams():
+            return torch.optim.ASGD, {
+                "lambd": spec.lambd,
+                "alpha": spec.alpha,
+                "t0": spec.t0,
+                "maximize": spec.maximize,
+            }
+        case job.NAdamParams():
+            betas = (spec.beta1, spec.beta2)
+            return torch.optim.NAdam, {"betas": betas, "eps": spec.eps, "momentum_decay": spec.momentum_decay}
+        case job.RAdamParams():
+            return torch.optim.RAdam, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
+        case job.RMSpropParams():
+            return torch.optim.RMSprop, {
+                "alpha": spec.alpha,
+                "eps": spec.eps,
+                "momentum": spec.momentum,
+                "centered": spec.centered,
+            }
+        case job.RpropParams():
+            return torch.optim.Rprop, {
+                "etas": (spec.eta1, spec.eta2),
+                "step_sizes": (spec.step_size_min, spec.step_size_max),
+            }
+        case job.LambParams():
+            return Lamb, {
+                "betas": (spec.beta1, spec.beta2),
+                "eps": spec.eps,
+                "clamp_value": spec.clamp_value,
+                "correct_bias": spec.correct_bias,
+                "adam": spec.adam,
+            }
+        case job.LionParams():
+            return Lion, {"betas": (spec.beta1, spec.beta2)}
+        case job.AdafactorParams():
+            return Adafactor, {
+                "eps": (spec.eps1, spec.eps2),
+                "clip_threshold": spec.clip_threshold,
+                "decay_rate": spec.decay_rate,
+                "beta1": spec.beta1,
+                "scale_parameter": spec.scale_parameter,
+                "relative_step": spec.relative_step,
+                "warmup_init": spec.warmup_init,
+            }
+        case job.MuonParams():
+            return Muon, {
+                "momentum": spec.momentum,
+                "nesterov": spec.use_nesterov,
+                "ns_steps": spec.ns_steps,
+                "adjust_lr": spec.adjust_lr,
+                "betas": (spec.beta1, spec.beta2),
+                "eps": spec.eps,
+            }
+    raise TypeError(f"{type(spec).__name__} has no realisation in torch")
+
+
+def _can_fuse(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> bool:
+    if any(isinstance(parameter, DTensor) for parameter in parameters) and kind not in (
+        torch.optim.Adam,
+        torch.optim.AdamW,
+    ):
+        return False  # DTensor knows no rule for the other fused kernels
+    if any(parameter.dtype not in _FUSED_DTYPES or not _is_dense(parameter) for parameter in parameters):
+        return False
+    devices = {parameter.device.type for parameter in parameters}
+    if not devices <= {"cpu", "cuda"}:
+        return False
+    # Adagrad's kernel for CUDA came after torch 2.4.
+    return kind is not torch.optim.Adagrad or devices == {"cpu"} or _has_cuda_adagrad()
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Whether memory holds the elements without gaps in an order that the gradient will share."""
+    part = local(parameter.detach())
+    return part.is_contiguous() or (part.ndim == 4 and part.is_contiguous(memory_format=torch.channels_last))
+
+
+def _has_cuda_adagrad() -> bool:
+    version = torch.__version__.split("+")[0].split(".")
+    return (int(version[0]), int(version[1])) >= (2, 10)
+
+
+def _check_sparse(model: nn.Module, kind: type[torch.optim.Optimizer], spec: OptimizerParams) -> bool:
+    """Whether an embedding gives sparse gradients; refuses what cannot take them."""
+    sparse = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        and module.sparse
+        and module.weight.requires_grad
+    ]
+    if not sparse:
+        return False
+    reason = None
+    if kind not in _WITH_SPARSE_GRADIENTS:
+        reason = f"{spec.optimizer_type} takes none"
+    elif spec.weight_decay_rate:
+        reason = f"weight_decay_rate={spec.weight_decay_rate} makes them dense"
+    elif spec.max_gradient_norm or spec.max_gradient_value:
+        reason = "they cannot be clipped"
+    if reason:
+        raise UserError(
+            f"the embedding '{sparse[0]}' gives sparse gradients, and {reason}.", "Make it with sparse=False."
+        )
+    return True
+
+
+def clip_gradients(parameters: Iterable[Tensor], spec: OptimizerParams) -> Tensor | None:
+    """Clips by joint norm or by value and gives the norm before clipping, where it was needed; nothing is waited for."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return None
+    if spec.max_gradient_value is not None:
+        parts = [local(grad) for grad in grads]
+        torch._foreach_clamp_min_(parts, -spec.max_gradient_value)
+        torch._foreach_clamp_max_(parts, spec.max_gradient_value)
+        return None
+    if spec.max_gradient_norm is None:
+        return None
+    total = gradient_norm(grads)
+    factor = (spec.max_gradient_norm / (total + 1e-6)).clamp(max=1.0)
+    factors = {device: factor.to(device) for device in {grad.device for grad in grads}}
+    with torch.no_grad():
+        for device, on_device in factors.items():
+            torch._foreach_mul_([local(grad) for grad in grads if grad.device == device], on_device)
+    return total
+
+
+@torch.no_grad()
+def gradient_norm(grads: list[Tensor]) -> Tensor:
+    """The 2-norm of all gradients as one vector, over all processes that share them."""
+    plain = [grad for grad in grads if not isinstance(grad, DTensor)]
+    sharded = [grad for grad in grads if isinstance(grad, DTensor)]
+    norms = list(torch._foreach_norm(plain)) if plain else []
+    if sharded:
+        norms += sums_of_squares([local(grad) for grad in sharded], sharded).sqrt().unbind()
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return total

@@ -1,0 +1,279 @@
+"""In what precision a run computes, and how its loss is scaled."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
+
+from portwright.errors import UserError, suggest
+from portwright.job.optimizer import OptimizerParams
+from portwright.runtime.extra_optimizers.shards import DTensor, local
+
+Name = Literal["fp32", "bf16", "fp16", "fp64"]
+
+_HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SPELLINGS: dict[str, Name] = {
+    "fp32": "fp32",
+    "float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp64": "fp64",
+    "float64": "fp64",
+}
+_HALF_SPELLINGS: dict[str, Name] = {"float16": "fp16", "bfloat16": "bf16", "cbfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a model computes in; weights stay in float32 unless it is fp64.
+
+    `autocast` makes the context for a forward pass, None where there is nothing to cast; `batch_dtype` is what the
+    floating tensors of a batch become, None where they stay; `notes` say what the user should know.
+    """
+
+    name: Name
+    device_type: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        if self.name not in _HALF:
+            return None
+        return functools.partial(torch.autocast, self.device_type, dtype=_HALF[self.name])
+
+    @property
+    def batch_dtype(self) -> torch.dtype | None:
+        return torch.float64 if self.name == "fp64" else None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Converts the weights, in place, where the precision asks for it."""
+        return model.double() if self.name == "fp64" else model
+
+
+def resolve_precision(
+    values: Mapping[str, Any], runconfig_precision: str | None, device_type: str
+) -> Precision:
+    """Reads `model.mixed_precision`, `model.fp16_type` and `model.to_float16` out of the whole params.
+
+    `runconfig.precision` goes before them.
+    """
+    model = values.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    mixed = _flag(model, "mixed_precision")
+    notes: list[str] = []
+    if _flag(model, "to_float16"):
+        notes.append("model.to_float16 concerns Cerebras systems alone; it changes nothing here.")
+    half = model.get("fp16_type")
+    if half is not None and half not in _HALF_SPELLINGS:
+        raise UserError(f"model.fp16_type is {half!r}.", suggest(str(half), _HALF_SPELLINGS))
+    if runconfig_precision is not None:
+        name = _SPELLINGS.get(str(runconfig_precision).lower())
+        if name is None:
+            raise UserError(
+                f"runconfig.precision is {runconfig_precision!r}.",
+                suggest(
+                    str(runconfig_precision), [spelling for spelling in _SPELLINGS if spelling[0] != "d"]
+                ),
+            )
+        if mixed is not None and mixed != (name in _HALF):
+            notes.append(
+                f"runconfig.precision: {name} goes before model.mixed_precision: {str(mixed).lower()}."
+            )
+    elif not mixed:
+        name = "fp32"
+    elif half is None:
+        name = "bf16" if device_type == "cpu" else "fp16"
+    else:
+        name = _HALF_SPELLINGS[half]
+        if half == "cbfloat16":
+            notes.append("cbfloat16 exists on Cerebras systems alone; here bfloat16 stands for it.")
+    if name == "fp16" and device_type == "cpu":
+        key = "model.fp16_type: bfloat16" if runconfig_precision is None else "runconfig.precision: bf16"
+        raise UserError("float16 was asked for, and a CPU trains in bfloat16 or float32.", f"Set {key}.")
+    return Precision(name, device_type, tuple(notes))
+
+
+def _flag(section: Mapping[str, Any], key: str) -> bool | None:
+    value = section.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"model.{key} is {value!r}.", "Use true or false.")
+    return value
+
+
+class LossScaler:
+    """Multiplies the loss before backward and takes the factor out of the gradients again.
+
+    A step whose gradients overflowed is skipped and counted. A dynamic factor doubles after `steps_per_increase`
+    finite steps in a row and halves on an overflow, within its bounds; a fixed one never changes.
+    """
+
+    def __init__(
+        self,
+        spec: OptimizerParams,
+        device_type: str,
+        agree: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        factor = spec.loss_scaling_factor
+        self.is_dynamic = factor == "dynamic"
+        self._lowest, self._highest = spec.min_loss_scale, spec.max_loss_scale
+        first = self._bounded(spec.initial_loss_scale) if isinstance(factor, str) else float(factor)
+        self._scaler = _AgreeingGradScaler(device_type, first, spec.steps_per_increase, agree)
+        self._num_skipped_before = 0
+        self._skipped: Tensor | None = None
+
+    def _bounded(self, scale: float) -> float:
+        return max(self._lowest, scale if self._highest is None else min(self._highest, scale))
+
+    def scale(self, loss: Tensor) -> Tensor:
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the factor out of the gradients; needed only by who looks at them before `step`."""
+        try:
+            self._scaler.unscale_(optimizer)
+        except ValueError as error:  # torch refuses gradients that are float16 themselves
+            raise UserError(
+                f"the loss cannot be scaled: {error}",
+                "Keep the weights in float32; mixed precision casts where it is safe.",
+            ) from error
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps, unless a gradient is not finite."""
+        if not self._scaler.is_unscaled(optimizer):
+            self.unscale_(optimizer)
+        found = self._scaler.found(optimizer)
+        if found is None:
+            raise UserError(
+                "no parameter got a gradient.", "Look for .detach(), .item() or torch.no_grad() in the model."
+            )
+        self._scaler.step(optimizer)
+        self._skipped = found if self._skipped is None else self._skipped + found
+
+    def update(self) -> None:
+        """Ends a step; the factor of the next one is settled without waiting for the device."""
+        if not self.is_dynamic:
+            self._scaler.update(new_scale=self._scaler.scale_tensor)
+            return
+        self._scaler.update()
+        self._scaler.scale_tensor.clamp_(min=self._lowest, max=self._highest)
+
+    def current_scale(self) -> float:
+        """The factor; reading it waits for the device."""
+        return float(self._scaler.get_scale())
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were skipped; reading it waits for the device."""
+        return self._num_skipped_before + (0 if self._skipped is None else int(self._skipped.item()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "dynamic": self.is_dynamic,
+            "scale": self.current_scale(),
+            "finite_steps": self._scaler.num_finite_steps(),
+            "num_skipped": self.num_skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; a factor that params.yaml fixes stays as it says there."""
+        try:
+            was_dynamic, scale = bool(state["dynamic"]), float(state["scale"])
+            num_finite, num_skipped = int(state["finite_steps"]), int(state["num_skipped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the loss scale in the checkpoint cannot be read: {dict(state)!r}.", "Take another one."
+            ) from error
+        self._num_skipped_before, self._skipped = num_skipped, None
+        if self.is_dynamic and was_dynamic:
+            self._scaler.set_to(self._bounded(scale), num_finite)
+
+
+class _AgreeingGradScaler(torch.amp.GradScaler):
+    """GradScaler that looks at shards as plain tensors, and lets the processes that share them agree.
+
+    Torch learnt to do so for shards after 2.4; `agree` replaces the flag of an overflow by the largest one.
+    """
+
+    def __init__(
+        self, device_type: str, scale: float, steps_per_increase: int, agree: Callable[[Tensor], None] | None
+    ) -> None:
+        super().__init__(device_type, init_scale=scale, growth_interval=steps_per_increase)
+        self._agree = agree
+
+    @property
+    def scale_tensor(self) -> Tensor:
+        assert self._scale is not None
+        return self._scale
+
+    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+
+    def found(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """1 where a gradient is not finite, else 0; None where there was no gradient."""
+        flags = list(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        if not flags:
+            return None
+        return torch.stack([flag.to(self.scale_tensor.device) for flag in flags]).amax()
+
+    def num_finite_steps(self) -> int:
+        return int(self._get_growth_tracker())
+
+    def set_to(self, scale: float, num_finite_steps: int) -> None:
+        self.load_state_dict({**self.state_dict(), "scale": scale, "_growth_tracker": num_finite_steps})
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        grads: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        groups: dict[int, dist.ProcessGroup] = {}
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if not allow_fp16 and grad.dtype == torch.float16:
+                raise ValueError(f"a gradient of shape {tuple(grad.shape)} is float16 itself.")
+            if grad.is_sparse:
+                parameter.grad = grad = grad.coalesce()
+                part = grad._values()
+            else:
+                part = local(grad.detach())
+            if isinstance(grad, DTensor):
+                for dim, placement in enumerate(grad.placements):
+                    if placement.is_shard():
+                        group = grad.device_mesh.get_group(dim)
+                        groups[id(group)] = group
+            part = torch.view_as_real(part) if part.is_complex() else part
+            grads[part.device, part.dtype].append(part)
+        flags: dict[torch.device, Tensor] = {}
+        with torch.no_grad():
+            for (device, _), parts in grads.items():
+                flag = flags.setdefault(device, found_inf.to(device, copy=True))
+                torch._amp_foreach_non_finite_check_and_unscale_(parts, flag, inv_scale.to(device))
+            for flag in flags.values():
+                for group in groups.values():
+                    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
+                if self._agree is not None:
+                    self._agree(flag)
+        return flags
+
+
+def make_loss_scaler(
+    spec: OptimizerParams, device_type: str, agree: Callable[[Tensor], None] | None = None
+) -> LossScaler | None:
+    """None where the loss is not scaled, so that nothing is spent on it.
+
+    `agree` is called with the 0-d flag of an overflow, to set it to the largest among the processes of a run.
+    """
+    return None if spec.loss_scaling_factor == 1.0 else LossScaler(spec, device_type, agree)
