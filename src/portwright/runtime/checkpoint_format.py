@@ -170,8 +170,15 @@ def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> Fi
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
             if tensor.numel():
-                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+                file.write(_bytes_of(tensor))
         return file.finish()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory where it is contiguous."""
+    tensor = tensor.contiguous()
+    # Not view(-1): a tensor of one element may have any stride and still be contiguous.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def write_text(path: Path, text: str) -> FileEntry:
@@ -272,7 +279,7 @@ def read_tensors(
         for name, (spec, start) in sorted(places.items(), key=lambda item: item[1][1]):
             tensor = torch.empty(spec.shape, dtype=spec.dtype)
             if tensor.numel():
-                view = tensor.view(-1).view(torch.uint8).numpy().data
+                view = _bytes_of(tensor)
                 file.seek(start)
                 while view:
                     count = file.readinto(view)
