@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
     from portwright.job.params import Params
 
@@ -83,6 +84,15 @@ class Session(Protocol):
     @property
     def steps_per_epoch(self) -> int | None: ...
 
+    @property
+    def steps_per_call(self) -> int:
+        """Steps that the device takes between two moments at which the host can look: events come at multiples of it."""
+        ...
+
+    def sample_batches(self, name: str, num_batches: int) -> list[Any]:
+        """The first batches of train_input or eval_input, to look at."""
+        ...
+
     def train(self, stretch: Stretch) -> Iterator[Event]: ...
 
     def evaluate(
@@ -106,7 +116,53 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+class World(Protocol):
+    """The processes of one run, as far as a trainer needs to know them."""
+
+    rank: int
+    size: int
+    is_main: bool
+
+    def barrier(self) -> None: ...
+
+    def agree_on_failure(self, action: Callable[[], Any]) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 class Backend(Protocol):
     """Opens sessions on one target."""
 
+    world: World
+
     def open(self, job: JobSpec) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A command-line flag of run.py that speaks to one target; every target accepts it, since old scripts pass them all."""
+
+    names: tuple[str, ...]
+    help: str
+    is_switch: bool = False
+    is_list: bool = False
+    chooses: bool = False  # given without a target, it means this one
+
+    @property
+    def dest(self) -> str:
+        return next(name for name in self.names if name.startswith("--")).lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of machine; a file in targets/ defines `TARGET`."""
+
+    name: str  # as on the command line, in capitals
+    summary: str
+    make_backend: Callable[[Mapping[str, Any], Callable[[str], None]], Backend]  # flags, note
+    why_not: Callable[[], str | None]  # why it cannot run here, with the cure; None when it can
+    sections: Mapping[str, type[BaseModel]] = field(default_factory=dict)  # of params.yaml
+    flags: tuple[Flag, ...] = ()
+    preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never

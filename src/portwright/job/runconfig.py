@@ -11,7 +11,7 @@ from portwright.job.section import Section, contradiction
 
 
 class ClusterKeys(Section):
-    """Keys that a Cerebras cluster understands; model zoo files carry them, and other targets have no use for them."""
+    """Keys of a Cerebras cluster: model zoo files carry them, and other targets have no use for them."""
 
     num_csx: int | None = Field(default=None, ge=1, description="CS systems to use.")
     num_workers_per_csx: int | None = Field(default=None, ge=0, description="Input workers a CS system.")
@@ -60,6 +60,9 @@ class ClusterKeys(Section):
     use_cs_grad_accum: bool | None = Field(default=None, description="Let the compiler split batches.")
     use_appliance_data: bool | None = Field(
         default=None, description="Stream data through the cluster's workers."
+    )
+    save_summary_steps: int | None = Field(
+        default=None, ge=0, description="TensorFlow's own; here TensorBoard follows log_steps."
     )
     show_debug_metrics: bool | None = Field(default=None, description="Print the SDK's own timings.")
 
@@ -116,11 +119,6 @@ class RunConfig(ClusterKeys):
         description="In train_and_eval: steps between evaluations. 0: only at the end. Left out: as checkpoint_steps.",
     )
     log_steps: int = Field(default=100, ge=0, description="Steps between logged values. 0: only at the end.")
-    save_summary_steps: int | None = Field(
-        default=None,
-        ge=0,
-        description="Accepted for TensorFlow's sake; TensorBoard follows log_steps, so only its value fits.",
-    )
     checkpoint_steps: int = Field(
         default=1000,
         ge=0,
@@ -136,6 +134,10 @@ class RunConfig(ClusterKeys):
     checkpoint_path: str | None = Field(default=None, description="Start from this checkpoint instead.")
     is_pretrained_checkpoint: bool = Field(
         default=False, description="Take only the weights of checkpoint_path, and start at step 0."
+    )
+    load_checkpoint_states: Literal["model"] | None = Field(
+        default=None,
+        description="The newer spelling of is_pretrained_checkpoint: only the weights are taken.",
     )
     model_dir: str | None = Field(
         default=None, description="Where checkpoints and logs go; left out: model_dir beside run.py."
@@ -176,6 +178,13 @@ class RunConfig(ClusterKeys):
     def _zero_keeps_all(cls, count: int | None) -> int | None:
         return count or None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_only(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("load_checkpoint_states") == "model":
+            return {"is_pretrained_checkpoint": True, **data}
+        return data
+
     @model_validator(mode="after")
     def _says_one_thing(self) -> RunConfig:
         if self.num_epochs is not None and self.num_steps is not None:
@@ -184,18 +193,18 @@ class RunConfig(ClusterKeys):
                 "num_epochs",
                 "num_steps",
             )
+        if self.load_checkpoint_states and not self.is_pretrained_checkpoint:
+            raise contradiction(
+                f"is_pretrained_checkpoint is false, but load_checkpoint_states is '{self.load_checkpoint_states}'",
+                "is_pretrained_checkpoint",
+                "load_checkpoint_states",
+            )
         for key in ("validate_only", "compile_only"):
             if getattr(self, key):
                 raise contradiction(f"true is for the command line: give --{key} there", key)
         if self.enable_distributed and self.distributed == "none":
             raise contradiction(
                 "enable_distributed is true, but distributed is 'none'", "enable_distributed", "distributed"
-            )
-        if self.save_summary_steps not in (None, self.log_steps):
-            raise contradiction(
-                f"save_summary_steps is {self.save_summary_steps}, but TensorBoard follows log_steps, which is {self.log_steps}",
-                "save_summary_steps",
-                "log_steps",
             )
         return self
 

@@ -286,9 +286,16 @@ class Lambda(_FromInitial):
     """initial_learning_rate times a function of yours, which takes the step and returns a factor."""
 
     lr_lambda: str = Field(
-        pattern=r"^\w+(\.\w+)*:\w+(\.\w+)*$",
-        description="The function, as module:function; the module is found as in an import of run.py.",
+        description="The function, as module:function; the module is found as in an import of run.py."
     )
+
+    @field_validator("lr_lambda")
+    @classmethod
+    def _names_a_function(cls, name: str) -> str:
+        parts = name.split(":")
+        if len(parts) != 2 or not all(word.isidentifier() for part in parts for word in part.split(".")):
+            raise ValueError("expected module:function")
+        return name
 
     def __call__(self, step: int) -> float:
         factor = find_function(self.lr_lambda, "lr_lambda")(step)

@@ -46,6 +46,8 @@ def make_optimizer(model: nn.Module, spec: OptimizerParams) -> torch.optim.Optim
                         f"{spec.optimizer_type} takes real parameters, and '{name}' is {parameter.dtype}.",
                         "Use Adam, AdamW or SGD, or hold real and imaginary part apart.",
                     )
+    if kind is torch.optim.Rprop and any(isinstance(parameter, DTensor) for parameter in parameters):
+        raise UserError("torch's Rprop cannot train sharded parameters.", "Use runconfig.distributed: ddp.")
     if kind in _WITH_FUSED_KERNEL and not has_sparse:
         options["fused"] = _can_fuse(kind, parameters) or None
     rate = spec.schedule(0)
@@ -158,9 +160,11 @@ def _can_fuse(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> bo
 
 
 def _is_dense(parameter: Tensor) -> bool:
-    """Whether memory holds the elements without gaps in an order that the gradient will share."""
+    """Whether memory holds the elements without gaps; the CPU kernels do not look, and would mix elements up."""
     part = local(parameter.detach())
-    return part.is_contiguous() or (part.ndim == 4 and part.is_contiguous(memory_format=torch.channels_last))
+    orders = [torch.contiguous_format]
+    orders += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(part.ndim, [])
+    return any(part.is_contiguous(memory_format=order) for order in orders)
 
 
 def _has_cuda_adagrad() -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from portwright.errors import UserError
 from portwright.job.optimizer import MuonParams, OptimizerParams
@@ -36,7 +36,7 @@ def make_param_groups(model: nn.Module, spec: OptimizerParams) -> list[dict[str,
             "Leave requires_grad on for at least one, or use --mode eval.",
         )
     for name, parameter in named:
-        if isinstance(parameter, UninitializedParameter):
+        if is_lazy(parameter):
             raise UserError(
                 f"parameter '{name}' has no shape yet: its module is lazy.",
                 "Give the module its sizes, or call the model once on a batch where it is built.",

@@ -118,6 +118,10 @@ class TorchSession:
             return None
         return max(1, self._train_loader.num_batches // self._num_accumulated)
 
+    @property
+    def steps_per_call(self) -> int:
+        return 1
+
     def train(self, stretch: Stretch) -> Iterator[Event]:
         assert self._train_loader is not None and self._optimizer is not None
         self._called.train()
@@ -279,6 +283,15 @@ class TorchSession:
             values["skipped_updates"] = float(self._scaler.num_skipped)
         return values
 
+    def sample_batches(self, name: str, num_batches: int) -> list[Any]:
+        """The first batches of an input, without moving its position."""
+        data_fn = self._job.train_data_fn if name == "train_input" else self._job.eval_data_fn
+        with untouched_rng(self._device):
+            loader = self._make_loader(data_fn, name, repeat=False)
+            batches = [batch for batch, _ in zip(loader, range(num_batches), strict=False)]
+            loader.close()
+        return batches
+
     # -- evaluation ----------------------------------------------------------------------------------------
 
     def evaluate(self, num_steps: int | None, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
@@ -299,7 +312,7 @@ class TorchSession:
         host = self._world.reduce_sum(total.cpu())
         if host[1] == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
-        return {"loss": float(host[0] / host[1]), **metrics.compute_all_metrics(self._reduce_metric if self._world.size > 1 else None)}
+        return {"loss": float(host[0] / host[1]), **metrics.compute_all_metrics(self._reduce_metric if self._world.size > 1 else None, say=self._note)}
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]:
         if self._world.size > 1:
@@ -360,24 +373,20 @@ class TorchSession:
         }
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        own = self._module.net.state_dict()
-        model: dict[str, torch.Tensor] = {}
+        own = {name: value for name, value in self._module.net.state_dict().items() if isinstance(value, torch.Tensor)}
         optimizer: list[tuple[str, torch.Tensor]] = []
         generators: dict[str, torch.Tensor] = {}
-        for shard in shards:
+        for shard in match_names(shards, own, self._note):
             kind, _, name = shard.name.partition("/")
             if kind == "model":
-                model[name] = shard.tensor
+                with torch.no_grad():
+                    own[name].copy_(_like(shard.tensor, own[name]))
             elif kind == "optimizer":
                 optimizer.append((name, shard.tensor))
             elif kind == "rng":
                 rank, _, generator = name.partition("/")
                 if rank == str(self._world.rank):
                     generators[generator] = shard.tensor
-        matched = match_names(model, {name: tuple(value.shape) for name, value in own.items() if isinstance(value, torch.Tensor)})
-        with torch.no_grad():
-            for name, tensor in matched.items():
-                own[name].copy_(_like(tensor, own[name]))
         if counters is None or self._optimizer is None:
             return
         load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)

@@ -1,0 +1,64 @@
+# Every target works on a fresh clone: the environment is made in .venv first, and reused afterwards.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+# Vendor environments are large and cannot share ours; they are cached outside the checkout.
+ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
+CSX := $(ENVS)/csx-2.10.0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test test-vendor lint format docs bench clean
+
+help:
+	@echo "make demo         train and evaluate the reference MLP on handwritten digits"
+	@echo "make test         the tests"
+	@echo "make test-vendor  the tests that ask Cerebras's own SDK (installs it, 6 GB, outside the checkout)"
+	@echo "make lint         ruff and mypy"
+	@echo "make docs         write the generated pages anew"
+	@echo "make bench        the benchmarks, peers beside us in the same run"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 10) <= sys.version_info < (3, 14) else "Portwright needs Python 3.10 to 3.13; this is %s. Say which one: make PYTHON=python3.11" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	@touch $(BENCH_STAMP)
+
+$(CSX)/.installed: constraints-csx.txt
+	$(PYTHON) -m venv $(CSX)
+	$(CSX)/bin/pip install -q -r constraints-csx.txt
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/portwright run fc_mnist CPU --mode train_and_eval --model_dir model_dir/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q tests --ignore tests/vendor
+
+test-vendor: $(STAMP) $(CSX)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
+
+lint: $(STAMP)
+	$(BIN)/python -m portwright.docs docs --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python -m portwright.docs docs
+
+bench: $(BENCH_STAMP)
+	@status=0; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || status=1; done; exit $$status
+
+clean:
+	rm -rf $(VENV) model_dir .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,160 @@
+"""The command `portwright`: parse, call, print, exit status; no logic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from portwright import __version__
+from portwright.errors import ExitStatus, PortwrightError
+
+app = typer.Typer(
+    name="portwright",
+    help="Port deep-learning training to AI accelerators, prove that the port computes the same thing, and run it.",
+    epilog="Exit status: 0 good, 1 findings or unsupported, 2 bad input, 3 non-finite loss, 85 saved and wants to be requeued, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"portwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The folder to make, such as mymodel.")],
+    framework: Annotated[str, typer.Option(help="pytorch")] = "pytorch",
+    model: Annotated[str | None, typer.Option("--from", help="Reference model to start from; see `portwright models`.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model folder in the taught layout: model.py, data.py, utils.py, configs/params.yaml, run.py."""
+    from portwright.job.new import make_model_folder
+
+    made = make_model_folder(Path(name), framework, model)
+    if as_json:
+        _print_json({"folder": str(made), "files": sorted(str(p.relative_to(made)) for p in made.rglob("*") if p.is_file())})
+        return
+    print(f"made {made} — it trains as it is; edit model.py, data.py and configs/params.yaml. Next:")
+    print(f"  cd {made}\n  python run.py CPU --mode train --params configs/params.yaml --validate_only")
+    print("  python run.py CPU --mode train_and_eval --params configs/params.yaml")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def run(
+    context: typer.Context,
+    path: Annotated[str, typer.Argument(help="A run.py, a folder with one, or a reference model's name.")],
+) -> None:
+    """Run a model folder's run.py with the rest of the command line: portwright run DIR CPU --mode train.
+
+    Without --params, the folder's configs/params.yaml is used.
+    """
+    from portwright.job.run_script import run_script
+
+    run_script(path, context.args)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the reference models."""
+    from portwright.discover import find_models
+
+    found = find_models()
+    if as_json:
+        _print_json({"models": [{"name": name, "path": str(path)} for name, path in found.items()]})
+        return
+    for name, path in found.items():
+        print(f"{name:<16}{path}")
+
+
+@app.command()
+def targets(as_json: Json = False) -> None:
+    """List the targets, and say of each whether it can run here."""
+    from portwright.discover import find_targets
+
+    rows = [{"name": t.name, "summary": t.summary, "why_not": t.why_not()} for t in find_targets().values()]
+    if as_json:
+        _print_json({"targets": [{**row, "available": row["why_not"] is None} for row in rows]})
+        return
+    for row in rows:
+        print(f"{row['name']:<6}{row['summary']}: {'can run here' if row['why_not'] is None else row['why_not']}")
+
+
+@app.command()
+def schema(
+    folder: Annotated[Path | None, typer.Argument(help="A model folder whose utils.py may declare PARAMS_SCHEMA.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.")] = None,
+) -> None:
+    """Print the JSON schema of params.yaml, for completion and checking in an editor."""
+    from portwright.job.schema import schema_of_folder
+
+    text = json.dumps(schema_of_folder(folder), indent=2) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        from portwright.job.rundir import atomic_write_text
+
+        atomic_write_text(out, text)
+        print(f"wrote {out}; put '# yaml-language-server: $schema={out}' at the top of params.yaml", file=sys.stderr)
+
+
+@app.command()
+def checkpoints(
+    model_dir: Annotated[Path, typer.Argument(help="The folder that holds checkpoint_*.")],
+    as_json: Json = False,
+) -> None:
+    """List the checkpoints of a run and verify each one's checksums; status 1 when one is bad."""
+    from portwright.runtime.checkpoint import list_checkpoints, verify_checkpoint
+
+    if not model_dir.is_dir():
+        from portwright.errors import UserError
+
+        raise UserError(f"'{model_dir}' is not a folder.", "Give the model_dir of a run.")
+    rows = [{"step": c.step, "path": str(c.path), "problems": verify_checkpoint(c.path)} for c in list_checkpoints(model_dir)]
+    if as_json:
+        _print_json({"checkpoints": rows})
+    else:
+        for row in rows:
+            print(f"{row['path']}: {'; '.join(row['problems']) or 'good'}")
+        if not rows:
+            print(f"{model_dir} has no checkpoint", file=sys.stderr)
+    if any(row["problems"] for row in rows):
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def main() -> None:
+    """The console script: every error is one line with its cure."""
+    try:
+        app(standalone_mode=False)
+    except PortwrightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(int(error.status))
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(int(ExitStatus.INTERRUPTED))
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

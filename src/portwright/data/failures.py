@@ -1,0 +1,132 @@
+"""What went wrong while data were loaded, told so that the sample can be found."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import traceback
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.utils.data import Subset
+
+from portwright.errors import PortwrightError, UserError
+
+Stage = Literal["load", "collate", "worker_init_fn"]
+
+_MAX_CHARS = 400
+_WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_CURES: dict[Stage, str] = {
+    "load": "Mend that sample or leave it out; reading it alone shows the same error.",
+    "collate": "Make all samples of a batch alike in keys, shapes and types, or give the DataLoader a collate_fn "
+    "that pads them.",
+    "worker_init_fn": "Mend worker_init_fn, or set num_workers to 0 to do without it.",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A batch that could not be made, in a form that a worker can send home in the batch's place."""
+
+    stage: Stage
+    where: str  # the sample, in words
+    error: Exception
+    described: str
+    remote_traceback: str = ""
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a failure inside a worker process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
+
+
+def describe(error: BaseException) -> str:
+    """Gives type and text of an error on one line."""
+    if isinstance(error, PortwrightError):
+        return one_line(error.message)
+    text = str(error)
+    if (
+        "Original Traceback" in text
+    ):  # torch's word for what a worker raised: type and text close the traceback
+        return one_line(text.rstrip().rpartition("\n")[2])
+    text = one_line(text)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def make_portable(failure: Failure) -> Failure:
+    """Makes a failure that survives the way from a worker to the main process."""
+    remote = "".join(traceback.format_exception(failure.error))
+    error = failure.error
+    try:
+        travelled = pickle.loads(pickle.dumps(error))
+        survives = type(travelled) is type(error) and str(travelled) == str(error)
+    except Exception:
+        survives = False
+    if not survives:
+        error = RuntimeError(failure.described)
+    return Failure(failure.stage, failure.where, error, failure.described, remote)
+
+
+def raise_failure(failure: Failure, *, name: str, dataset: str, epoch: int, batch: int) -> None:
+    """Raises the failure as a UserError whose cause is the original exception."""
+    error = failure.error
+    if failure.remote_traceback:
+        error.__cause__ = WorkerTraceback(failure.remote_traceback)
+    doing = {
+        "load": f"{dataset} failed on {failure.where}",
+        "collate": f"{dataset}: {failure.where} could not be collated",
+        "worker_init_fn": f"{dataset}: worker_init_fn failed in {failure.where}",
+    }[failure.stage]
+    cure = error.cure if isinstance(error, PortwrightError) and error.cure else _CURES[failure.stage]
+    raise UserError(f"{name}: {doing} (epoch {epoch}, batch {batch}): {failure.described}", cure) from error
+
+
+def name_of(dataset: Any) -> str:
+    """Names a data set by its class, and what a Subset is a subset of."""
+    names = [type(dataset).__name__]
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+        names.append(type(dataset).__name__)
+    return " of ".join(names)
+
+
+def name_sample(dataset: Any, index: Any) -> str:
+    """Names a sample by its index, and by its index in the data set that a Subset stands on."""
+    inner, inner_index = dataset, index
+    try:
+        while isinstance(inner, Subset):
+            inner_index = inner.indices[inner_index]
+            inner = inner.dataset
+    except Exception:  # the index is what is wrong
+        inner = dataset
+    shown = f"sample {_show_index(index)}"
+    return shown if inner is dataset else f"{shown} ({_show_index(inner_index)} of {type(inner).__name__})"
+
+
+def name_samples(indices: Any) -> str:
+    shown = [_show_index(index) for index in indices]
+    return f"one of samples {', '.join(shown[:16])}{', …' if len(shown) > 16 else ''}"
+
+
+def _show_index(index: Any) -> str:
+    return one_line(repr(index))[:80]
+
+
+def dead_worker_pids(error: BaseException) -> list[int]:
+    """Gives the processes that torch says have died, or nothing where it says no such thing."""
+    found = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None
+    return [int(pid) for pid in found[1].split(",") if pid.strip()] if found else []
+
+
+def describe_death(error: BaseException) -> str:
+    """Gives torch's fullest word on a dead worker: the signal is often named only in the cause."""
+    cause = error.__cause__
+    fullest = cause if cause is not None and dead_worker_pids(cause) else error
+    return one_line(str(fullest)).rstrip(". ")

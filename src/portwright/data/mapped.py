@@ -1,0 +1,215 @@
+"""Data sets that are read by index, through a DataLoader's sampler, workers and collate_fn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from portwright.data.failures import (
+    Failure,
+    describe,
+    describe_death,
+    name_of,
+    name_sample,
+    name_samples,
+    raise_failure,
+)
+from portwright.data.fetch import make_fetch
+from portwright.data.order import find_distributed_sampler, make_order
+from portwright.data.seeding import RandomStream, derive_seed
+from portwright.data.shards import Shards
+from portwright.data.source import Numbered, Shared
+from portwright.data.split import Counts, count_samples
+from portwright.data.workers import Progress, Task, WorkerFetch, copy_loader, pin, pins
+from portwright.errors import PortwrightError, UserError
+
+
+class MapSource:
+    """The batches of a map-style DataLoader, in an order that depends on seed and epoch alone."""
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        self._loader = loader
+        self._shared = shared
+        self._what = name_of(loader.dataset)
+        self._num_replicas = _replicas_of_user(loader, shared)
+        self._num_parts = shared.world_size if self._num_replicas == 1 else 1
+        self._fetch = make_fetch(loader)
+        self._order = make_order(
+            loader,
+            name=shared.name,
+            seed=shared.seed,
+            as_tensors=self._fetch.takes_tensors and loader.num_workers == 0,
+        )
+        self._splitter = shared.make_splitter() if self._num_parts > 1 else None
+        self._shards = Shards(self._order, shared, self._num_parts, self._num_replicas, self._what)
+        self._parallel: DataLoader[Any] | None = None
+        self._progress: Progress | None = None
+        self._generator = torch.Generator()
+        if getattr(loader, "in_order", True) is False:
+            shared.note("in_order=False is not kept: batches out of order could not be resumed.")
+        self._measure()
+
+    def _measure(self) -> None:
+        order, num_parts = self._order, self._num_parts
+        if order.num_batches == 0:
+            raise self._empty_error()
+        if num_parts > 1:
+            self._shared.check_batch_size(order.batch_size)
+        replicas = self._num_replicas
+        self.batch_size: int | None = None if order.batch_size is None else order.batch_size * replicas
+        self.end: int | None = order.num_batches if order.is_exact else None
+        self.num_batches: int | None = order.num_batches
+        last = order.last_size
+        if self.num_batches is not None and last is not None and last < num_parts:
+            self.num_batches -= 1
+            self._shared.note_dropped(last)
+            last = order.batch_size
+            if self.num_batches == 0:
+                raise self._shared.no_batch_error(self._what, num_dropped=1)
+        self.num_samples_of_last: int | None = None if last is None else last * replicas
+        one_size = last is not None and (last == order.batch_size or self.num_batches == 1)
+        self.batch_sizes_vary = not one_size
+
+    def _empty_error(self) -> UserError:
+        try:
+            num_samples: int | None = len(self._loader.dataset)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            num_samples = None
+        if num_samples == 0:
+            return UserError(
+                f"{self._shared.name}: data set {self._what} is empty.",
+                "Look at its paths, splits and filters.",
+            )
+        if self._order.batch_size is not None and getattr(self._loader.batch_sampler, "drop_last", False):
+            return UserError(
+                f"{self._shared.name}: {self._what} has {num_samples} samples, too few for one batch of "
+                f"{self._order.batch_size}, and drop_last leaves out what does not fill one.",
+                "Lower the batch size or set drop_last to False.",
+            )
+        return UserError(
+            f"{self._shared.name}: the sampler of {self._what} gives no index.",
+            "It has to give at least one.",
+        )
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        if self.end is not None and start > self.end:
+            raise self._shared.too_short_error(self._what, start)
+        pinned = pins(self._loader)
+        if self._loader.num_workers == 0 and not pinned:
+            fetch = self._fetch
+            for task, counts in self._shards.read(epoch, start):
+                if finished := self._finish(task, counts, fetch(task.indices)):
+                    yield finished
+            return
+        in_flight = self._shards.aim(epoch, start)
+        for batch in self._in_workers(epoch) if self._loader.num_workers else pin(self._in_turn()):
+            if finished := self._finish(*in_flight.popleft(), batch):
+                yield finished
+
+    def _finish(self, task: Task, counts: Counts | None, batch: Any) -> Numbered | None:
+        if type(batch) is Failure:
+            raise_failure(
+                batch, name=self._shared.name, dataset=self._what, epoch=task.epoch, batch=task.number
+            )
+        if counts is not None:
+            return task.number, batch, counts
+        # One index was a whole batch, which every rank has loaded.
+        size = count_samples(batch)
+        if self._splitter is None:
+            return task.number, batch, (size or 1, (size or 1) * self._num_replicas)
+        if size is not None and size < self._num_parts:
+            self._shared.note_dropped(size)
+            return None
+        part, local = self._splitter.split(batch, size)
+        return task.number, part, (local, size or 1)
+
+    def _in_turn(self) -> Iterator[Any]:
+        for task in self._shards:
+            yield self._fetch(task.indices)
+
+    def _in_workers(self, epoch: int) -> Iterator[Any]:
+        try:
+            loader = self._parallel or self._start()
+            # Workers that outlive an epoch are seeded once, so that they are so after a resume too.
+            self._generator.manual_seed(
+                derive_seed(self._shared.seed, 0 if loader.persistent_workers else epoch)
+            )
+            yield from loader
+        except PortwrightError:
+            raise
+        except Exception as error:
+            self._parallel = None
+            raise self.explain(error, epoch) or self._workers_error(error, epoch) from error
+
+    def _start(self) -> DataLoader[Any]:
+        self._progress = Progress(self._loader.num_workers)
+        dataset = WorkerFetch(self._fetch, self._shared.seed, self._progress)
+        self._parallel = copy_loader(self._loader, dataset, self._shards, self._generator)
+        return self._parallel
+
+    def explain(self, error: BaseException, epoch: int) -> UserError | None:
+        found = self._progress.find(error) if self._progress is not None else None
+        if found is None:
+            return None
+        number, place = found
+        where = f"batch {number}"
+        for task, _ in self._shards.in_flight:
+            if task.number == number:
+                where = f"{self._name_place(task.indices, place)} (epoch {task.epoch}, batch {number})"
+        return UserError(
+            f"{self._shared.name}: a worker of {self._what} died at {where}: {describe_death(error)}.",
+            "If memory or shared memory ran out, lower num_workers, prefetch_factor or the batch size; if that "
+            "sample crashes its decoder, leave it out.",
+        )
+
+    def _name_place(self, indices: Any, place: int) -> str:
+        if not self._order.is_batched:
+            return name_sample(self._loader.dataset, indices)
+        return name_samples(indices) if place < 0 else name_sample(self._loader.dataset, indices[place])
+
+    def _workers_error(self, error: Exception, epoch: int) -> UserError:
+        number = self._shards.in_flight[0][0].number if self._shards.in_flight else 0
+        return UserError(
+            f"{self._shared.name}: the workers of {self._what} failed (epoch {epoch}, batch {number}): {describe(error)}",
+            "Set num_workers to 0 to see whether the data or the processes are at fault.",
+        )
+
+    def state(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        pass
+
+    def reread(self, epoch: int, number: int) -> Any | None:
+        if not self._order.is_repeatable:
+            return None
+        for task, counts in self._shards.read(epoch, number):
+            if self._loader.num_workers == 0:
+                batch = self._fetch(task.indices)
+            else:
+                with RandomStream(derive_seed(self._shared.seed, epoch, task.number, task.offset)):
+                    batch = self._fetch(task.indices)
+            finished = self._finish(task, counts, batch)
+            return None if finished is None else finished[1]
+        return None
+
+    def close(self) -> None:
+        self._parallel = None
+        self._shards.in_flight.clear()
+
+
+def _replicas_of_user(loader: DataLoader[Any], shared: Shared) -> int:
+    """Gives over how many processes the user's own sampler shards; 1: it does not."""
+    sampler = find_distributed_sampler(loader)
+    if sampler is None:
+        return 1
+    if shared.world_size > 1 and (sampler.num_replicas, sampler.rank) != (shared.world_size, shared.rank):
+        raise UserError(
+            f"{shared.name}: {type(sampler).__name__} shards for process {sampler.rank} of {sampler.num_replicas}, and "
+            f"this is process {shared.rank} of {shared.world_size}.",
+            "Leave num_replicas and rank to torch.distributed, or drop the sampler: batches are shared out anyway.",
+        )
+    return int(sampler.num_replicas)

@@ -1,0 +1,229 @@
+"""Which samples make up which batch of which epoch, for data sets that are read by index."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from portwright.data.failures import describe
+from portwright.data.seeding import RandomStream, derive_seed, make_generator
+from portwright.errors import UserError
+
+_BATCHES_A_DRAW = 16  # a sampler is asked for this many batches at once: entering a RandomStream takes 25 µs
+
+
+class Order(Protocol):
+    """Gives the indices of each batch of an epoch, from any batch on."""
+
+    batch_size: int | None  # None: not one size, or one index is one batch
+    num_batches: int | None  # in an epoch, as far as it is known beforehand
+    last_size: int | None  # samples in an epoch's last batch
+    is_repeatable: bool  # whether an epoch may be asked for twice, out of turn
+    is_exact: bool  # whether num_batches is certain rather than a sampler's word
+    is_batched: bool  # whether an item of the order is a list of indices
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]: ...
+
+
+def is_resumed_by_itself(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def iterates_like(thing: Any, base: type) -> bool:
+    """Whether a thing may be replaced by an equal of its base class.
+
+    A subclass that iterates in its own way may not, unless it does so only to be resumable, as torchdata's do.
+    """
+    if not isinstance(thing, base):
+        return False
+    return type(thing).__iter__ is base.__iter__ or is_resumed_by_itself(thing)  # type: ignore[attr-defined]
+
+
+def find_distributed_sampler(loader: DataLoader[Any]) -> Any | None:
+    """Gives the sampler by which the user shards the data among processes, where there is one."""
+    found: list[Any] = [loader.sampler, loader.batch_sampler]
+    found.append(getattr(loader.batch_sampler, "sampler", None))
+    for sampler in found:
+        replicas = getattr(sampler, "num_replicas", None)
+        if isinstance(replicas, int) and replicas > 1 and isinstance(getattr(sampler, "rank", None), int):
+            return sampler
+    return None
+
+
+def make_order(loader: DataLoader[Any], *, name: str, seed: int, as_tensors: bool) -> Order:
+    """Takes over the sampling of a map-style DataLoader."""
+    sampler: Any = loader.sampler
+    batch_size, drop_last = None, False
+    if loader.batch_sampler is not None:
+        if not iterates_like(loader.batch_sampler, BatchSampler):
+            return DrawnOrder(loader.batch_sampler, None, False, name=name, seed=seed, is_batched=True)
+        plain: Any = loader.batch_sampler
+        sampler, batch_size, drop_last = plain.sampler, plain.batch_size, plain.drop_last
+    if iterates_like(sampler, SequentialSampler):
+        return FixedOrder(_length(sampler, name), batch_size, drop_last, None, as_tensors)
+    if iterates_like(sampler, RandomSampler) and not sampler.replacement:
+        num_samples = _length(sampler.data_source, name)
+        if sampler.num_samples == num_samples:
+            return FixedOrder(num_samples, batch_size, drop_last, seed, as_tensors)
+    return DrawnOrder(sampler, batch_size, drop_last, name=name, seed=seed, is_batched=batch_size is not None)
+
+
+def _length(sized: Any, name: str) -> int:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError) as error:
+        inner = getattr(sized, "data_source", sized)
+        raise UserError(
+            f"{name}: data set {type(inner).__name__} does not say how many samples it has ({describe(error)}).",
+            "Give it __len__, make it an IterableDataset, or pass the DataLoader a sampler.",
+        ) from error
+
+
+class FixedOrder:
+    """All samples in batches of one size, in turn or, given a seed, in a new permutation each epoch."""
+
+    is_exact = is_repeatable = True
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int | None,
+        drop_last: bool,
+        shuffle_seed: int | None,
+        as_tensors: bool,
+    ) -> None:
+        self.batch_size = batch_size
+        self.is_batched = batch_size is not None
+        self._stride = batch_size or 1
+        count, rest = divmod(num_samples, self._stride)
+        self.last_size: int | None = self._stride if count else None
+        if rest and not drop_last:
+            count += 1
+            self.last_size = rest
+        self._count = count
+        self.num_batches: int | None = count
+        if batch_size is None:
+            self.last_size = None  # one index is a whole batch, of unknown size
+        self._num_samples = num_samples
+        self._shuffle_seed = shuffle_seed
+        self._as_tensors = as_tensors
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        stride, num_samples = self._stride, self._num_samples
+        permuted: torch.Tensor | None = None
+        if self._shuffle_seed is not None:
+            permuted = torch.randperm(
+                num_samples, generator=make_generator(derive_seed(self._shuffle_seed, epoch))
+            )
+        for number in range(start, self._count):
+            low = number * stride
+            high = min(low + stride, num_samples)
+            if not self.is_batched:
+                yield number, low if permuted is None else int(permuted[low])
+            elif permuted is None:
+                yield number, torch.arange(low, high) if self._as_tensors else list(range(low, high))
+            else:
+                yield number, permuted[low:high] if self._as_tensors else permuted[low:high].tolist()
+
+
+class DrawnOrder:
+    """What a sampler draws, made reproducible: seeded per epoch, away from the process's random numbers."""
+
+    def __init__(
+        self,
+        sampler: Any,
+        batch_size: int | None,
+        drop_last: bool,
+        *,
+        name: str,
+        seed: int,
+        is_batched: bool,
+    ) -> None:
+        self.batch_size = batch_size
+        self.is_batched = is_batched
+        self._sampler = sampler
+        self._drop_last = drop_last
+        self._name = name
+        self._seed = seed
+        torch_samplers = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+        is_torchs = isinstance(sampler, torch_samplers) and type(sampler).__module__.startswith("torch.")
+        self.is_exact = is_torchs or isinstance(sampler, (list, tuple, range))
+        # Any other sampler may carry something from epoch to epoch, so it has to live through all of them.
+        self.is_repeatable = self.is_exact or callable(getattr(sampler, "set_epoch", None))
+        self._num_passes = 0
+        self.num_batches: int | None = None
+        self.last_size: int | None = None
+        try:
+            num_items = len(sampler)
+        except (TypeError, NotImplementedError):
+            return
+        self.num_batches = num_items
+        if batch_size is not None:
+            self.num_batches, rest = divmod(num_items, batch_size)
+            self.last_size = batch_size if self.num_batches else None
+            if rest and not drop_last:
+                self.num_batches += 1
+                self.last_size = rest
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        while self._num_passes < epoch and not self.is_repeatable:
+            for _ in self._draw(self._num_passes):
+                pass
+        items = self._draw(epoch)
+        if self.batch_size is None:
+            yield from islice(enumerate(items), start, None)
+            return
+        for _ in islice(items, start * self.batch_size):
+            pass
+        number = start
+        while indices := list(islice(items, self.batch_size)):
+            if len(indices) < self.batch_size and self._drop_last:
+                return
+            yield number, indices
+            number += 1
+
+    def _draw(self, epoch: int) -> Iterator[Any]:
+        seed = derive_seed(self._seed, "sampler", epoch)
+        self._num_passes = epoch + 1
+        self._prepare(epoch, seed)
+        stream = RandomStream(seed)
+        iterator: Iterator[Any] | None = None
+        while True:
+            try:
+                with stream:
+                    if iterator is None:
+                        iterator = iter(self._sampler)
+                    drawn = list(islice(iterator, _BATCHES_A_DRAW * (self.batch_size or 1)))
+            except Exception as error:
+                raise UserError(
+                    f"{self._name}: sampler {type(self._sampler).__name__} failed (epoch {epoch}): {describe(error)}",
+                    "Mend the sampler; iterating over it alone shows the same error.",
+                ) from error
+            if not drawn:
+                return
+            yield from drawn
+
+    def _prepare(self, epoch: int, seed: int) -> None:
+        for sampler in (self._sampler, getattr(self._sampler, "sampler", None)):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)  # type: ignore[union-attr]
+            own = getattr(sampler, "generator", seed)
+            if own is not None and not isinstance(own, torch.Generator):
+                continue
+            with contextlib.suppress(
+                AttributeError
+            ):  # a generator that cannot be replaced is the sampler's affair
+                sampler.generator = make_generator(seed)  # type: ignore[union-attr]

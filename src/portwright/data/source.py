@@ -1,0 +1,90 @@
+"""What every kind of input offers to the loader, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from portwright.data.split import BatchSplitter, Counts
+from portwright.errors import UserError
+
+Numbered = tuple[int, Any, Counts]  # a batch with its number in the epoch
+
+
+@dataclass
+class Shared:
+    """What a source has to know of the run that it serves."""
+
+    name: str  # train_input or eval_input
+    seed: int
+    rank: int
+    world_size: int
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        line = f"{self.name}: {text}"
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def make_splitter(self) -> BatchSplitter | None:
+        return BatchSplitter(self.name, self.rank, self.world_size) if self.world_size > 1 else None
+
+    def note_dropped(self, num_samples: int) -> None:
+        self.note(
+            f"batches of fewer samples than the {self.world_size} processes are left out (one has {num_samples})."
+        )
+
+    def check_batch_size(self, batch_size: int | None) -> None:
+        if batch_size is not None and batch_size < self.world_size:
+            raise UserError(
+                f"{self.name}: the batch size is {batch_size} and there are {self.world_size} processes to share it.",
+                "Raise the batch size, which counts the samples of all processes together, or start fewer processes.",
+            )
+
+    def no_batch_error(self, what: str, num_dropped: int = 0) -> UserError:
+        if num_dropped:
+            return UserError(
+                f"{self.name}: every batch of {what} has fewer samples than there are processes ({self.world_size}).",
+                "Make larger batches or start fewer processes.",
+            )
+        return UserError(
+            f"{self.name}: {what} gave no batch.",
+            "Look at its paths and filters: it has to give at least one.",
+        )
+
+    def too_short_error(self, what: str, batch: int) -> UserError:
+        return UserError(
+            f"{self.name}: the checkpoint continues at batch {batch} of an epoch, and {what} has fewer batches.",
+            "Give back the data of the interrupted run, or start anew in another model_dir.",
+        )
+
+
+class Source(Protocol):
+    """An input that can be read from any batch of any epoch."""
+
+    batch_size: int | None  # samples of a full batch, of all ranks together; None: not known
+    num_batches: int | None  # given in one epoch, as far as it is known
+    num_samples_of_last: int | None  # in an epoch's last batch, of all ranks together
+    batch_sizes_vary: bool  # True also where nothing is known of the sizes
+    end: int | None  # number that follows the last batch of an epoch, where it is certain
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        """Gives the rest of an epoch; a batch's number is the same for any number of ranks."""
+        ...
+
+    def state(self) -> dict[str, Any] | None:
+        """Gives what it takes to continue here without reading again, as JSON; None: nothing does."""
+        ...
+
+    def load_state(self, state: dict[str, Any] | None) -> None: ...
+
+    def reread(self, epoch: int, number: int) -> Any | None:
+        """Gives a batch again, without moving; None: it cannot be had."""
+        ...
+
+    def explain(self, error: BaseException, epoch: int) -> UserError | None:
+        """Tells what killed a worker, where that is what the error is about."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,284 @@
+"""Data that come in their own time: IterableDatasets behind a DataLoader, and iterables of batches."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from portwright.data.failures import Failure, describe, describe_death, name_of, raise_failure
+from portwright.data.order import is_resumed_by_itself, iterates_like
+from portwright.data.seeding import RandomStream, derive_seed
+from portwright.data.source import Numbered, Shared
+from portwright.data.split import count_samples
+from portwright.data.workers import Progress, StreamBatches, as_is, copy_loader, pin, pins
+from portwright.errors import PortwrightError, UserError
+
+_NOTHING_MORE = object()
+
+
+class StreamSource:
+    """Batches from an iterable, which every rank reads in full and takes its part of.
+
+    In the main process the iterable draws from a RandomStream of its own, seeded by the epoch: then the ranks
+    agree on what they read, and reading an epoch again from its start gives the same batches.
+    """
+
+    end: int | None = None
+
+    def __init__(self, given: Any, shared: Shared) -> None:
+        self._shared = shared
+        self._splitter = shared.make_splitter()
+        self._loader: DataLoader[Any] | None = None
+        self._progress: Progress | None = None
+        self.batch_size: int | None = None
+        self.num_batches: int | None = None
+        self.num_samples_of_last: int | None = None
+        self.batch_sizes_vary = True
+        self._inner = given
+        collate_fn: Any = as_is
+        drop_last = False
+        if isinstance(given, DataLoader) and not _is_opaque(given, shared):
+            self._loader, self._inner = given, given.dataset
+            self.batch_size, drop_last, collate_fn = given.batch_size, given.drop_last, given.collate_fn
+            shared.check_batch_size(self.batch_size)
+            if given.num_workers:
+                self._progress = Progress(given.num_workers)
+        self._what = name_of(self._inner)
+        self._measure(drop_last)
+        self._num_workers = 0 if self._loader is None else self._loader.num_workers
+        self._batches = StreamBatches(
+            self._inner, self.batch_size, drop_last, collate_fn, shared.seed, self._progress
+        )
+        self._is_one_shot = hasattr(self._inner, "__next__") and iter(self._inner) is self._inner
+        self._is_stateful = is_resumed_by_itself(self._inner) and self._num_workers == 0
+        self._has_set_epoch = callable(getattr(self._inner, "set_epoch", None))
+        self._num_passes = 0  # epochs that the iterable has begun in this process
+        self._random = RandomStream(0)
+        self._pending: dict[str, Any] | None = None
+        self._first_state: Any = None  # to start over from, where a state outlives its epoch
+        self._has_begun = False
+
+    def _measure(self, drop_last: bool) -> None:
+        if self._loader is None:
+            self.num_batches = _length_hint(self._inner)
+            return
+        if self.batch_size is None:
+            return
+        self.batch_sizes_vary = not drop_last
+        num_samples = _length_hint(self._inner)
+        if num_samples is None or self._loader.num_workers > 1:
+            return  # each worker has a last batch of its own
+        self.num_batches, rest = divmod(num_samples, self.batch_size)
+        self.num_samples_of_last = self.batch_size
+        if rest and not drop_last and rest >= self._shared.world_size:
+            self.num_batches += 1
+            self.num_samples_of_last = rest
+        self.batch_sizes_vary = self.num_samples_of_last != self.batch_size and self.num_batches > 1
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        world_size = self._shared.world_size
+        batches, number = self._open(epoch, start)
+        num_given = num_dropped = 0
+        for batch in batches:
+            if type(batch) is Failure:
+                raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
+            size = count_samples(batch)
+            if self._splitter is None:
+                yield number, batch, (size or 1, size or 1)
+                num_given += 1
+            elif size is not None and size < world_size:
+                self._shared.note_dropped(size)
+                num_dropped += 1
+            else:
+                part, local = self._splitter.split(batch, size)
+                yield number, part, (local, size or 1)
+                num_given += 1
+            number += 1
+        if not num_given and start == 0:
+            raise self._no_batch_error(epoch, num_dropped)
+
+    def _no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+        if epoch == 0 or num_dropped:
+            return self._shared.no_batch_error(self._what, num_dropped)
+        return UserError(
+            f"{self._shared.name}: {self._what} gave nothing more in epoch {epoch}, so it can be read only once.",
+            "Let its __iter__ start anew each time, or return a DataLoader or a list.",
+        )
+
+    def _open(self, epoch: int, start: int) -> tuple[Iterator[Any], int]:
+        """Gives the batches from one on, and its number."""
+        state, self._pending = self._pending, None
+        if state is not None:
+            self._load_inner(state["dataset"])
+            return self._begin(epoch, state["random"] if start else None), start
+        if self._is_one_shot and self._has_begun:
+            raise UserError(
+                f"{self._shared.name}: the {self._what} has been read, and it can be read only once.",
+                "Return a DataLoader or a list of batches, which can be read again in the next epoch.",
+            )
+        if self._num_passes > epoch and self._first_state is not None:
+            self._load_inner(self._first_state)
+            self._num_passes = 0
+        with _untouched_cuda_rng():
+            self._relive(epoch)
+            batches = self._begin(epoch, None)
+            if start:
+                self._skip(batches, epoch, start)
+        return batches, start
+
+    def _load_inner(self, state: Any) -> None:
+        try:
+            self._inner.load_state_dict(copy.deepcopy(state))
+        except Exception as error:
+            raise UserError(
+                f"{self._shared.name}: {self._what} refused a state that it gave before: {describe(error)}",
+                "Give back the data set of the interrupted run, or start anew in another model_dir.",
+            ) from error
+
+    def _relive(self, epoch: int) -> None:
+        """Reads the epochs before: an iterable in this process may carry something from one to the next."""
+        if self._num_workers or self._has_set_epoch or self._num_passes >= epoch:
+            return
+        self._shared.note(
+            f"{self._what} cannot seek: to continue in epoch {epoch}, the epochs before are read again and thrown "
+            "away. A method set_epoch(epoch), or state_dict and load_state_dict, would spare that."
+        )
+        while self._num_passes < epoch:
+            for batch in self._begin(self._num_passes, None):
+                if type(batch) is Failure:
+                    raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=0)
+
+    def _skip(self, batches: Iterator[Any], epoch: int, start: int) -> None:
+        self._shared.note(
+            f"{self._what} cannot seek: the batches that were used before are read again and thrown away."
+            + (
+                " Its state_dict is used only with num_workers=0."
+                if is_resumed_by_itself(self._inner)
+                else ""
+            )
+        )
+        for number in range(start):
+            batch = next(batches, _NOTHING_MORE)
+            if batch is _NOTHING_MORE:
+                raise self._shared.too_short_error(self._what, start)
+            if type(batch) is Failure:
+                raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
+
+    def _begin(self, epoch: int, random_state: dict[str, Any] | None) -> Iterator[Any]:
+        if self._is_stateful and not self._has_begun and self._first_state is None:
+            self._first_state = copy.deepcopy(self._inner.state_dict())
+        self._num_passes = epoch + 1
+        self._has_begun = True
+        self._batches.epoch = epoch
+        if self._has_set_epoch and random_state is None:
+            self._inner.set_epoch(epoch)
+        if self._num_workers:
+            return self._in_workers(epoch)
+        self._random = RandomStream(derive_seed(self._shared.seed, "stream", epoch))
+        if random_state is not None:
+            self._random.load_state(random_state)
+        batches = self._in_process(self._random)
+        return pin(batches) if self._loader is not None and pins(self._loader) else batches
+
+    def _in_process(self, random: RandomStream) -> Iterator[Any]:
+        batches = iter(self._batches)
+        while True:
+            with random:
+                batch = next(batches, _NOTHING_MORE)
+            if batch is _NOTHING_MORE:
+                return
+            yield batch
+
+    def _in_workers(self, epoch: int) -> Iterator[Any]:
+        assert self._loader is not None
+        generator = torch.Generator()
+        generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
+        try:
+            yield from copy_loader(self._loader, self._batches, None, generator)
+        except PortwrightError:
+            raise
+        except Exception as error:
+            raise self.explain(error, epoch) or UserError(
+                f"{self._shared.name}: the workers of {self._what} failed (epoch {epoch}): {describe(error)}",
+                "Set num_workers to 0 to see whether the data or the processes are at fault.",
+            ) from error
+
+    def explain(self, error: BaseException, epoch: int) -> UserError | None:
+        found = self._progress.find(error) if self._progress is not None else None
+        if found is None:
+            return None
+        return UserError(
+            f"{self._shared.name}: a worker of {self._what} died at its sample {found[1]} (epoch {epoch}, batch "
+            f"{found[0]} of that worker): {describe_death(error)}.",
+            "If memory or shared memory ran out, lower num_workers, prefetch_factor or the batch size; if that "
+            "sample crashes its decoder, leave it out.",
+        )
+
+    def state(self) -> dict[str, Any] | None:
+        if self._pending is not None:
+            return self._pending
+        if not self._is_stateful or not self._has_begun:
+            return None
+        state = self._inner.state_dict()
+        try:
+            copied = json.loads(json.dumps(state))
+            is_json = bool(copied == state)
+        except (TypeError, ValueError):
+            is_json = False
+        if not is_json:
+            self._shared.note(
+                f"the state_dict of {self._what} is not plain JSON, so that batches are read again instead."
+            )
+            return None
+        return {"dataset": copied, "random": self._random.state(), "has_ended": self._batches.has_ended}
+
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        # An epoch that had ended has become the start of the next one in the position.
+        self._pending = {**state, "has_ended": False} if state is not None and self._is_stateful else None
+
+    def reread(self, epoch: int, number: int) -> Any | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def _is_opaque(loader: DataLoader[Any], shared: Shared) -> bool:
+    """Whether only the loader itself can iterate its data set, as for torch's old data pipes."""
+    data_pipe = getattr(torch.utils.data, "IterDataPipe", ())
+    if not isinstance(loader.dataset, data_pipe):
+        return not iterates_like(loader, DataLoader)
+    if shared.world_size > 1:
+        raise UserError(
+            f"{shared.name}: {type(loader.dataset).__name__} is a data pipe, which torch shards in its own way; this run "
+            f"has {shared.world_size} processes.",
+            "Wrap the pipe in an IterableDataset whose __iter__ iterates over it, or start one process.",
+        )
+    return True
+
+
+def _length_hint(sized: Any) -> int | None:
+    if isinstance(sized, DataLoader) and isinstance(sized.dataset, IterableDataset):
+        return None  # torch takes the question for a promise and warns when it is broken
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@contextmanager
+def _untouched_cuda_rng() -> Iterator[None]:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        yield
+        return
+    states = torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state_all(states)

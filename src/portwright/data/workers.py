@@ -1,0 +1,223 @@
+"""What runs inside the worker processes of a DataLoader, and how the main process reaches it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
+from portwright.data.fetch import SampleFetch, TensorFetch
+from portwright.data.seeding import derive_seed, seed_process
+
+_CELLS = 3  # of each worker: its process, the batch and the sample that it is at
+
+
+class Task(NamedTuple):
+    """A batch to make; `offset` is where this rank's part begins in the global batch."""
+
+    epoch: int
+    number: int
+    offset: int
+    indices: Any
+
+
+class Progress:
+    """Where each worker is, in memory that outlives it: a killed worker cannot say what killed it."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._cells = multiprocessing.RawArray("q", _CELLS * num_workers)
+
+    def begin(self, worker: int, batch: int) -> None:
+        at = _CELLS * worker
+        self._cells[at], self._cells[at + 1], self._cells[at + 2] = os.getpid(), batch, -1
+
+    def mark(self, worker: int, sample: int) -> None:
+        self._cells[_CELLS * worker + 2] = sample
+
+    def find(self, error: BaseException) -> tuple[int, int] | None:
+        """Gives the batch and the place in it (-1: unknown) at which the worker died that torch speaks of."""
+        dead = dead_worker_pids(error)
+        for at in range(0, len(self._cells), _CELLS):
+            if self._cells[at] in dead:
+                return self._cells[at + 1], self._cells[at + 2]
+        return None
+
+
+class WorkerFetch(Dataset[Any]):
+    """Makes batches inside a worker, with random numbers that depend on the batch and not on the worker."""
+
+    def __init__(self, fetch: SampleFetch | TensorFetch, seed: int, progress: Progress) -> None:
+        self.fetch = fetch
+        self.init_failure: Failure | None = None
+        self._seed = seed
+        self._progress = progress
+
+    @property
+    def inner(self) -> Any:
+        return self.fetch.dataset
+
+    def __getitem__(self, task: Task) -> Any:
+        if self.init_failure is not None:
+            return self.init_failure
+        info = get_worker_info()
+        assert info is not None
+        worker = info.id
+        self._progress.begin(worker, task.number)
+        seed_process(derive_seed(self._seed, task.epoch, task.number, task.offset))
+        batch = self.fetch(task.indices, lambda sample: self._progress.mark(worker, sample))
+        return make_portable(batch) if type(batch) is Failure else batch
+
+
+class StreamBatches(IterableDataset[Any]):
+    """Batches of samples from an iterable, as DataLoader makes them, in the main process or in a worker.
+
+    `batch_size` None: what the iterable gives is a batch already.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        batch_size: int | None,
+        drop_last: bool,
+        collate_fn: Callable[[Any], Any],
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        self.inner = inner
+        self.epoch = 0
+        self.has_ended = False  # whether the iterable is known to have nothing more
+        self.init_failure: Failure | None = None
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._collate_fn = collate_fn
+        self._seed = seed
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is None or self._progress is None:
+            yield from self._batches(None)
+            return
+        if self.init_failure is not None:
+            yield self.init_failure
+            return
+        seed_process(derive_seed(self._seed, "stream", self.epoch, info.id))
+        for batch in self._batches(info.id):
+            yield make_portable(batch) if type(batch) is Failure else batch
+
+    def _batches(self, worker: int | None) -> Iterator[Any]:
+        self.has_ended = False
+        who = "" if worker is None else f" of worker {worker}"
+        iterator: Iterator[Any] | None = None
+        stride = self._batch_size or 1
+        num_read = num_batches = 0
+        while not self.has_ended:
+            if worker is not None and self._progress is not None:
+                self._progress.begin(worker, num_batches)
+                self._progress.mark(worker, num_read)
+            samples: list[Any] = []
+            try:
+                if iterator is None:
+                    iterator = iter(self.inner)
+                for sample in islice(iterator, stride):
+                    samples.append(sample)
+                    if worker is not None and self._progress is not None:
+                        self._progress.mark(worker, num_read + len(samples))
+            except Exception as error:
+                kind = "batch" if self._batch_size is None else "sample"
+                where = f"{kind} {num_read + len(samples)}{who}, counted from 0 in this epoch"
+                yield Failure("load", where, error, describe(error))
+                return
+            self.has_ended = len(samples) < stride
+            if not samples or (self.has_ended and self._drop_last):
+                return
+            try:
+                batch = self._collate_fn(samples[0] if self._batch_size is None else samples)
+            except Exception as error:
+                where = f"the batch of samples {num_read} to {num_read + len(samples) - 1}{who}"
+                yield Failure("collate", where, error, describe(error))
+                return
+            num_read += len(samples)
+            num_batches += 1
+            yield batch
+
+
+class WorkerInit:
+    """Runs the user's worker_init_fn in a worker, which finds its own data set there and not our wrapper."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        wrapper: WorkerFetch | StreamBatches = info.dataset
+        object.__setattr__(info, "dataset", wrapper.inner)  # torch guards it against chance, not against this
+        if self._worker_init_fn is None:
+            return
+        try:
+            self._worker_init_fn(worker)
+        except Exception as error:
+            failure = Failure("worker_init_fn", f"worker {worker}", error, describe(error))
+            wrapper.init_failure = make_portable(failure)
+
+
+def as_is(batch: Any) -> Any:
+    return batch
+
+
+def copy_loader(
+    loader: DataLoader[Any], dataset: Dataset[Any], sampler: Any, generator: torch.Generator
+) -> DataLoader[Any]:
+    """Makes a DataLoader with the options of another, whose data set gives whole batches.
+
+    Left behind: in_order=False, which cannot be resumed, and pin_memory where nothing can use pinned memory.
+    """
+    options: dict[str, Any] = {}
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["multiprocessing_context"] = loader.multiprocessing_context
+        options["worker_init_fn"] = WorkerInit(loader.worker_init_fn)
+        options["timeout"] = loader.timeout
+        # The state that an iterable keeps in a worker from epoch to epoch could not be restored.
+        options["persistent_workers"] = loader.persistent_workers and sampler is not None
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        collate_fn=as_is,
+        num_workers=loader.num_workers,
+        pin_memory=pins(loader),
+        generator=generator,
+        **options,
+    )
+
+
+class _Given(IterableDataset[Any]):
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+
+def pin(batches: Iterator[Any]) -> Iterator[Any]:
+    """Gives the same batches in pinned memory, made in this process one at a time."""
+    generator = torch.Generator()
+    return iter(
+        DataLoader(_Given(batches), batch_size=None, collate_fn=as_is, pin_memory=True, generator=generator)
+    )
+
+
+def pins(loader: DataLoader[Any]) -> bool:
+    """Whether batches are to be put into pinned memory: asked for, and of use on this machine."""
+    if not loader.pin_memory:
+        return False
+    if hasattr(torch, "accelerator"):
+        return bool(torch.accelerator.is_available())
+    return torch.cuda.is_available()

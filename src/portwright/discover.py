@@ -1,0 +1,50 @@
+"""The one loader of targets, rules, models and sites: by file name, and by entry point for other packages'."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from portwright.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from portwright.target import Target
+
+
+@cache
+def find_targets() -> dict[str, Target]:
+    """Every target by its name in capitals; each is one file in targets/, or an entry point `portwright.targets`."""
+    import portwright.targets
+
+    found: dict[str, Target] = {}
+    for module in pkgutil.iter_modules(portwright.targets.__path__):
+        target: Target = importlib.import_module(f"portwright.targets.{module.name}").TARGET
+        if target.name.lower() != module.name:
+            raise UserError(f"targets/{module.name}.py defines the target {target.name}.", "Name the file after the target.")
+        found[target.name] = target
+    for point in entry_points(group="portwright.targets"):
+        target = point.load()
+        if target.name in found:
+            raise UserError(f"two targets are named {target.name} ({point.value} is the second).", "Rename one.")
+        found[target.name] = target
+    return found
+
+
+def get_target(name: str) -> Target:
+    targets = find_targets()
+    if name.upper() not in targets:
+        raise UserError(f"unknown target '{name}'.", suggest(name.upper(), targets))
+    return targets[name.upper()]
+
+
+def models_folder() -> Path:
+    return Path(__file__).parent / "models"
+
+
+def find_models() -> dict[str, Path]:
+    """Every reference model: a folder in models/ that has a run.py."""
+    return {path.parent.name: path.parent for path in sorted(models_folder().glob("*/run.py"))}

@@ -1,0 +1,261 @@
+"""The record of a run: metrics.jsonl and TensorBoard events, written off the training thread."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+from portwright.errors import UserError
+from portwright.job.atomic import atomic_write_bytes, explain_os_error
+from portwright.job.console import Console
+from portwright.job.event_file import EventFile
+
+__all__ = ["Console", "RunLog", "read_metrics"]
+
+FILE_NAME = "metrics.jsonl"
+Kind = Literal["train", "eval"]
+
+
+class RunLog:
+    """Appends values to `metrics.jsonl` and, with `enable_summaries`, to a TensorBoard event file in `folder`.
+
+    `step` is where the run (re)starts: what an earlier run logged after it is dropped, since those steps come again.
+    None keeps everything, as an evaluation wants. A line of the file is an object with step, kind, values,
+    time_seconds (since this log was opened) and wall_time; a value that is not finite is null there, and
+    named in `non_finite`. In TensorBoard, names of evaluated values start with `eval/`.
+
+    A thread writes, so that a slow disk does not hold up training. When it cannot, the next call raises
+    a UserError, once.
+    """
+
+    def __init__(self, folder: Path, *, enable_summaries: bool, step: int | None, console: Console) -> None:
+        self._path, self._console = Path(folder) / FILE_NAME, console
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _rewind(self._path, step, console)
+            first_step = None if step is None else step + 1
+            self._events = EventFile(self._path.parent, first_step) if enable_summaries else None
+            self._file: BinaryIO = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise explain_os_error(error, self._path) from error
+        self._started = time.monotonic()
+        self._queue: queue.SimpleQueue[_Line | threading.Event | None] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._is_failure_told = False
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="portwright-log", daemon=True)
+        self._thread.start()
+
+    def write(
+        self, kind: Kind, step: int, values: Mapping[str, float], losses: Sequence[float] = ()
+    ) -> None:
+        """Logs the values of a step; returns before they are on the disk.
+
+        `losses` are those of every step since the last logged one, and go into the JSONL line alone.
+        """
+        self._tell_failure()
+        if self._is_closed:
+            raise ValueError("this log is closed")
+        numbers = {name: float(x) for name, x in values.items()}
+        self._queue.put(
+            _Line(kind, int(step), numbers, time.monotonic() - self._started, time.time(), losses)
+        )
+
+    def flush(self) -> None:
+        """Waits until all that was logged is in the files."""
+        if not self._is_closed:
+            written = threading.Event()
+            self._queue.put(written)
+            written.wait()
+        self._tell_failure()
+
+    def close(self) -> None:
+        """Writes what is left; more calls do nothing.
+
+        Where an exception is on its way already, a failure to write is only a warning beside it.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put(None)
+            self._thread.join()
+        if sys.exc_info()[0] is None:
+            self._tell_failure()
+        elif self._failure is not None and not self._is_failure_told:
+            self._is_failure_told = True
+            self._console.warning(str(self._explained(self._failure)))
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tell_failure(self) -> None:
+        if self._failure is not None and not self._is_failure_told:
+            self._is_failure_told = True
+            raise self._explained(self._failure) from self._failure
+
+    def _explained(self, failure: Exception) -> Exception:
+        return explain_os_error(failure, self._path) if isinstance(failure, OSError) else failure
+
+    # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            items = [self._queue.get()]
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            is_open = None not in items
+            try:
+                if self._failure is None:
+                    self._write_lines(item for item in items if isinstance(item, _Line))
+                if not is_open:
+                    self._close_files()
+            except Exception as error:  # whatever it is, the training thread must hear of it
+                self._failure = self._failure or error
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+
+    def _write_lines(self, lines: Iterable[_Line]) -> None:
+        encoded = []
+        for line in lines:
+            encoded.append(line.as_json())
+            if self._events is not None:
+                self._events.add(line.step, line.wall_time, line.tagged_values())
+        data = memoryview(b"".join(encoded))
+        while data:  # a raw file may take a part
+            data = data[self._file.write(data) :]
+        if self._events is not None:
+            self._events.flush()
+
+    def _close_files(self) -> None:
+        try:
+            self._file.close()
+        finally:
+            if self._events is not None:
+                self._events.close()
+
+
+class _Line:
+    __slots__ = ("kind", "losses", "seconds", "step", "values", "wall_time")
+
+    def __init__(
+        self,
+        kind: Kind,
+        step: int,
+        values: dict[str, float],
+        seconds: float,
+        wall_time: float,
+        losses: Sequence[float],
+    ) -> None:
+        self.kind, self.step, self.values, self.seconds, self.wall_time, self.losses = (
+            kind,
+            step,
+            values,
+            seconds,
+            wall_time,
+            losses,
+        )
+
+    def as_json(self) -> bytes:
+        finite = {name: x if math.isfinite(x) else None for name, x in self.values.items()}
+        line: dict[str, Any] = {
+            "step": self.step,
+            "kind": self.kind,
+            "values": finite,
+            "time_seconds": round(self.seconds, 6),
+            "wall_time": round(self.wall_time, 3),
+        }
+        if self.losses:
+            line["losses"] = [x if math.isfinite(x) else None for x in self.losses]
+        non_finite = {name: str(x) for name, x in self.values.items() if not math.isfinite(x)}
+        if non_finite:
+            line["non_finite"] = non_finite
+        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+
+    def tagged_values(self) -> dict[str, float]:
+        if self.kind == "train":
+            return self.values
+        return {name if name.startswith("eval/") else f"eval/{name}": x for name, x in self.values.items()}
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl (or of the one in a folder), oldest first, with NaN and infinity put back.
+
+    A last line that a killed process left half written is left out.
+    """
+    path = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    try:
+        raw_lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"Cannot read {path}: {reason}.", "Name a metrics.jsonl that a run has written."
+        ) from error
+    lines = []
+    for number, raw, line in _parse(raw_lines):
+        if line is not None:
+            line["values"].update({name: float(x) for name, x in line.pop("non_finite", {}).items()})
+            lines.append(line)
+        elif not _is_torn(number, raw, raw_lines):
+            raise UserError(f"Line {number} of {path} is no metrics line.", "Remove that line, or the file.")
+    return lines
+
+
+def _rewind(path: Path, step: int | None, console: Console) -> None:
+    """Drops lines after `step` and repairs what a killed process left, so that appending is right again."""
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    raw_lines = data.splitlines(keepends=True)
+    kept, num_foreign = [], 0
+    for number, raw, line in _parse(raw_lines):
+        if line is None:
+            num_foreign += not _is_torn(number, raw, raw_lines)
+        elif step is None or line["step"] <= step:
+            kept.append(raw.rstrip(b"\r\n") + b"\n")
+    if num_foreign:
+        aside = _free_name(path)
+        atomic_write_bytes(aside, data)
+        console.warning(
+            f"{num_foreign} lines of {path} are no metrics lines; the file as it was is kept as {aside.name}."
+        )
+    if (whole := b"".join(kept)) != data:
+        atomic_write_bytes(path, whole)
+
+
+def _parse(raw_lines: list[bytes]) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    for number, raw in enumerate(raw_lines, start=1):
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            line = None
+        yield number, raw, line if _is_metrics_line(line) else None
+
+
+def _is_metrics_line(line: Any) -> bool:
+    return isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("values"), dict)
+
+
+def _is_torn(number: int, raw: bytes, raw_lines: list[bytes]) -> bool:
+    # A kill leaves a part of a line; a power cut may leave zeros where a line was to be.
+    return (number == len(raw_lines) and not raw.endswith(b"\n")) or not raw.strip(b"\0\r\n ")
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
+        number += 1
+    return aside

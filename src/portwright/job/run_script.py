@@ -1,0 +1,38 @@
+"""Running a model folder's run.py inside this process, as `python run.py` would."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from portwright.discover import find_models
+from portwright.errors import UserError, suggest
+from portwright.job.signals import install_early
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """`path` is a run.py, a folder that has one, or, where no such path exists, a reference model's name."""
+    script = _find_script(path)
+    arguments = list(arguments)
+    if not any(word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments):
+        default = script.parent / "configs" / "params.yaml"
+        if default.is_file():
+            arguments += ["--params", str(default)]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    install_early()  # before torch is imported: a signal in that time is remembered instead of killing the run
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _find_script(path: str) -> Path:
+    given = Path(path)
+    if given.is_dir():
+        given = given / "run.py"
+    if given.is_file():
+        return given.resolve()
+    models = find_models()
+    if path in models:
+        return models[path] / "run.py"
+    raise UserError(f"'{path}' is neither a run.py, a folder with one, nor a reference model.", suggest(path, models))

@@ -1,0 +1,44 @@
+"""The Backend of torch itself, for the targets whose device torch drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from portwright.errors import UserError
+from portwright.runtime.session import TorchSession
+from portwright.runtime.world import World, read_launch
+from portwright.target import JobSpec
+
+
+class TorchBackend:
+    def __init__(self, device_type: str, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        launch = read_launch()
+        if device_type == "cuda":
+            num_devices = torch.cuda.device_count()
+            if launch.local_rank >= num_devices:
+                raise UserError(
+                    f"process {launch.local_rank} of this machine has no GPU: torch sees {num_devices}.",
+                    f"Start at most {num_devices} processes a machine.",
+                )
+            self.device = torch.device("cuda", launch.local_rank)
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        address = flags.get("dist_addr")
+        init_method = flags.get("init_method") or "env://"
+        self.world = World(
+            launch,
+            device_type,
+            flags.get("dist_backend"),
+            f"tcp://{address}" if address and init_method == "env://" and launch.world_size > 1 else None,
+        )
+        self._note = note
+
+    def open(self, job: JobSpec) -> TorchSession:
+        return TorchSession(job, self.device, self.world, self._note)
+
+    def close(self) -> None:
+        self.world.close()

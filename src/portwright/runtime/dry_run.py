@@ -1,0 +1,108 @@
+"""--validate_only and --compile_only: one step for real, no weights written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portwright.errors import UserError
+from portwright.job.logs import Console
+from portwright.job.rundir import atomic_write_text
+from portwright.runtime.arguments import Arguments
+from portwright.runtime.batches import walk_tensors
+from portwright.runtime.trainer import Outcome
+from portwright.target import JobSpec, Session, Stretch
+
+_PATH_KEYS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
+
+
+def validate(arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome) -> None:
+    """Params were checked before the session was opened; this checks paths, shapes and dtypes, and runs one step."""
+    check_paths(job)
+    trains = arguments.mode in ("train", "train_and_eval")
+    described: dict[str, Any] = {"batches": {}}
+    for name in (["train_input"] if trains else []) + (["eval_input"] if arguments.mode != "train" else []):
+        described["batches"][name] = _describe_batches(session.sample_batches(name, 2), name, console)
+    if trains:
+        described["train_loss"] = _one_step(session)
+    if arguments.mode in ("eval", "train_and_eval", "eval_all"):
+        described["eval"] = session.evaluate(1)
+    num_parameters = sum(s.tensor.numel() for s in session.state() if s.name.startswith("model/"))
+    described["parameters"] = num_parameters
+    for name, batch in described["batches"].items():
+        outcome.lines.append(f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items()))
+    outcome.lines.append(f"parameters and buffers: {num_parameters:,}")
+    if "train_loss" in described:
+        outcome.lines.append(f"one training step: loss {described['train_loss']:.6g}")
+    outcome.lines.append(f"valid on {arguments.target.name}; no weights were written")
+    outcome.more["validated"] = described
+
+
+def check_paths(job: JobSpec) -> None:
+    for section in ("train_input", "eval_input"):
+        values = job.params.values.get(section) or {}
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            if not key.endswith(_PATH_KEYS) or value in (None, ""):
+                continue
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
+                    raise UserError(
+                        f"{job.params.locate(f'{section}.{key}')}: {section}.{key}: '{path}' does not exist.",
+                        "Correct the path; relative ones start at the current folder.",
+                    )
+
+
+def _describe_batches(batches: list[Any], name: str, console: Console) -> dict[str, tuple[str, list[int]]]:
+    described = [
+        {path: (str(t.dtype).removeprefix("torch."), list(t.shape)) for path, t in walk_tensors(batch)} for batch in batches
+    ]
+    if not described[0]:
+        raise UserError(f"a batch of {name} holds no tensor: {type(batches[0]).__name__}.", "Let the data function return tensors.")
+    for other in described[1:]:
+        if other != described[0]:
+            console.warning(
+                f"{name}: batches differ in shape or dtype ({described[0]} and {other}); accelerators want one shape, "
+                "so pad, or set drop_last=True."
+            )
+    for path, (dtype, _) in described[0].items():
+        if dtype == "float64":
+            console.warning(f"{name}: {path} is float64, which most accelerators refuse; convert it to float32 in data.py.")
+    return described[0]
+
+
+def _one_step(session: Session) -> float:
+    stretch = Stretch(0, 1, log_steps=1, boundary_steps=0, should_stop=lambda: False)
+    return next(event.values["loss"] for event in session.train(stretch) if event.kind == "log")
+
+
+def compile_step(arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome) -> None:
+    """Compiles forward and backward by running one step, and records what the compiler's folder is for."""
+    folder = arguments.compile_dir or Path(outcome.model_dir) / "compile"
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    if arguments.mode in ("train", "train_and_eval"):
+        _one_step(session)
+    if arguments.mode != "train":
+        session.evaluate(1)
+    from torch._dynamo.utils import counters
+
+    breaks: Counter[str] = counters["graph_break"]
+    report = {
+        "torch": torch.__version__,
+        "target": arguments.target.name,
+        "mode": arguments.mode,
+        "graphs": int(counters["stats"].get("unique_graphs", 0)),
+        "graph_breaks": {" ".join(reason.split())[:300]: count for reason, count in breaks.items()},
+        "seconds": time.perf_counter() - started,
+    }
+    atomic_write_text(folder / "manifest.json", json.dumps(report, indent=2) + "\n")
+    for reason in report["graph_breaks"]:
+        console.warning(f"the compiler left the graph: {reason}")
+    outcome.lines.append(f"compiled {report['graphs']} graph(s) into {folder}; train with -D runconfig.compile=true to use them")
+    outcome.more["compiled"] = {**report, "compile_dir": str(folder)}

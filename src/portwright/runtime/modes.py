@@ -1,0 +1,179 @@
+"""The modes of a run: train, eval, train_and_eval, eval_all, predict, and the dry ones, validate and compile."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from portwright.errors import UserError
+from portwright.job.logs import Console
+from portwright.job.params import save_params
+from portwright.job.rundir import RunDir, atomic_write_bytes
+from portwright.job.signals import StopSignals
+from portwright.runtime.arguments import Arguments
+from portwright.runtime.checkpoint import (
+    LoadedCheckpoint,
+    find_last_good,
+    list_checkpoints,
+    read_checkpoint,
+)
+from portwright.runtime.trainer import Outcome, Trainer
+from portwright.target import JobSpec, Session, World
+
+
+def run_mode(
+    arguments: Arguments,
+    job: JobSpec,
+    session: Session,
+    world: World,
+    model_dir: Path,
+    console: Console,
+    signals: StopSignals,
+) -> Outcome:
+    outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir), is_shown=world.is_main)
+    trainer = Trainer(session, job.params.runconfig, model_dir, world, signals, console, outcome)
+    if arguments.validate_only or arguments.compile_only:
+        from portwright.runtime.dry_run import compile_step, validate
+
+        check = validate if arguments.validate_only else compile_step
+        check(arguments, job, session, console, outcome)
+        return outcome
+    trains = arguments.mode in ("train", "train_and_eval")
+    run_dir = RunDir(model_dir, read_only=not trains, on_note=console.note)
+    if trains:
+        with run_dir.lock() if world.is_main else nullcontext():
+            world.barrier()
+            _train(arguments, job, trainer, world, model_dir, console)
+    elif arguments.mode == "eval":
+        loaded = _load_for_reading(arguments, model_dir, console)
+        session.load_state(loaded.shards, None)
+        trainer.at_step(loaded.step)
+        trainer.evaluate()
+    elif arguments.mode == "eval_all":
+        outcome.more["evaluations"] = _evaluate_all(session, trainer, model_dir, console)
+    else:
+        loaded = _load_for_reading(arguments, model_dir, console)
+        session.load_state(loaded.shards, None)
+        trainer.at_step(loaded.step)
+        outcome.more["predictions"] = _predict(session, job, model_dir, loaded.step)
+        outcome.lines.append(f"predictions: {len(outcome.more['predictions'])} file(s) in {Path(outcome.more['predictions'][0]).parent}")
+    if world.is_main:
+        _say_where(outcome, trains)
+    return outcome
+
+
+def _train(
+    arguments: Arguments, job: JobSpec, trainer: Trainer, world: World, model_dir: Path, console: Console
+) -> None:
+    loaded, weights_only = _start_from(arguments, job, model_dir, console)
+    if loaded is not None:
+        world.agree_on_failure(lambda: trainer.resume(loaded, weights_only=weights_only))
+        if weights_only:
+            console.info(f"weights taken from {loaded.path}; starting at step 0")
+        else:
+            console.info(f"resuming from {loaded.path} at step {loaded.step}")
+    if world.is_main:
+        save_params(job.params, model_dir / "train" / "params_train.yaml")
+    trainer.train(evaluates=arguments.mode == "train_and_eval")
+
+
+def _start_from(
+    arguments: Arguments, job: JobSpec, model_dir: Path, console: Console
+) -> tuple[LoadedCheckpoint | None, bool]:
+    """Which checkpoint a training run starts from, and whether only its weights count."""
+    config = job.params.runconfig
+    given = arguments.checkpoint_path or config.checkpoint_path
+    pretrained = arguments.is_pretrained_checkpoint or config.is_pretrained_checkpoint
+    if pretrained and given is None:
+        raise UserError("--is_pretrained_checkpoint needs a checkpoint.", "Add --checkpoint_path PATH.")
+    found = find_last_good(model_dir, console.warning) if config.autoload_last_checkpoint else None
+    if given is not None and not (pretrained and found is not None):
+        if found is not None:
+            console.note(f"starting from {given}, though {model_dir} has checkpoint_{found.step}.")
+        return read_checkpoint(Path(given)), pretrained
+    if found is None:
+        return None, False
+    if given is not None:
+        console.note(f"{model_dir} has checkpoint_{found.step} of this run already, so it continues instead of starting from {given}.")
+    return read_checkpoint(found.path), False
+
+
+def _load_for_reading(arguments: Arguments, model_dir: Path, console: Console) -> LoadedCheckpoint:
+    if arguments.checkpoint_path is not None:
+        return read_checkpoint(arguments.checkpoint_path, weights_only=True)
+    found = find_last_good(model_dir, console.warning)
+    if found is None:
+        raise UserError(
+            f"mode {arguments.mode} needs a checkpoint, and {model_dir} has no good one.",
+            "Train first, or give --checkpoint_path or --model_dir.",
+        )
+    return read_checkpoint(found.path, weights_only=True)
+
+
+def _evaluate_all(session: Session, trainer: Trainer, model_dir: Path, console: Console) -> list[dict[str, Any]]:
+    results = []
+    for info in list_checkpoints(model_dir):
+        try:
+            loaded = read_checkpoint(info.path, weights_only=True)
+        except UserError as error:
+            console.warning(f"skipping {info.path}: {error.message}")
+            continue
+        session.load_state(loaded.shards, None)
+        trainer.at_step(loaded.step)
+        results.append({"step": loaded.step, **trainer.evaluate()})
+    if not results:
+        raise UserError(f"{model_dir} has no good checkpoint to evaluate.", "Train first, or give --model_dir.")
+    return results
+
+
+def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list[str]:
+    """One .npz a batch group, each written whole; arrays are those that the model's predict gives."""
+    folder = model_dir / "predict" / f"checkpoint_{step}"
+    written: list[str] = []
+    kept: list[dict[str, np.ndarray[Any, Any]]] = []
+    num_values = 0
+
+    def flush() -> None:
+        nonlocal num_values
+        if not kept:
+            return
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: np.concatenate([part[name] for part in kept]) for name in kept[0]})  # type: ignore[arg-type]
+        path = folder / f"predictions_{len(written):05d}.npz"
+        atomic_write_bytes(path, buffer.getvalue())
+        written.append(str(path))
+        kept.clear()
+        num_values = 0
+
+    for outputs in session.predict(job.params.runconfig.eval_steps):
+        arrays = {name: np.atleast_1d(_as_numpy(tensor)) for name, tensor in outputs.items()}
+        if kept and {n: a.shape[1:] for n, a in arrays.items()} != {n: a.shape[1:] for n, a in kept[0].items()}:
+            flush()
+        kept.append(arrays)
+        num_values += sum(array.size for array in arrays.values())
+        if num_values > 2**26:  # about 256 MB a file
+            flush()
+    flush()
+    if not written:
+        raise UserError("the prediction saw no sample.", "Look at eval_input and runconfig.eval_steps.")
+    return written
+
+
+def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
+    import torch
+
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def _say_where(outcome: Outcome, trained: bool) -> None:
+    for name, value in outcome.values.items():
+        if name.startswith("eval/") and name != "eval/loss":
+            outcome.lines.append(f"{name.removeprefix('eval/')}: {value:.4f}")
+    if trained:
+        if outcome.checkpoint:
+            outcome.lines.append(f"checkpoint: {outcome.checkpoint}")
+        outcome.lines.append(f"TensorBoard: tensorboard --logdir {outcome.model_dir}")

@@ -1,0 +1,226 @@
+"""Drives a session through a run: logs, saves, evaluates, stops when told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import ExitStatus, UserError
+from portwright.job.logs import Console, RunLog
+from portwright.job.progress import Progress
+from portwright.job.runconfig import RunConfig
+from portwright.job.signals import StopSignals
+from portwright.runtime.checkpoint import CheckpointWriter, LoadedCheckpoint
+from portwright.target import Event, Session, Stretch, World
+
+
+@dataclass
+class Outcome:
+    """What a run comes to; printed as JSON with --json."""
+
+    mode: str
+    target: str
+    model_dir: str
+    status: ExitStatus = ExitStatus.OK
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    checkpoint: str | None = None
+    seconds: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)  # for a person, on stdout when no JSON is asked for
+    is_shown: bool = True  # by the first process alone
+
+    def as_json(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
+        return {**own, "status": int(self.status), **self.more}
+
+
+class Trainer:
+    """One training run on any session."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: RunConfig,
+        model_dir: Path,
+        world: World,
+        signals: StopSignals,
+        console: Console,
+        outcome: Outcome,
+    ) -> None:
+        self._session, self._config, self._model_dir = session, config, model_dir
+        self._world, self._signals, self._console, self._outcome = world, signals, console, outcome
+        self._step = 0
+        self._saved_step = -1
+
+    def resume(self, loaded: LoadedCheckpoint, *, weights_only: bool) -> None:
+        self._session.load_state(loaded.shards, None if weights_only else loaded.counters)
+        if weights_only:
+            return
+        self._step = loaded.step
+        if loaded.counters is None:
+            self._console.note(f"{loaded.path} holds weights and a step only: the optimizer and the data start anew.")
+        else:
+            self._saved_step = loaded.step
+
+    def last_step(self) -> int:
+        """Where this run ends, from whichever way of saying so the params use."""
+        config, per_epoch = self._config, self._session.steps_per_epoch
+        if config.steps_per_epoch is not None:
+            per_epoch = config.steps_per_epoch
+        ends = []
+        if config.max_steps is not None:
+            ends.append(config.max_steps)
+        if config.num_steps is not None:
+            ends.append(self._step + config.num_steps)
+        if config.num_epochs is not None:
+            if per_epoch is None:
+                raise UserError(
+                    "runconfig.num_epochs is set, but the length of the training data is not known.",
+                    "Set runconfig.steps_per_epoch, or use runconfig.max_steps.",
+                )
+            ends.append(config.num_epochs * per_epoch)
+        if not ends:
+            raise UserError(
+                "nothing says how long to train.", "Set runconfig.max_steps or num_epochs, or give --max_steps."
+            )
+        return min(ends)
+
+    def _check_alignment(self, last_step: int, eval_every: int) -> None:
+        """A device that takes several steps a call can stop only between calls."""
+        every = self._session.steps_per_call
+        asked = {
+            "log_steps": self._config.log_steps,
+            "checkpoint_steps": self._config.checkpoint_steps,
+            "eval_frequency": eval_every,
+            "the last step": last_step,
+        }
+        for name, steps in asked.items():
+            if steps % every:
+                raise UserError(
+                    f"this target takes {every} steps a call, and {name} is {steps}.", f"Make it a multiple of {every}."
+                )
+
+    def train(self, *, evaluates: bool) -> None:
+        config, last_step = self._config, self.last_step()
+        self._outcome.step = self._step
+        if self._step >= last_step:
+            self._console.note(f"already at step {self._step} of {last_step}: nothing to train. Raise max_steps to go on.")
+            if evaluates:
+                self.evaluate()
+            return
+        eval_every = config.eval_every if evaluates else 0
+        self._check_alignment(last_step, eval_every)
+        writer = None
+        # Every process takes part in reading the state, which may be spread over them; the first one writes it.
+        if config.checkpoint_steps != 0 and self._world.is_main:
+            writer = CheckpointWriter(self._model_dir, config.max_checkpoints, self._console.warning)
+        log = self._open_log("train") if self._world.is_main else None
+        progress = Progress("train", last_step, self._console, start=self._step, shown=self._world.is_main)
+        started = time.perf_counter()
+        try:
+            with progress:
+                if config.save_initial_checkpoint and self._step == 0:
+                    self._save(writer)
+                while self._step < last_step:
+                    end = min(last_step, (self._step // eval_every + 1) * eval_every) if eval_every else last_step
+                    self._run_stretch(end, last_step, writer, log, progress)
+                    if self._signals.requested:
+                        break
+                    if evaluates:
+                        self.evaluate(log)
+        finally:
+            self._outcome.seconds = time.perf_counter() - started
+            self._outcome.step = self._step
+            if log is not None:
+                log.close()
+            if writer is not None:
+                writer.close()
+        if self._signals.requested:
+            self._outcome.status = self._signals.exit_status
+            saved = f"saved checkpoint_{self._step}" if config.checkpoint_steps != 0 else "checkpoint_steps is 0, so nothing was saved"
+            self._console.note(f"stopped by {self._signals.reason} at step {self._step}: {saved}. The same command resumes.")
+
+    def _run_stretch(
+        self, end: int, last_step: int, writer: CheckpointWriter | None, log: RunLog | None, progress: Progress
+    ) -> None:
+        config = self._config
+        signals = self._signals
+        stretch = Stretch(
+            first_step=self._step,
+            last_step=end,
+            log_steps=config.log_steps,
+            boundary_steps=config.checkpoint_steps,
+            should_stop=lambda: signals.requested,
+        )
+        before, samples_before = time.perf_counter(), self._session.counters().get("num_samples")
+        for event in self._session.train(stretch):
+            self._step = event.step
+            if event.kind == "boundary":
+                wanted = config.checkpoint_steps and (
+                    event.step % config.checkpoint_steps == 0 or event.step == last_step or event.step != end
+                )
+                if wanted:
+                    self._save(writer)
+                continue
+            now = time.perf_counter()
+            values = dict(event.values)
+            samples = values.pop("num_samples", None)
+            values["steps_per_second"] = len(event.losses) / max(now - before, 1e-9)
+            if samples is not None and samples_before is not None:
+                values["samples_per_second"] = (samples - samples_before) / max(now - before, 1e-9)
+            before, samples_before = now, samples
+            self._outcome.values.update({f"train/{k}": values[k] for k in ("loss", "learning_rate") if k in values})
+            self._write(log, event, values)
+            progress.update(event.step, values)
+
+    def _write(self, log: RunLog | None, event: Event, values: dict[str, float]) -> None:
+        if log is None:
+            return
+        log.write("train", event.step, values, event.losses if self._config.save_losses else ())
+
+    def _save(self, writer: CheckpointWriter | None) -> None:
+        if self._step == self._saved_step:
+            return
+        shards, counters = self._session.state(), self._session.counters()
+        if writer is not None:
+            writer.save(self._step, shards, counters)
+        else:
+            for _ in shards:  # take part in gathering it
+                pass
+        self._saved_step = self._step
+        self._outcome.checkpoint = str(self._model_dir / f"checkpoint_{self._step}")
+
+    def evaluate(self, log: RunLog | None = None) -> dict[str, float]:
+        """Evaluates the weights as they are and logs the result at the current step."""
+        own_log = log is None and self._world.is_main
+        log = self._open_log("eval") if own_log else log
+        progress = Progress("eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False)
+        with progress:
+            values = self._session.evaluate(self._config.eval_steps, lambda done: progress.update(done, {}))
+        if log is not None:
+            log.write("eval", self._step, values)
+            if own_log:
+                log.close()
+        self._outcome.values.update({_eval_name(name): value for name, value in values.items()})
+        if self._world.is_main:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self._console.info(f"eval at step {self._step}: {shown}")
+        return values
+
+    def at_step(self, step: int) -> None:
+        self._step = step
+        self._outcome.step = step
+
+    def _open_log(self, kind: str) -> RunLog:
+        step = self._step if kind == "train" else None
+        return RunLog(self._model_dir / kind, enable_summaries=self._config.enable_summaries, step=step, console=self._console)
+
+
+def _eval_name(name: str) -> str:
+    return name if name.startswith("eval/") else f"eval/{name}"
+
+

@@ -1,0 +1,56 @@
+"""What all tests share: small model folders, and counting skips aloud."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two cores: more threads make small steps slower
+
+FC_MNIST = Path(__file__).parents[1] / "src" / "portwright" / "models" / "fc_mnist"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons: dict[str, int] = {}
+    for report in skipped:
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason] = reasons.get(reason, 0) + 1
+    terminalreporter.write_line(f"skipped: {len(skipped)}")
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"  {count} x {reason}")
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A copy of fc_mnist that a test may change."""
+    folder = tmp_path / "mymodel"
+    shutil.copytree(FC_MNIST, folder, ignore=shutil.ignore_patterns("__pycache__", "model_dir"))
+    return folder
+
+
+RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_script() -> RunScript:
+    """Runs a model folder's run.py in a process of its own."""
+
+    def run(folder: Path, *arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> Any:
+        return subprocess.run(
+            [sys.executable, "run.py", *arguments],
+            cwd=folder,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "400", **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
