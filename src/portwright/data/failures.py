@@ -6,7 +6,7 @@ import pickle
 import re
 import traceback
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch.utils.data import Subset
 
@@ -74,7 +74,7 @@ def make_portable(failure: Failure) -> Failure:
     return Failure(failure.stage, failure.where, error, failure.described, remote)
 
 
-def raise_failure(failure: Failure, *, name: str, dataset: str, epoch: int, batch: int) -> None:
+def raise_failure(failure: Failure, *, name: str, dataset: str, epoch: int, batch: int) -> NoReturn:
     """Raises the failure as a UserError whose cause is the original exception."""
     error = failure.error
     if failure.remote_traceback:
@@ -86,6 +86,13 @@ def raise_failure(failure: Failure, *, name: str, dataset: str, epoch: int, batc
     }[failure.stage]
     cure = error.cure if isinstance(error, PortwrightError) and error.cure else _CURES[failure.stage]
     raise UserError(f"{name}: {doing} (epoch {epoch}, batch {batch}): {failure.described}", cure) from error
+
+
+def too_short_error(name: str, what: str, batch: int) -> UserError:
+    return UserError(
+        f"{name}: the checkpoint continues at batch {batch} of an epoch, and {what} gives fewer.",
+        "Give back the data of the interrupted run, or start anew in another model_dir.",
+    )
 
 
 def name_of(dataset: Any) -> str:
@@ -112,6 +119,8 @@ def name_sample(dataset: Any, index: Any) -> str:
 
 def name_samples(indices: Any) -> str:
     shown = [_show_index(index) for index in indices]
+    if not shown:
+        return "a batch of no samples"
     return f"one of samples {', '.join(shown[:16])}{', …' if len(shown) > 16 else ''}"
 
 

@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from portwright.data.failures import Failure, describe, name_sample, name_samples
 
-Mark = Callable[[int], None]  # told the place in the batch of the sample that is about to be read
+Mark = Callable[
+    [int], None
+]  # told the place in its batch of the sample that comes next; -1: none in particular
 
 
 class SampleFetch:
@@ -43,6 +45,8 @@ class SampleFetch:
                     samples.append(dataset[index])
             except Exception as error:
                 return _load_failure(name_sample(dataset, list(indices)[len(samples)]), error)
+        if mark is not None:
+            mark(-1)
         try:
             return self._collate_fn(samples)
         except Exception as error:

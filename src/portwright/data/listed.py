@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from portwright.data.failures import Failure, describe, raise_failure
+from portwright.data.failures import Failure, describe, raise_failure, too_short_error
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples, part_bounds
 from portwright.errors import UserError
@@ -50,7 +50,7 @@ class ListSource:
         batches, counts = self._batches, self._counts
         stop = len(batches)
         if start > stop:
-            raise self._shared.too_short_error(f"the {self._what}", start)
+            raise too_short_error(self._shared.name, f"the {self._what}", start)
         if counts is not None and self._splitter is None:
             for number in range(start, stop):
                 yield number, batches[number], counts[number]

@@ -16,6 +16,7 @@ from portwright.data.failures import (
     name_sample,
     name_samples,
     raise_failure,
+    too_short_error,
 )
 from portwright.data.fetch import make_fetch
 from portwright.data.order import find_distributed_sampler, make_order
@@ -96,7 +97,7 @@ class MapSource:
 
     def read(self, epoch: int, start: int) -> Iterator[Numbered]:
         if self.end is not None and start > self.end:
-            raise self._shared.too_short_error(self._what, start)
+            raise too_short_error(self._shared.name, self._what, start)
         pinned = pins(self._loader)
         if self._loader.num_workers == 0 and not pinned:
             fetch = self._fetch
@@ -171,9 +172,13 @@ class MapSource:
         return name_samples(indices) if place < 0 else name_sample(self._loader.dataset, indices[place])
 
     def _workers_error(self, error: Exception, epoch: int) -> UserError:
-        number = self._shards.in_flight[0][0].number if self._shards.in_flight else 0
+        where = f"epoch {epoch}"
+        if self._shards.in_flight:
+            task = self._shards.in_flight[0][0]
+            place = -1 if self._progress is None else self._progress.place_in(task.number)
+            where = f"at {self._name_place(task.indices, place)}, {where}, batch {task.number}"
         return UserError(
-            f"{self._shared.name}: the workers of {self._what} failed (epoch {epoch}, batch {number}): {describe(error)}",
+            f"{self._shared.name}: the workers of {self._what} failed ({where}): {describe(error)}",
             "Set num_workers to 0 to see whether the data or the processes are at fault.",
         )
 
@@ -187,11 +192,10 @@ class MapSource:
         if not self._order.is_repeatable:
             return None
         for task, counts in self._shards.read(epoch, number):
-            if self._loader.num_workers == 0:
+            with RandomStream(
+                derive_seed(self._shared.seed, epoch, task.number, task.offset)
+            ):  # as in a worker
                 batch = self._fetch(task.indices)
-            else:
-                with RandomStream(derive_seed(self._shared.seed, epoch, task.number, task.offset)):
-                    batch = self._fetch(task.indices)
             finished = self._finish(task, counts, batch)
             return None if finished is None else finished[1]
         return None

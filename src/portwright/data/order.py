@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -18,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from portwright.data.failures import describe
+from portwright.data.failures import describe, too_short_error
 from portwright.data.seeding import RandomStream, derive_seed, make_generator
 from portwright.errors import UserError
 
@@ -183,17 +184,31 @@ class DrawnOrder:
             for _ in self._draw(self._num_passes):
                 pass
         items = self._draw(epoch)
+        stride = self.batch_size or 1
+        num_skipped = sum(1 for _ in islice(items, start * stride))
+        if start and num_skipped <= (start - 1) * stride:
+            raise too_short_error(self._name, f"sampler {type(self._sampler).__name__}", start)
         if self.batch_size is None:
-            yield from islice(enumerate(items), start, None)
+            for number, item in enumerate(items, start):
+                yield number, self._as_indices(item) if self.is_batched else item
             return
-        for _ in islice(items, start * self.batch_size):
-            pass
         number = start
         while indices := list(islice(items, self.batch_size)):
             if len(indices) < self.batch_size and self._drop_last:
                 return
             yield number, indices
             number += 1
+
+    def _as_indices(self, item: Any) -> Any:
+        if isinstance(item, (list, tuple, torch.Tensor, np.ndarray)):
+            return item
+        try:
+            return list(item)
+        except TypeError as error:
+            raise UserError(
+                f"{self._name}: batch_sampler {type(self._sampler).__name__} gave {item!r}, which is no list of indices.",
+                "A batch_sampler gives one list of indices for each batch; single ones belong to sampler=.",
+            ) from error
 
     def _draw(self, epoch: int) -> Iterator[Any]:
         seed = derive_seed(self._seed, "sampler", epoch)

@@ -53,12 +53,6 @@ class Shared:
             "Look at its paths and filters: it has to give at least one.",
         )
 
-    def too_short_error(self, what: str, batch: int) -> UserError:
-        return UserError(
-            f"{self.name}: the checkpoint continues at batch {batch} of an epoch, and {what} has fewer batches.",
-            "Give back the data of the interrupted run, or start anew in another model_dir.",
-        )
-
 
 class Source(Protocol):
     """An input that can be read from any batch of any epoch."""

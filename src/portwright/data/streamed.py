@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from portwright.data.failures import Failure, describe, describe_death, name_of, raise_failure
+from portwright.data.failures import (
+    Failure,
+    describe,
+    describe_death,
+    name_of,
+    raise_failure,
+    too_short_error,
+)
 from portwright.data.order import is_resumed_by_itself, iterates_like
 from portwright.data.seeding import RandomStream, derive_seed
 from portwright.data.source import Numbered, Shared
@@ -166,7 +173,7 @@ class StreamSource:
         for number in range(start):
             batch = next(batches, _NOTHING_MORE)
             if batch is _NOTHING_MORE:
-                raise self._shared.too_short_error(self._what, start)
+                raise too_short_error(self._shared.name, self._what, start)
             if type(batch) is Failure:
                 raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
 

@@ -40,12 +40,19 @@ class Progress:
     def mark(self, worker: int, sample: int) -> None:
         self._cells[_CELLS * worker + 2] = sample
 
+    def place_in(self, batch: int) -> int:
+        """Gives the place in a batch that some worker is at, or -1."""
+        for at in range(0, len(self._cells), _CELLS):
+            if self._cells[at] and self._cells[at + 1] == batch:
+                return int(self._cells[at + 2])
+        return -1
+
     def find(self, error: BaseException) -> tuple[int, int] | None:
         """Gives the batch and the place in it (-1: unknown) at which the worker died that torch speaks of."""
         dead = dead_worker_pids(error)
         for at in range(0, len(self._cells), _CELLS):
             if self._cells[at] in dead:
-                return self._cells[at + 1], self._cells[at + 2]
+                return int(self._cells[at + 1]), int(self._cells[at + 2])
         return None
 
 
