@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 _NOTE = 25  # above info, so that whoever wants warnings alone is spared
 
-# Each refresh takes the interpreter from the training thread for about half a millisecond.
+# Each refresh takes the interpreter from the training thread for a fifth of a millisecond.
 REFRESHES_PER_SECOND = 2
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
