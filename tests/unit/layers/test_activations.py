@@ -144,6 +144,7 @@ def test_compiles_copies_and_keeps_half_types(name):
     assert pickle.loads(pickle.dumps(activation))(torch.ones(2)).shape == activation(torch.ones(2)).shape
     assert copy.deepcopy(activation)(torch.ones(4)).shape == activation(torch.ones(4)).shape
     x = torch.randn(3, 4)
+    torch.compiler.reset()  # one lambda compiled for every name would be a recompilation too many
     compiled = torch.compile(lambda tensor: activation(tensor), fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), activation(x))
     for dtype in (torch.bfloat16, torch.float16):
