@@ -23,7 +23,7 @@ def apply_override(text: str, params: dict[Any, Any]) -> Override:
 
     A part of the path that is a number is an index where it meets a list.
     """
-    shown = f"-D {text}"
+    shown = f"-D {text if text.isprintable() else repr(text)}"
     keys, equals, value_text = text.partition("=")
     parts = [part.strip() for part in keys.split(".")]
     if not equals or not all(parts) or len(parts) < 2:

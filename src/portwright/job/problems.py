@@ -72,7 +72,7 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str] 
 
 
 def dotted(path: KeyPath) -> str:
-    return ".".join(str(part) for part in path)
+    return ".".join(str(part) if str(part).isprintable() and part != "" else repr(part) for part in path)
 
 
 def show(value: object) -> str:
@@ -210,7 +210,7 @@ def _two_spellings(
     seen: dict[str, Any] = {}
     for key, value in values.items():
         first = seen.setdefault(model.aliases.get(key, key), key)
-        if not same_value(values[first], value):
+        if first != key and not same_value(values[first], value):
             yield Problem(
                 (*at, first),
                 f"'{first}' is {show(values[first])}, but '{key}', another spelling of it, is {show(value)}",

@@ -112,4 +112,5 @@ class Section(pydantic.BaseModel):
 
 def same_value(one: object, other: object) -> bool:
     """Whether two values of a YAML file mean the same; `true` and 1 do not."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    is_nan = one != one and other != other
+    return is_nan or (one == other and isinstance(one, bool) == isinstance(other, bool))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from portwright.errors import NonFiniteError
+from portwright.errors import ExitStatus, NonFiniteError
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.batches import walk_tensors
 from portwright.runtime.rng import untouched_rng
@@ -22,9 +22,15 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def explain_non_finite(
     module: LossModule, batch: Any, *, step: int, batch_name: str, loss: float, device: torch.device
 ) -> NonFiniteError:
-    """Replays the forward pass of the offending batch and names the first tensor that is not finite."""
+    """Replays the forward pass of the offending batch and names the first tensor that is not finite.
+
+    Where already the first batch of a run is to blame, nothing was trained yet: that is bad input, and ends as such.
+    """
     where, cure = _find(module, batch, device)
-    return NonFiniteError(f"the loss is {loss} at step {step}, {batch_name}: {where}.", cure)
+    error = NonFiniteError(f"the loss is {loss} at step {step}, {batch_name}: {where}.", cure)
+    if step == 1 and where.startswith("batch"):
+        error.status = ExitStatus.USAGE
+    return error
 
 
 def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, str]:

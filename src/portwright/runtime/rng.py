@@ -22,7 +22,7 @@ def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words], dtype=torch.int64),
-        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
         "numpy": torch.tensor([int(position), int(has_gauss), *keys.tolist()], dtype=torch.int64),  # type: ignore[union-attr]
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
     }
@@ -33,11 +33,12 @@ def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
 
 def restore_rng(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
     if "torch" in states:
-        torch.set_rng_state(states["torch"].to("cpu", torch.uint8))
+        # Copied, because torch reads the state from the start of its storage, whatever the tensor's offset into it.
+        torch.set_rng_state(states["torch"].to("cpu", torch.uint8, copy=True))
     if "python" in states:
         version, *words = states["python"].tolist()
-        gauss = states["python_gauss"].item()
-        random.setstate((version, tuple(words), None if gauss != gauss else gauss))
+        gauss = states["python_gauss"].tolist()
+        random.setstate((version, tuple(words), gauss[0] if gauss else None))
     if "numpy" in states:
         position, has_gauss, *keys = states["numpy"].tolist()
         np.random.set_state(

@@ -45,15 +45,16 @@ class ClassCountMetric(Metric):
         if self.ignore_index is not None:
             is_padding = is_padding | (label == self.ignore_index)
         is_valid = self._is_class(label) & self._is_class(prediction)
-        weight = torch.where(is_padding | ~is_valid, 0.0, weight)
+        counts = is_valid & ~is_padding
         # What does not count goes to class 0 with weight 0: dropping it would need its number on the host.
-        label = torch.where(is_padding | ~is_valid, 0, label).long()
-        prediction = torch.where(is_padding | ~is_valid, 0, prediction).long()
+        weight = torch.where(counts, weight, 0.0)
+        label = torch.where(counts, label, 0).long()
+        prediction = torch.where(counts, prediction, 0).long()
         self.add(
             both=self._count(label, torch.where(label == prediction, weight, 0.0)),
             predicted=self._count(prediction, weight),
             actual=self._count(label, weight),
-            invalid=(~is_padding & ~is_valid).sum(),
+            invalid=(~(is_padding | is_valid)).sum(),
         )
 
     def counts(self, sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
