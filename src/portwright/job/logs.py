@@ -54,9 +54,7 @@ class RunLog:
         self._thread = threading.Thread(target=self._run, name="portwright-log", daemon=True)
         self._thread.start()
 
-    def write(
-        self, kind: Kind, step: int, values: Mapping[str, float], losses: Sequence[float] = ()
-    ) -> None:
+    def write(self, kind: Kind, step: int, values: Mapping[str, float], losses: Sequence[float] = ()) -> None:
         """Logs the values of a step; returns before they are on the disk.
 
         `losses` are those of every step since the last logged one, and go into the JSONL line alone.

@@ -232,6 +232,14 @@ def test_tensorboard_shows_training_and_evaluation(tmp_path: Path, console: Cons
     assert math.isnan(scalars["loss"][1][1])
 
 
+def test_losses_of_the_steps_between_are_in_the_json_alone(tmp_path: Path, console: Console) -> None:
+    with _open(tmp_path, console, summaries=True) as log:
+        log.write("train", 3, {"loss": 1.0}, losses=[3.0, math.inf, 1.0])
+    json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=_reject)
+    assert read_metrics(tmp_path)[0]["losses"] == [3.0, None, 1.0]
+    assert _scalars(tmp_path) == {"loss": [(3, 1.0)]}
+
+
 def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path, console: Console) -> None:
     with _open(tmp_path, console, summaries=True) as log:
         for step in (10, 20, 30, 40):
