@@ -159,7 +159,8 @@ def _explain_syntax(error: yaml.MarkedYAMLError) -> tuple[str, str]:
             "not valid YAML: a ':' where none may stand",
             "Check the indentation, and quote texts that contain ': '.",
         )
-    context = f"{error.context}: " if error.context else ""
+    begun = f" (line {error.context_mark.line + 1})" if error.context_mark else ""
+    context = f"{error.context}{begun}: " if error.context else ""
     return f"not valid YAML: {context}{problem}", "Check indentation, brackets and quotes near this line."
 
 
