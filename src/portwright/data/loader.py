@@ -107,7 +107,8 @@ class ResumableLoader:
     def position(self) -> dict[str, Any]:
         """Gives the place of the next batch that has not been handed out, as JSON."""
         epoch, batch, state = self._epoch, self._batch, self._source.state()
-        if batch and (batch == self._source.end or (state is not None and state["has_ended"])):
+        has_ended = state is not None and state.pop("has_ended")
+        if batch and (batch == self._source.end or has_ended):
             epoch, batch = epoch + 1, 0
         position = {"epoch": epoch, "batch": batch, "samples": self._samples, "batch_size": self.batch_size}
         return position if state is None else {**position, "state": state}

@@ -133,7 +133,7 @@ class MapSource:
 
     def _in_workers(self, epoch: int) -> Iterator[Any]:
         try:
-            loader = self._parallel or self._start()
+            loader = self._start() if self._parallel is None else self._parallel
             # Workers that outlive an epoch are seeded once, so that they are so after a resume too.
             self._generator.manual_seed(
                 derive_seed(self._shared.seed, 0 if loader.persistent_workers else epoch)

@@ -68,7 +68,10 @@ class Source(Protocol):
         ...
 
     def state(self) -> dict[str, Any] | None:
-        """Gives what it takes to continue here without reading again, as JSON; None: nothing does."""
+        """Gives what it takes to continue here without reading again, as JSON; None: nothing does.
+
+        `has_ended` in it says whether the epoch is known to have nothing more.
+        """
         ...
 
     def load_state(self, state: dict[str, Any] | None) -> None: ...

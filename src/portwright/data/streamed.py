@@ -229,7 +229,7 @@ class StreamSource:
 
     def state(self) -> dict[str, Any] | None:
         if self._pending is not None:
-            return self._pending
+            return {**self._pending, "has_ended": False}
         if not self._is_stateful or not self._has_begun:
             return None
         state = self._inner.state_dict()
@@ -246,8 +246,7 @@ class StreamSource:
         return {"dataset": copied, "random": self._random.state(), "has_ended": self._batches.has_ended}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
-        # An epoch that had ended has become the start of the next one in the position.
-        self._pending = {**state, "has_ended": False} if state is not None and self._is_stateful else None
+        self._pending = state if self._is_stateful else None
 
     def reread(self, epoch: int, number: int) -> Any | None:
         return None

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
 from portwright.data.fetch import SampleFetch, TensorFetch
 from portwright.data.seeding import derive_seed, seed_process
+from portwright.job.signals import shield_worker
 
 _CELLS = 3  # of each worker: its process, the batch and the sample that it is at
 
@@ -162,6 +163,7 @@ class WorkerInit:
         self._worker_init_fn = worker_init_fn
 
     def __call__(self, worker: int) -> None:
+        shield_worker()
         info: Any = get_worker_info()
         wrapper: WorkerFetch | StreamBatches = info.dataset
         object.__setattr__(info, "dataset", wrapper.inner)  # torch guards it against chance, not against this

@@ -38,7 +38,7 @@ def run(
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
     console = Console(level=_level(argv))
-    with StopSignals() as signals:
+    with StopSignals(console.note) as signals:
         try:
             arguments = parse_arguments(argv, extra_args_parser_fn)
             for line in arguments.notes:

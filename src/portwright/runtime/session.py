@@ -368,6 +368,7 @@ class TorchSession:
         return {
             "data": self._train_loader.position(),
             "num_samples": self._num_samples,
+            "unlogged_losses": list(self._losses),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "world_size": self._world.size,
         }
@@ -394,6 +395,7 @@ class TorchSession:
         self._train_loader.seek(counters["data"])
         self._batches = None
         self._num_samples = int(counters["num_samples"])
+        self._losses[:] = counters.get("unlogged_losses", [])
         if self._scaler is not None and counters.get("scaler"):
             self._scaler.load_state_dict(counters["scaler"])
         if counters.get("world_size", 1) == self._world.size:
