@@ -56,7 +56,12 @@ class Section(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,  # a run needs a few of some thirty sections, and --help none
     )
 
     aliases: ClassVar[Mapping[str, str]] = {}

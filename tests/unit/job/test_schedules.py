@@ -244,6 +244,7 @@ def test_polynomial_that_cycles_stretches_to_the_next_multiple() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.4 warns of itself
 def test_a_list_is_torchs_sequential() -> None:
     ours = rates_of(
         [
