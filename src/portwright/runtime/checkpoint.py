@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime.checkpoint_files import TensorSpec, read_specs, read_tensors
 from portwright.runtime.checkpoint_find import (
     CheckpointInfo,
     find_last_good,
@@ -24,10 +25,7 @@ from portwright.runtime.checkpoint_format import (
     MANIFEST_FILE,
     MODEL_FILE,
     STATE_FILE,
-    TensorSpec,
     parse_manifest,
-    read_specs,
-    read_tensors,
     restore,
     shard_name_of,
 )

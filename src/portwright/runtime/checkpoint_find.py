@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portwright.runtime.checkpoint_files import hash_file
 from portwright.runtime.checkpoint_format import (
     FOLDER_NAME,
     FORMAT_VERSION,
@@ -16,7 +17,6 @@ from portwright.runtime.checkpoint_format import (
     MODEL_FILE,
     STATE_FILE,
     Manifest,
-    hash_file,
     parse_manifest,
 )
 

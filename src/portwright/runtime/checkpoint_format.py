@@ -1,15 +1,12 @@
 """What lies in a checkpoint folder, byte for byte.
 
-    checkpoint_{step}/
-      model.safetensors      weights and buffers under their state_dict names: other tools read this file
-      optimizer.safetensors  optimizer state, `<parameter name>/<state name>`
-      rng.safetensors        generator states, `<rank>/<generator>`
-      extra.safetensors      shards of any other kind, under their whole names; only when there are any
-      state.json             step, counters, and which tensors safetensors could not hold as they are
-      manifest.json          size and sha256 of each file, and of itself; written last
-
-The safetensors files are written here and not by the library, which copies all of a file's tensors first and
-cannot hash what it writes; measured on 400 MB: 0.34 s of one core here, 0.7 to 1.0 s there and 0.27 s to hash.
+checkpoint_{step}/
+  model.safetensors      weights and buffers under their state_dict names: other tools read this file
+  optimizer.safetensors  optimizer state, `<parameter name>/<state name>`
+  rng.safetensors        generator states, `<rank>/<generator>`
+  extra.safetensors      shards of any other kind, under their whole names; only when there are any
+  state.json             step, counters, and which tensors safetensors could not hold as they are
+  manifest.json          size and sha256 of each file, and of itself; written last
 """
 
 from __future__ import annotations
@@ -17,11 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -36,7 +31,7 @@ FILE_OF_KIND = {"model": MODEL_FILE, "optimizer": "optimizer.safetensors", "rng"
 FOLDER_NAME = re.compile(r"checkpoint_(0|[1-9][0-9]*)", re.ASCII)
 
 # The dtypes that every safetensors >= 0.4.3 reads. Others are stored in a form it does read, and noted.
-_CODE_OF_DTYPE = {
+CODE_OF_DTYPE = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -50,26 +45,6 @@ _CODE_OF_DTYPE = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPE_OF_CODE = {code: dtype for dtype, code in _CODE_OF_DTYPE.items()} | {
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "C64": torch.complex64,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}
-
-_CHUNK_BYTES = 4 << 20  # hashed and written without the interpreter lock; larger gains nothing
-_SMALL_BYTES = 64 << 10  # joined before they are written: a call a tensor would cost more than its bytes
-_JOINED_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """What can be known of a tensor without reading it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,7 @@ def storable(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, dict[str, s
     note: dict[str, str] = {}
     if name == "__metadata__" or not _is_unicode(name):
         note["name"] = name
-    if tensor.dtype not in _CODE_OF_DTYPE:
+    if tensor.dtype not in CODE_OF_DTYPE:
         note["dtype"] = str(tensor.dtype).removeprefix("torch.")
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
@@ -148,148 +123,6 @@ def _is_unicode(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> FileEntry:
-    """Writes a safetensors file of tensors in storable form, hashing on the way."""
-    # Wider elements first, so that each tensor lies at a multiple of its element's size, as readers want it.
-    ordered = sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _CODE_OF_DTYPE[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with _HashedFile(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            if tensor.numel():
-                file.write(_bytes_of(tensor))
-        return file.finish()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's own memory where it is contiguous."""
-    tensor = tensor.contiguous()
-    # Not view(-1): a tensor of one element may have any stride and still be contiguous.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
-def write_text(path: Path, text: str) -> FileEntry:
-    """Writes a text file, hashing on the way."""
-    with _HashedFile(path) as file:
-        file.write(text.encode())
-        return file.finish()
-
-
-class _HashedFile:
-    """A new file that knows the sha256 of what was written to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=0)
-        self._sha256 = hashlib.sha256()
-        self._size = 0
-        self._small: list[memoryview | bytes] = []
-        self._small_bytes = 0
-
-    def __enter__(self) -> _HashedFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def write(self, data: memoryview | bytes) -> None:
-        if len(data) < _SMALL_BYTES:
-            self._small.append(data)
-            self._small_bytes += len(data)
-            if self._small_bytes >= _JOINED_BYTES:
-                self._write_small()
-        else:
-            self._write_small()
-            self._write_chunks(memoryview(data))
-
-    def finish(self) -> FileEntry:
-        self._write_small()
-        return FileEntry(self._size, self._sha256.hexdigest())
-
-    def _write_small(self) -> None:
-        if self._small:
-            self._write_chunks(memoryview(b"".join(self._small)))
-            self._small.clear()
-            self._small_bytes = 0
-
-    def _write_chunks(self, data: memoryview) -> None:
-        for start in range(0, len(data), _CHUNK_BYTES):
-            chunk = data[start : start + _CHUNK_BYTES]
-            self._sha256.update(chunk)
-            self._size += len(chunk)
-            while chunk:  # an unbuffered write may take a part
-                chunk = chunk[self._file.write(chunk) or 0 :]
-
-
-def hash_file(path: Path) -> FileEntry:
-    """Reads a file through."""
-    digest = hashlib.sha256()
-    size = 0
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-    return FileEntry(size, digest.hexdigest())
-
-
-def read_specs(path: Path) -> dict[str, tuple[TensorSpec, int]]:
-    """The specification of each tensor in a safetensors file, and where its bytes begin.
-
-    The file must have been verified, or opened once by the library: what a header may say is not checked here.
-    """
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    unknown = sorted({entry["dtype"] for entry in header.values()} - _DTYPE_OF_CODE.keys())
-    if unknown:
-        raise UserError(
-            f"{path} holds tensors of type {', '.join(unknown)}, which this version cannot read.",
-            f"Convert it to one of {', '.join(_DTYPE_OF_CODE)}.",
-        )
-    return {
-        name: (
-            TensorSpec(tuple(entry["shape"]), _DTYPE_OF_CODE[entry["dtype"]]),
-            8 + header_bytes + int(entry["data_offsets"][0]),
-        )
-        for name, entry in header.items()
-    }
-
-
-def read_tensors(
-    path: Path, places: Mapping[str, tuple[TensorSpec, int]]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Reads tensors of a safetensors file into memory of their own, one at a time."""
-    with path.open("rb", buffering=0) as file:
-        for name, (spec, start) in sorted(places.items(), key=lambda item: item[1][1]):
-            tensor = torch.empty(spec.shape, dtype=spec.dtype)
-            if tensor.numel():
-                view = _bytes_of(tensor)
-                file.seek(start)
-                while view:
-                    count = file.readinto(view)
-                    if not count:
-                        raise UserError(
-                            f"{path} became shorter while it was read.",
-                            "Something else writes to it: stop that, and choose another checkpoint.",
-                        )
-                    view = view[count:]
-            yield name, tensor
 
 
 def render_manifest(manifest: Manifest) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from portwright.errors import PortwrightError, UserError
 from portwright.job.rundir import atomic_directory, remove_directory
+from portwright.runtime.checkpoint_files import write_tensors, write_text
 from portwright.runtime.checkpoint_find import list_checkpoints, newest_first
 from portwright.runtime.checkpoint_format import (
     FILE_OF_KIND,
@@ -27,8 +28,6 @@ from portwright.runtime.checkpoint_format import (
     render_manifest,
     storable,
     stored_name,
-    write_tensors,
-    write_text,
 )
 from portwright.target import Shard
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime import checkpoint_find
 from portwright.runtime.checkpoint import (
     CheckpointWriter,
     find_last_good,
@@ -17,6 +18,8 @@ from portwright.runtime.checkpoint import (
     read_checkpoint,
     verify_checkpoint,
 )
+from portwright.runtime.checkpoint_files import hash_file
+from portwright.runtime.checkpoint_format import Manifest, parse_manifest, render_manifest
 from portwright.target import Shard
 
 
@@ -184,8 +187,6 @@ def test_copy_to_another_folder_keeps_the_order(tmp_path: Path) -> None:
 
 def test_checkpoint_pruned_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation beside a training: the only checkpoint is replaced by a newer one in the meantime."""
-    from portwright.runtime import checkpoint_find
-
     save(tmp_path, 1)
     verify = checkpoint_find.verify_checkpoint
 
@@ -203,8 +204,6 @@ def test_checkpoint_pruned_while_it_is_looked_at(tmp_path: Path, monkeypatch: py
 
 
 def test_state_that_contradicts_the_manifest(good: Path) -> None:
-    from portwright.runtime.checkpoint_format import Manifest, hash_file, parse_manifest, render_manifest
-
     manifest = parse_manifest((good / "manifest.json").read_bytes())
     for state, problem in (
         ({"format": 1, "step": 6, "counters": {}, "stored": {}}, "of step 6"),
@@ -219,8 +218,6 @@ def test_state_that_contradicts_the_manifest(good: Path) -> None:
 
 
 def test_manifest_cannot_point_elsewhere(good: Path) -> None:
-    from portwright.runtime.checkpoint_format import Manifest, hash_file, parse_manifest, render_manifest
-
     manifest = parse_manifest((good / "manifest.json").read_bytes())
     (good.parent / "outside").write_text("")
     files = {**manifest.files, "../outside": hash_file(good.parent / "outside")}
