@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -167,9 +168,16 @@ def _is_dense(parameter: Tensor) -> bool:
     return any(part.is_contiguous(memory_format=order) for order in orders)
 
 
+@functools.cache
 def _has_cuda_adagrad() -> bool:
-    version = torch.__version__.split("+")[0].split(".")
-    return (int(version[0]), int(version[1])) >= (2, 10)
+    """Asks this torch, which does not say so otherwise."""
+    weight = nn.Parameter(torch.ones(1, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    try:
+        torch.optim.Adagrad([weight], fused=True).step()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _check_sparse(model: nn.Module, kind: type[torch.optim.Optimizer], spec: OptimizerParams) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from portwright.runtime.extra_optimizers.moments import count, new_counter, trained
-from portwright.runtime.extra_optimizers.shards import gradient_of, local, mean_squares, part_of, whole
+from portwright.runtime.extra_optimizers.shards import gradient_of, local, mean_square, part_of, whole
 
 
 class Adafactor(Optimizer):
@@ -64,10 +64,10 @@ class Adafactor(Optimizer):
             group["lr"] = min(ceiling, num_steps**-0.5)
         rate: float | Tensor = group["lr"]
         if group["scale_parameter"]:
-            rate = rate * mean_squares([weight], [tensor])[0].sqrt().clamp(min=group["eps"][1])
+            rate = rate * mean_square(weight, tensor).sqrt().clamp(min=group["eps"][1])
         decay = 1.0 - num_steps ** group["decay_rate"]
         update = _direction(gradient_of(tensor), tensor, state, decay, group["eps"][0])
-        size = mean_squares([update], [tensor])[0].sqrt()
+        size = mean_square(update, tensor).sqrt()
         update = update * (rate / (size / group["clip_threshold"]).clamp(min=1.0)).to(update.dtype)
         if group["beta1"] is not None:
             mean = local(state["exp_avg"])

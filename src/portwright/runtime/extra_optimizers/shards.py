@@ -22,7 +22,7 @@ __all__ = [
     "distribute_tensor",
     "gradient_of",
     "local",
-    "mean_squares",
+    "mean_square",
     "part_of",
     "sums_of_squares",
     "whole",
@@ -65,12 +65,9 @@ def sums_of_squares(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Te
     return sums
 
 
-def mean_squares(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """The mean of squares of each tensor over all its parts."""
-    sums = sums_of_squares(parts, parameters)
-    return sums / torch.tensor([parameter.numel() for parameter in parameters], dtype=sums.dtype).to(
-        sums.device
-    )
+def mean_square(part: Tensor, parameter: Tensor) -> Tensor:
+    """The mean of squares of a tensor over all its parts."""
+    return sums_of_squares([part], [parameter])[0] / parameter.numel()
 
 
 def _sum_of_squares(part: Tensor) -> Tensor:
@@ -90,6 +87,9 @@ def _summed_over_processes(sums: Tensor, parameters: Sequence[Tensor]) -> Tensor
                     axes.setdefault(axis, []).append(index)
                     groups[axis] = parameter.device_mesh.get_group(dim)
     for axis, indices in axes.items():
+        if len(indices) == len(parameters):
+            dist.all_reduce(sums, group=groups[axis])
+            continue
         chosen = torch.tensor(indices, device=sums.device)
         message = sums[chosen].contiguous()
         dist.all_reduce(message, group=groups[axis])
