@@ -42,7 +42,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q tests --ignore tests/vendor
 
 test-vendor: $(STAMP) $(CSX)/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
 
 lint: $(STAMP)
 	$(BIN)/python -m portwright.docs docs --check

@@ -101,9 +101,12 @@ def schema(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.")] = None,
 ) -> None:
     """Print the JSON schema of params.yaml, for completion and checking in an editor."""
-    from portwright.job.schema import schema_of_folder
+    from portwright.discover import find_targets
+    from portwright.job.schema import json_schema
+    from portwright.job.user_schema import schema_of_folder
 
-    text = json.dumps(schema_of_folder(folder), indent=2) + "\n"
+    sections = {name: section for target in find_targets().values() for name, section in target.sections.items()}
+    text = json.dumps(json_schema(schema_of_folder(folder) if folder else None, sections), indent=2) + "\n"
     if out is None:
         sys.stdout.write(text)
     else:
@@ -144,16 +147,22 @@ def _print_json(document: Any) -> None:
 def main() -> None:
     """The console script: every error is one line with its cure."""
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False)
     except PortwrightError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(int(error.status))
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(int(ExitStatus.INTERRUPTED))
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:
+        # typer brings its own copy of click, whose usage errors share no public base with ours.
+        if not hasattr(error, "format_message"):
+            raise
+        if error.format_message():
+            print(f"error: {error.format_message()} See 'portwright --help'.", file=sys.stderr)
+        sys.exit(int(ExitStatus.USAGE))
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 if __name__ == "__main__":

@@ -76,11 +76,11 @@ def _cli() -> Iterator[str]:
 
     command: Any = get_command(app)
     for name, sub in sorted(command.commands.items()):
-        arguments = " ".join(p.human_readable_name.upper() for p in sub.params if p.param_type_name == "argument")
+        arguments = " ".join(p.name.upper() for p in sub.params if p.param_type_name == "argument")
         yield f"### portwright {name} {arguments}\n".replace(" \n", "\n")
         yield f"{(sub.help or '').strip()}\n"
         for parameter in sub.params:
-            names = ", ".join(f"`{o}`" for o in parameter.opts) if parameter.param_type_name == "option" else f"`{parameter.human_readable_name.upper()}`"
+            names = ", ".join(f"`{o}`" for o in parameter.opts) if parameter.param_type_name == "option" else f"`{parameter.name.upper()}`"
             yield f"- {names}: {getattr(parameter, 'help', '') or ''}"
         yield ""
     yield "Targets: " + ", ".join(f"{t.name} ({t.summary})" for t in find_targets().values()) + "."

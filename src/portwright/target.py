@@ -165,4 +165,5 @@ class Target:
     why_not: Callable[[], str | None]  # why it cannot run here, with the cure; None when it can
     sections: Mapping[str, type[BaseModel]] = field(default_factory=dict)  # of params.yaml
     flags: tuple[Flag, ...] = ()
+    has_cluster: bool = False  # the keys of runconfig that speak to a vendor's cluster matter here
     preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never

@@ -24,7 +24,7 @@ SMALL_DATA = "\n_read_digits = read_digits\n\ndef read_digits(split):\n    retur
 
 
 def torchrun(folder: Path, num_processes: int, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", "--master_port=0", "run.py"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py"]
     return subprocess.Popen(
         [*command, *arguments],
         cwd=folder,

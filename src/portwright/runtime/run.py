@@ -14,6 +14,7 @@ from portwright.errors import ExitStatus, PortwrightError, UnsupportedError, Use
 from portwright.job.logs import Console
 from portwright.job.params import Params, load_params
 from portwright.job.signals import StopSignals
+from portwright.job.user_schema import schema_of_namespace
 from portwright.runtime.arguments import Arguments, parse_arguments
 from portwright.target import Backend, JobSpec, Session
 
@@ -74,6 +75,9 @@ class _Parts:
 
 def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: StopSignals) -> Outcome:
     params = _load(arguments, parts)
+    unused = () if arguments.target.has_cluster else params.runconfig.cluster_keys()
+    if unused:
+        console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     model_dir = _model_dir(arguments, params)
     reason = arguments.target.why_not()
     if reason is not None:
@@ -117,16 +121,11 @@ def _load(arguments: Arguments, parts: _Parts) -> Params:
 
 
 def _user_schemas(parts: _Parts) -> Mapping[str, Any]:
-    """PARAMS_SCHEMA of the user's utils.py: section name to pydantic class."""
-    modules = [sys.modules.get(getattr(parts.default_params_fn, "__module__", ""), None), sys.modules.get("utils")]
-    for module in modules:
-        schema = getattr(module, "PARAMS_SCHEMA", None)
+    """PARAMS_SCHEMA of the module that set_defaults is in, or of the user's utils.py."""
+    for name in (getattr(parts.default_params_fn, "__module__", None), "utils"):
+        module = sys.modules.get(name) if name else None
+        schema = schema_of_namespace(vars(module), module.__name__) if module is not None else None
         if schema is not None:
-            if not isinstance(schema, Mapping):
-                raise UserError(
-                    f"PARAMS_SCHEMA in {module.__name__} is {type(schema).__name__}.",
-                    "Make it a dict of section name to pydantic class.",
-                )
             return schema
     return {}
 

@@ -8,8 +8,11 @@ of its own.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
 
 from portwright.errors import NonFiniteError, UnsupportedError, UserError
 from portwright.target import Backend, Event, Flag, JobSpec, Shard, Stretch, Target
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
     import torch
 
     from portwright.data.loader import ResumableLoader
+
+
+class ForeignSection(BaseModel):
+    """A section of the model zoo's that the SDK itself checks."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def why_not() -> str | None:
@@ -29,7 +38,7 @@ def why_not() -> str | None:
         return None
     return (
         "the Cerebras SDK is not installed in this environment. It pins torch 2.4.0, so make one for it, "
-        "python3.11 -m venv csx && csx/bin/pip install cerebras_pytorch==2.10.0 portwright, and use its python."
+        "python3.11 -m venv csx; csx/bin/pip install cerebras_pytorch==2.10.0 portwright; then use csx/bin/python."
     )
 
 
@@ -128,16 +137,19 @@ class CsxSession:
             num_steps=num_steps,
             checkpoint_steps=stretch.boundary_steps or None,
         )
-        step = stretch.first_step
-        for batch in executor:
+        step, batches = stretch.first_step, iter(executor)
+        batch = next(batches, None)
+        while batch is not None:
             for group in optimizer.param_groups:
                 group["lr"] = self._schedule(step)
             keep(step_once(batch))
             step += 1
-            self._num_samples += batch_size
+            # Closures run when the next batch is asked for: only then are this step's loss and state there to be read.
+            batch = next(batches, None)
             stopping = stretch.should_stop()
-            if self._job.params.runconfig.check_loss_values and losses and not _is_finite(losses[-1]):
+            if self._job.params.runconfig.check_loss_values and not math.isfinite(losses[-1]):
                 raise NonFiniteError(f"the loss is {losses[-1]} at step {step}.", "Lower the learning rate, or look at the data.")
+            self._num_samples += batch_size
             if stretch.is_logged(step) or stopping:
                 values = {"loss": losses[-1], "learning_rate": self._schedule(step - 1), "num_samples": float(self._num_samples)}
                 yield Event("log", step, values, tuple(losses))
@@ -262,10 +274,6 @@ def _advance(position: Mapping[str, Any], num_done: int, num_batches: int | None
     return {**position, "epoch": epoch, "batch": batch, "samples": position["samples"] + num_done * (position["batch_size"] or 0)}
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
-
-
 def _tensors(batch: Any) -> Iterator[Any]:
     from portwright.runtime.batches import walk_tensors
 
@@ -282,6 +290,8 @@ TARGET = Target(
     summary="a Cerebras CS system, through the vendor's SDK",
     make_backend=make_backend,
     why_not=why_not,
+    has_cluster=True,
+    sections={"csconfig": ForeignSection, "sparsity": ForeignSection},
     flags=(
         Flag(("--on_cpu",), "run through the SDK's own CPU backend", is_switch=True),
         Flag(("-cs", "--cs_ip"), "address of the CS system; without a target it means CSX", chooses=True),
