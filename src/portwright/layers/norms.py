@@ -26,12 +26,13 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor | None = self.weight
-        wide = x.dtype in (torch.float32, torch.float64) or _TORCH_IS_WIDE
-        if wide and (weight is None or weight.dtype == x.dtype):
-            return F.rms_norm(x, list(self.normalized_shape), weight, self.eps)
+        wide_type = torch.promote_types(x.dtype, torch.float32)
+        # Left to torch, no eps means that of the input's own type on some devices: 0.008 for bfloat16.
+        eps = torch.finfo(wide_type).eps if self.eps is None else self.eps
+        if (_TORCH_IS_WIDE or x.dtype == wide_type) and (weight is None or weight.dtype == x.dtype):
+            return F.rms_norm(x, list(self.normalized_shape), weight, eps)
         dims = tuple(range(-len(self.normalized_shape), 0))
-        x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        eps = torch.finfo(x_wide.dtype).eps if self.eps is None else self.eps
+        x_wide = x.to(wide_type)
         normed = x_wide * torch.rsqrt(x_wide.square().mean(dim=dims, keepdim=True) + eps)
         return (normed if weight is None else normed * weight).to(x.dtype)
 

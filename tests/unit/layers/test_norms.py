@@ -38,6 +38,13 @@ def test_rms_norm_does_not_overflow_in_half():
     assert torch.equal(RMSNorm(4, eps=1e-6, dtype=torch.float16)(x), torch.ones(1, 4, dtype=torch.float16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_without_eps_serves_small_inputs(dtype):
+    # The eps of bfloat16 itself, 0.008, would drown them.
+    x = torch.full((1, 4), 0.01).to(dtype)
+    torch.testing.assert_close(RMSNorm(4, dtype=dtype)(x).float(), torch.ones(1, 4), atol=5e-3, rtol=0)
+
+
 def test_rms_norm_has_torchs_arguments_and_state():
     ours, theirs = RMSNorm(8), nn.RMSNorm(8)
     assert ours.eps is None
