@@ -184,7 +184,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                     reset()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew."""
+        """Draws all weights anew, as the constructor did."""
+        self.out_proj.reset_parameters()
         self._reset_parameters()
 
     def forward(

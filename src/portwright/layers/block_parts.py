@@ -143,13 +143,10 @@ class Block(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def _reset_parameters(self) -> None:
-        for name, part in self.named_children():
-            if name == "linear1" or name == "linear2":
-                part.reset_parameters()  # type: ignore[operator]
-            else:
-                reset = getattr(part, "_reset_parameters", None) or getattr(part, "reset_parameters", None)
-                if reset is not None:
-                    reset()
+        for part in self.children():
+            reset = getattr(part, "reset_parameters", None)
+            if reset is not None:
+                reset()
         self._initialize_feed_forward()
 
     def reset_parameters(self) -> None:

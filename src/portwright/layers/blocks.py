@@ -188,11 +188,13 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
             rotary_position_embedding_helper=rotary_position_embedding_helper,
             position_bias=self_attn_position_bias,
             position_ids=position_ids,
-            past_kv=caches and caches.self_attn,
+            past_kv=None if caches is None else caches.self_attn,
         )
-        cross_extras = given(position_bias=cross_attn_position_bias)
-        if caches is not None:
-            cross_extras.update(past_kv=caches.cross_attn, past_kv_self_attn=False)
+        cross_extras = given(
+            position_bias=cross_attn_position_bias,
+            past_kv=None if caches is None else caches.cross_attn,
+            past_kv_self_attn=None if caches is None else False,
+        )
         x = self._run(
             tgt,
             memory,
