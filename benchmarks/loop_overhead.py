@@ -56,6 +56,19 @@ def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
 
 
+class InMemory:
+    """Lightning takes a list for a list of loaders."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
 def endless(batches: Any) -> Any:
     while True:
         yield from batches
@@ -173,7 +186,8 @@ def lightning(batches: Batches, num_steps: int, everything: bool = False) -> flo
         options: dict[str, Any] = {} if everything else {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=num_steps, max_epochs=-1, default_root_dir=folder, **options)
         module = Module()
-        trainer.fit(module, batches())
+        given = batches()
+        trainer.fit(module, given if isinstance(given, DataLoader) else InMemory(given))
         return num_steps / (module.ended - module.started)
 
 

@@ -70,7 +70,8 @@ class PyTorchBaseModel:
 class LossModule(nn.Module):
     """One view of every kind of user model: called with a batch, it gives (loss, outputs).
 
-    It is what gets wrapped for distribution; `net` holds the parameters under their canonical names.
+    It is what gets wrapped for distribution; `net` holds the parameters under their canonical names, and `call` is the
+    same as calling the module, without the module around it.
     """
 
     def __init__(self, user_model: Any) -> None:
@@ -79,10 +80,10 @@ class LossModule(nn.Module):
             not isinstance(user_model, nn.Module) and isinstance(getattr(user_model, "model", None), nn.Module)
         ):
             self.net: nn.Module = user_model.model
-            self._call: Callable[[Any], Any] = user_model
+            self.call: Callable[[Any], Any] = user_model
         elif isinstance(user_model, nn.Module):
             self.net = user_model
-            self._call = _spread(user_model)
+            self.call = _spread(user_model)
         else:
             raise UserError(
                 f"model_fn returned {type(user_model).__name__}.",
@@ -92,7 +93,7 @@ class LossModule(nn.Module):
         self.__dict__["user_model"] = user_model
 
     def forward(self, batch: Any) -> Any:
-        return self._call(batch)
+        return self.call(batch)
 
     def train(self, mode: bool = True) -> LossModule:
         super().train(mode)

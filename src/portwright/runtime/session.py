@@ -54,6 +54,9 @@ class TorchSession:
         self._called = distribute(self._module, self._strategy, world, device)
         self._autocast = self._precision.autocast
         self._move = make_mover(device, self._precision.batch_dtype)
+        # Calling the user's model directly saves a module call a step where nothing is wrapped around it.
+        self._forward = self._make_forward(self._called if self._strategy != "none" else self._module.call)
+        self._forward_alone = self._make_forward(self._module)
         self._train_loader: ResumableLoader | None = None
         self._eval_loader: ResumableLoader | None = None
         self._batches: Iterator[Any] | None = None
@@ -157,56 +160,72 @@ class TorchSession:
 
     def _update(self, step: int, check: bool) -> Any:
         """One update of the weights; gives its loss, read (CPU) or not (device, several processes)."""
-        optimizer, loader, scaler, accumulated = self._optimizer, self._train_loader, self._scaler, self._num_accumulated
-        total: Any = None
-        for part in range(accumulated):
-            batch = next(self._batches)  # type: ignore[arg-type]
-            local, whole = loader.last_counts  # type: ignore[union-attr]
-            self._num_samples += whole
-            if self._move is not None:
-                batch = self._move(batch)
-            syncs = part == accumulated - 1
-            with nullcontext() if syncs else self._without_sync():
-                if self._autocast is None:
-                    result = self._called(batch)
-                else:
-                    with self._autocast():
-                        result = self._called(batch)
-                loss = result if type(result) is torch.Tensor and result.ndim == 0 else split_loss(result)[0]
-                if local * self._world.size != whole:
-                    # A short last batch splits unevenly; weighted, the processes' mean is the batch's mean.
-                    loss = loss * (local * self._world.size / whole)
-                if self._reads_at_once:
-                    value: Any = loss.item()
-                    if check and not math.isfinite(value):
-                        raise self._explain(batch, step + 1, part, value)
-                else:
-                    value = loss.detach()
-                if accumulated > 1:
-                    loss = loss / accumulated
-                if not loss.requires_grad:
-                    raise UserError(
-                        "the loss does not depend on any trainable weight.",
-                        "Look for .detach(), .item(), torch.no_grad() or requires_grad=False in the model.",
-                    )
-                (loss if scaler is None else scaler.scale(loss)).backward()
-            total = value if total is None else total + value
-        total = total if accumulated == 1 else total / accumulated
-        if self._frozen is not None:
-            self._frozen.copy_(torch.maximum(self._frozen, (~torch.isfinite(total)).to(self._frozen.dtype)))
-        if scaler is not None:
-            if self._clips:
-                scaler.unscale_(optimizer)
-                self._norm = clip_gradients(self._trained, self._job.params.optimizer)
-            scaler.step(optimizer)
-            scaler.update()
+        scaler = self._scaler
+        if self._num_accumulated == 1:
+            loss = self._forward_backward(step, 0, check)
         else:
-            if self._clips:
-                self._norm = clip_gradients(self._trained, self._job.params.optimizer)
-            optimizer.step()  # type: ignore[union-attr]
+            loss = self._accumulate(step, check)
+        if self._frozen is not None:
+            self._frozen.copy_(torch.maximum(self._frozen, (~torch.isfinite(loss)).to(self._frozen.dtype)))
+        if self._clips:
+            if scaler is not None:
+                scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
+            self._norm = clip_gradients(self._trained, self._job.params.optimizer)
+        if scaler is None:
+            self._optimizer.step()  # type: ignore[union-attr]
+        else:
+            scaler.step(self._optimizer)  # type: ignore[arg-type]
+            scaler.update()
         for parameter in self._trained:
             parameter.grad = None
-        return total
+        return loss
+
+    def _accumulate(self, step: int, check: bool) -> Any:
+        total: Any = 0.0
+        for part in range(self._num_accumulated - 1):
+            with self._without_sync():
+                total = total + self._forward_backward(step, part, check)
+        return (total + self._forward_backward(step, self._num_accumulated - 1, check)) / self._num_accumulated
+
+    def _forward_backward(self, step: int, part: int, check: bool) -> Any:
+        """Gradients of the next batch, and its loss. This is the hot path: on a small model each microsecond shows."""
+        batch = next(self._batches)  # type: ignore[arg-type]
+        local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
+        self._num_samples += whole
+        result = self._forward(batch)
+        loss = result if type(result) is torch.Tensor and result.ndim == 0 else split_loss(result)[0]
+        if local * self._world.size != whole:
+            # A short last batch splits unevenly; weighted, the processes' mean is the batch's mean.
+            loss = loss * (local * self._world.size / whole)
+        if self._reads_at_once:
+            value: Any = loss.item()
+            if check and not math.isfinite(value):
+                raise self._explain(batch, step + 1, part, value)
+        else:
+            value = loss.detach()
+        if not loss.requires_grad:
+            raise UserError(
+                "the loss does not depend on any trainable weight.",
+                "Look for .detach(), .item(), torch.no_grad() or requires_grad=False in the model.",
+            )
+        if self._num_accumulated > 1:
+            loss = loss / self._num_accumulated
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        return value
+
+    def _make_forward(self, called: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The user's model on a batch, with whatever must stand around it; nothing where nothing must."""
+        move, autocast = self._move, self._autocast
+        if move is None and autocast is None:
+            return called
+
+        def forward(batch: Any) -> Any:
+            if move is not None:
+                batch = move(batch)
+            with nullcontext() if autocast is None else autocast():
+                return called(batch)
+
+        return forward
 
     def _without_sync(self) -> Any:
         if isinstance(self._called, DistributedDataParallel):
@@ -262,7 +281,7 @@ class TorchSession:
         back = (len(mean) - index) * self._num_accumulated
         batch = self._train_loader.recent(back)
         if self._frozen is not None and batch is not None:
-            return self._explain(self._move(batch) if self._move else batch, bad_step, 0, value)
+            return self._explain(batch, bad_step, 0, value)
         ranks = f" (first on process {guilty[0]})" if guilty and self._world.size > 1 else ""
         return NonFiniteError(
             f"the loss is {value} at step {bad_step}{ranks}; later updates have used it, the last checkpoint has not.",
@@ -271,6 +290,8 @@ class TorchSession:
 
     def _explain(self, batch: Any, step: int, part: int, value: float) -> NonFiniteError:
         name = f"batch {(step - 1) * self._num_accumulated + part + 1} of the run"
+        if self._move is not None:
+            batch = self._move(batch)
         return explain_non_finite(self._module, batch, step=step, batch_name=name, loss=value, device=self._device)
 
     def _logged_values(self) -> dict[str, float]:
@@ -304,7 +325,7 @@ class TorchSession:
                 if num_steps is not None and index >= num_steps:
                     break
                 local = loader.last_counts[0]
-                loss, _ = split_loss(self._forward(batch))
+                loss, _ = split_loss(self._forward_alone(batch))
                 total[0] += loss.double() * local
                 total[1] += local
                 if on_step is not None:
@@ -326,12 +347,6 @@ class TorchSession:
                 with nullcontext() if self._autocast is None else self._autocast():
                     outputs = self._module.predict(moved)
                 yield {name: tensor.detach().cpu() for name, tensor in _named_outputs(outputs)}
-
-    def _forward(self, batch: Any) -> Any:
-        if self._move is not None:
-            batch = self._move(batch)
-        with nullcontext() if self._autocast is None else self._autocast():
-            return self._module(batch)
 
     def _fresh_eval_loader(self) -> ResumableLoader:
         if self._eval_loader is None:
