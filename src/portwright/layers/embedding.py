@@ -225,9 +225,7 @@ class EmbeddingLayer(nn.Module):
                 f"input_ids is a {input_ids.dtype} tensor of shape {tuple(input_ids.shape)}.",
                 "Give integer ids of shape [batch, sequence].",
             )
-        # Only these two index types are taken by every backend's lookup.
-        ids = input_ids if input_ids.dtype in (torch.int32, torch.int64) else input_ids.long()
-        embeddings: Tensor = self.word_embeddings(ids)
+        embeddings = _look_up(self.word_embeddings, input_ids, "Token")
         return embeddings if self.embedding_scale == 1.0 else embeddings * self.embedding_scale
 
     def compute_positional_embeddings(
@@ -263,8 +261,7 @@ class EmbeddingLayer(nn.Module):
                 "segment_ids were given to an embedding without segments.",
                 "Give num_segments when it is made.",
             )
-        segments: Tensor = self.segment_embeddings(segment_ids.long())
-        return segments
+        return _look_up(self.segment_embeddings, segment_ids.long(), "Segment")
 
     def compute_position_bias(
         self, seq_length: int, key_length: int, past_kv: object = None, *, past_length: int | None = None
@@ -288,6 +285,20 @@ class EmbeddingLayer(nn.Module):
                 "Project the parts (compute_token_embeddings and its like) and add them yourself.",
             )
         return part
+
+
+def _look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
+    # Only these two index types are taken by every backend's lookup.
+    ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+    try:
+        embeddings: Tensor = table(ids)
+    except IndexError as error:
+        num_rows = table.num_embeddings
+        first = int(ids[(ids < 0) | (ids >= num_rows)][0])
+        raise UserError(
+            f"{what} {first} is outside a table of {num_rows}.", f"Give ids from 0 to {num_rows - 1}."
+        ) from error
+    return embeddings
 
 
 def _check_sizes(**sizes: int) -> None:

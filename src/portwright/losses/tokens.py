@@ -55,8 +55,7 @@ def logit_gradients_(
 
 def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
     """Refuses targets outside the vocabulary; on the CPU only, where looking costs no synchronisation."""
-    is_real = type(targets) is Tensor and not torch.compiler.is_compiling()  # a traced one has no values
-    if not is_real or targets.device.type != "cpu" or targets.numel() == 0:
+    if targets.device.type != "cpu":
         return
     wrong = (targets != ignore_index) & ((targets < 0) | (targets >= vocab_size))
     if bool(wrong.any()):
@@ -127,17 +126,26 @@ def token_cross_entropy(
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise UserError(f"Targets are {targets.dtype}.", "Give integers.")
     logits_nv, targets_n = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
-    check_targets(targets_n, logits.shape[-1], ignore_index)
-    if logits.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
+    try:
+        losses = _widened_losses(logits_nv, targets_n, ignore_index, label_smoothing)
+    except (IndexError, RuntimeError):
+        check_targets(targets_n, logits.shape[-1], ignore_index)  # only now: looking stops what traces this
+        raise
+    return losses.reshape(targets.shape)
+
+
+def _widened_losses(
+    logits_nv: Tensor, targets_n: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    if logits_nv.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
         losses: Tensor = _HalfLosses.apply(  # type: ignore[no-untyped-call]
             logits_nv, targets_n, ignore_index, label_smoothing
         )
-    else:
-        losses = F.cross_entropy(
-            logits_nv.to(wide_type(logits.dtype)),
-            targets_n,
-            ignore_index=ignore_index,
-            reduction="none",
-            label_smoothing=label_smoothing,
-        )
-    return losses.reshape(targets.shape)
+        return losses
+    return F.cross_entropy(
+        logits_nv.to(wide_type(logits_nv.dtype)),
+        targets_n,
+        ignore_index=ignore_index,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )

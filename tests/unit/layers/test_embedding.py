@@ -276,6 +276,19 @@ def test_compiles_exports_and_copies(position_type):
     assert torch.equal(copy.deepcopy(layer)(*arguments), expected)
 
 
+def test_an_ensemble_maps_over_its_weights():
+    layers = [make("fixed") for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    ids = make_ids()
+
+    def run(parameters, buffers):
+        return torch.func.functional_call(layers[0], (parameters, buffers), (ids,))
+
+    outputs = torch.func.vmap(run)(parameters, buffers)
+    for output, layer in zip(outputs, layers, strict=True):
+        torch.testing.assert_close(output, layer(ids))
+
+
 def test_made_on_the_meta_device_and_filled_later():
     with torch.device("meta"):
         layer = make("fixed", num_segments=2)
@@ -324,5 +337,9 @@ def test_bad_input_is_named():
         make()(torch.tensor(3))
     with pytest.raises(UserError, match="segment_ids were given"):
         make()(make_ids(), make_ids() % 2)
+    with pytest.raises(UserError, match="Token 26 is outside a table of 26"):
+        make()(torch.tensor([[3, VOCAB]]))
+    with pytest.raises(UserError, match="Segment -1 is outside a table of 2"):
+        make(num_segments=2)(make_ids(1, 2), torch.tensor([[0, -1]]))
     with pytest.raises(UserError, match="13 after 0 does not fit in 12"):
         make()(make_ids(1, 13))

@@ -81,6 +81,12 @@ def test_works_on_tensors_without_values(dtype):
     assert logits.grad is not None
 
 
+def test_maps_over_an_ensembles_logits():
+    logits, targets = torch.randn(4, 6, 5), torch.randint(0, 5, (4, 6))
+    mapped = torch.func.vmap(token_cross_entropy)(logits, targets)
+    torch.testing.assert_close(mapped, token_cross_entropy(logits, targets))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("targets", "message"),
