@@ -227,6 +227,22 @@ def test_disk_that_takes_only_a_part(tmp_path: Path) -> None:
     assert found.step == 1
 
 
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_system_that_writes_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    def write_some(descriptor: int, parts: list[memoryview]) -> int:
+        return os.write(descriptor, b"".join(parts)[:most])
+
+    monkeypatch.setattr(os, "writev", write_some)
+    tensors = {f"model/{size}": torch.arange(float(size)) for size in (1, 3, 50, 400)}
+    with CheckpointWriter(tmp_path, None, on_note=pytest.fail) as writer:
+        writer.save(1, [Shard(name, tensor) for name, tensor in tensors.items()], {})
+    for shard in read_checkpoint(tmp_path / "checkpoint_1").shards:
+        assert torch.equal(shard.tensor, tensors.pop(shard.name))
+    assert not tensors
+
+
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     writer = CheckpointWriter(tmp_path / "file", None, on_note=pytest.fail)
