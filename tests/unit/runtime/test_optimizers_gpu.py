@@ -21,7 +21,10 @@ from portwright.runtime.optimizers import (
 )
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 FUSED = {"Adam", "AdamW", "SGD"}
 # Torch itself reads ASGD's step sizes from the device at each step.
