@@ -9,7 +9,7 @@ ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
 CSX := $(ENVS)/csx-2.10.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-vendor lint format docs bench clean
+.PHONY: help demo test test-gpu test-vendor lint format docs bench clean
 
 help:
 	@echo "make demo         train and evaluate the reference MLP on handwritten digits"
@@ -40,6 +40,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q tests --ignore tests/vendor
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -q tests/gpu
 
 test-vendor: $(STAMP) $(CSX)/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor

@@ -18,21 +18,23 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
-import torch  # noqa: E402
-from measure import Claim, finish, interleave, paired_ratio, parse_arguments  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+from measure import Claim, finish, interleave, paired_ratio, parse_arguments
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from portwright.job.logs import Console  # noqa: E402
-from portwright.job.params import load_params  # noqa: E402
-from portwright.job.signals import StopSignals  # noqa: E402
-from portwright.runtime.backend import TorchBackend  # noqa: E402
-from portwright.runtime.trainer import Outcome, Trainer  # noqa: E402
-from portwright.target import JobSpec  # noqa: E402
+from portwright.job.logs import Console
+from portwright.job.params import load_params
+from portwright.job.signals import StopSignals
+from portwright.runtime.backend import TorchBackend
+from portwright.runtime.trainer import Outcome, Trainer
+from portwright.target import JobSpec
 
 torch.set_num_threads(1)
 BATCH = 64
@@ -42,14 +44,16 @@ Batches = Callable[[], Any]
 def make_model(sizes: tuple[int, ...] = (784, 128, 10)) -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for size, next_size in zip(sizes, sizes[1:], strict=False):
+    for size, next_size in pairwise(sizes):
         layers += [nn.Linear(size, next_size), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 def make_data(num_batches: int, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(num_batches * batch, 784, generator=generator), torch.randint(0, 10, (num_batches * batch,), generator=generator)
+    return torch.randn(num_batches * batch, 784, generator=generator), torch.randint(
+        0, 10, (num_batches * batch,), generator=generator
+    )
 
 
 def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -104,18 +108,37 @@ runconfig: {{max_steps: {steps}, log_steps: {log}, checkpoint_steps: {checkpoint
 
 
 def ours(
-    batches: Batches, num_steps: int, checkpoint_steps: int | None = None, model: Callable[[], nn.Module] = make_model
+    batches: Batches,
+    num_steps: int,
+    checkpoint_steps: int | None = None,
+    model: Callable[[], nn.Module] = make_model,
 ) -> float:
     """The whole trainer: session, log files, progress, NaN checks, checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "params.yaml"
-        path.write_text(PARAMS.format(steps=num_steps, log=50, checkpoint=num_steps if checkpoint_steps is None else checkpoint_steps))
+        path.write_text(
+            PARAMS.format(
+                steps=num_steps,
+                log=50,
+                checkpoint=num_steps if checkpoint_steps is None else checkpoint_steps,
+            )
+        )
         params = load_params(path)
         backend = TorchBackend("cpu", {}, lambda text: None)
-        session = backend.open(JobSpec(params, lambda _: WithLoss(model()), lambda _: batches(), None, "train"))
+        session = backend.open(
+            JobSpec(params, lambda _: WithLoss(model()), lambda _: batches(), None, "train")
+        )
         with contextlib.redirect_stderr(io.StringIO()), StopSignals() as signals:
             outcome = Outcome("train", "CPU", folder)
-            trainer = Trainer(session, params.runconfig, Path(folder), backend.world, signals, Console(level="INFO"), outcome)
+            trainer = Trainer(
+                session,
+                params.runconfig,
+                Path(folder),
+                backend.world,
+                signals,
+                Console(level="INFO"),
+                outcome,
+            )
             trainer.train(evaluates=False)
         session.close()
         return num_steps / outcome.seconds
@@ -182,9 +205,29 @@ def lightning(batches: Batches, num_steps: int, everything: bool = False) -> flo
         def on_train_end(self) -> None:
             self.ended = time.perf_counter()
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        options: dict[str, Any] = {} if everything else {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=num_steps, max_epochs=-1, default_root_dir=folder, **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        options: dict[str, Any] = (
+            {}
+            if everything
+            else {
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+            }
+        )
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=num_steps,
+            max_epochs=-1,
+            default_root_dir=folder,
+            **options,
+        )
         module = Module()
         given = batches()
         trainer.fit(module, given if isinstance(given, DataLoader) else InMemory(given))
@@ -229,9 +272,14 @@ def main() -> int:
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
     for source_name, batches in sources.items():
-        rates = interleave({name: (lambda f=f: f(batches, num_steps)) for name, f in contestants.items()}, num_rounds)
+        rates = interleave(
+            {name: partial(f, batches, num_steps) for name, f in contestants.items()}, num_rounds
+        )
         figures[source_name] = {
-            name: {"steps_per_second": statistics.median(values), "ratio_to_plain": str(paired_ratio(values, rates["plain PyTorch loop"]))}
+            name: {
+                "steps_per_second": statistics.median(values),
+                "ratio_to_plain": str(paired_ratio(values, rates["plain PyTorch loop"])),
+            }
             for name, values in rates.items()
         }
         print(f"{source_name}:")
@@ -240,9 +288,20 @@ def main() -> int:
         ratio = paired_ratio(rates["Portwright"], rates["plain PyTorch loop"])
         claims.append(Claim(f"Portwright's loop against plain PyTorch with {source_name}", ratio, 0.97))
     results, step_ms = checkpoint_cost(arguments.quick)
-    figures["checkpoint every 50 steps"] = {"step_milliseconds": step_ms, "steps_per_second": {k: statistics.median(v) for k, v in results.items()}}
-    print(f"checkpoint every 50 steps, {step_ms:.1f} ms a step: {figures['checkpoint every 50 steps']['steps_per_second']}")
-    claims.append(Claim("throughput with a checkpoint every 50 steps against none", paired_ratio(results["with"], results["without"]), 0.98))
+    figures["checkpoint every 50 steps"] = {
+        "step_milliseconds": step_ms,
+        "steps_per_second": {k: statistics.median(v) for k, v in results.items()},
+    }
+    print(
+        f"checkpoint every 50 steps, {step_ms:.1f} ms a step: {figures['checkpoint every 50 steps']['steps_per_second']}"
+    )
+    claims.append(
+        Claim(
+            "throughput with a checkpoint every 50 steps against none",
+            paired_ratio(results["with"], results["without"]),
+            0.98,
+        )
+    )
     import accelerate as accelerate_package
     import lightning as lightning_package
 

@@ -66,12 +66,20 @@ def interleave(contestants: Mapping[str, Callable[[], float]], num_rounds: int) 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; the claims are not judged on it")
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="write the figures to this file"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rounds, to see that it works; the claims are not judged on it",
+    )
     return parser.parse_args()
 
 
-def finish(arguments: argparse.Namespace, claims: Sequence[Claim], figures: Mapping[str, Any], **versions: str) -> int:
+def finish(
+    arguments: argparse.Namespace, claims: Sequence[Claim], figures: Mapping[str, Any], **versions: str
+) -> int:
     """Writes the JSON, prints a line a claim, and gives the exit status: 1 when a claim is short."""
     rows = [
         {"claim": c.text, "ratio": c.ratio.median, "interval": [c.ratio.low, c.ratio.high], "pairs": c.ratio.num_pairs,
@@ -80,7 +88,12 @@ def finish(arguments: argparse.Namespace, claims: Sequence[Claim], figures: Mapp
     ]  # fmt: skip
     document = {
         "quick": arguments.quick,
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(), **versions},
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            **versions,
+        },
         "figures": figures,
         "claims": rows,
     }

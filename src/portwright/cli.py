@@ -31,7 +31,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -40,7 +42,9 @@ def options(
 def new(
     name: Annotated[str, typer.Argument(help="The folder to make, such as mymodel.")],
     framework: Annotated[str, typer.Option(help="pytorch")] = "pytorch",
-    model: Annotated[str | None, typer.Option("--from", help="Reference model to start from; see `portwright models`.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--from", help="Reference model to start from; see `portwright models`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a model folder in the taught layout: model.py, data.py, utils.py, configs/params.yaml, run.py."""
@@ -48,14 +52,21 @@ def new(
 
     made = make_model_folder(Path(name), framework, model)
     if as_json:
-        _print_json({"folder": str(made), "files": sorted(str(p.relative_to(made)) for p in made.rglob("*") if p.is_file())})
+        _print_json(
+            {
+                "folder": str(made),
+                "files": sorted(str(p.relative_to(made)) for p in made.rglob("*") if p.is_file()),
+            }
+        )
         return
     print(f"made {made} — it trains as it is; edit model.py, data.py and configs/params.yaml. Next:")
     print(f"  cd {made}\n  python run.py CPU --mode train --params configs/params.yaml --validate_only")
     print("  python run.py CPU --mode train_and_eval --params configs/params.yaml")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
 def run(
     context: typer.Context,
     path: Annotated[str, typer.Argument(help="A run.py, a folder with one, or a reference model's name.")],
@@ -92,20 +103,28 @@ def targets(as_json: Json = False) -> None:
         _print_json({"targets": [{**row, "available": row["why_not"] is None} for row in rows]})
         return
     for row in rows:
-        print(f"{row['name']:<6}{row['summary']}: {'can run here' if row['why_not'] is None else row['why_not']}")
+        print(
+            f"{row['name']:<6}{row['summary']}: {'can run here' if row['why_not'] is None else row['why_not']}"
+        )
 
 
 @app.command()
 def schema(
-    folder: Annotated[Path | None, typer.Argument(help="A model folder whose utils.py may declare PARAMS_SCHEMA.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="A model folder whose utils.py may declare PARAMS_SCHEMA.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.")
+    ] = None,
 ) -> None:
     """Print the JSON schema of params.yaml, for completion and checking in an editor."""
     from portwright.discover import find_targets
     from portwright.job.schema import json_schema
     from portwright.job.user_schema import schema_of_folder
 
-    sections = {name: section for target in find_targets().values() for name, section in target.sections.items()}
+    sections = {
+        name: section for target in find_targets().values() for name, section in target.sections.items()
+    }
     text = json.dumps(json_schema(schema_of_folder(folder) if folder else None, sections), indent=2) + "\n"
     if out is None:
         sys.stdout.write(text)
@@ -113,7 +132,10 @@ def schema(
         from portwright.job.rundir import atomic_write_text
 
         atomic_write_text(out, text)
-        print(f"wrote {out}; put '# yaml-language-server: $schema={out}' at the top of params.yaml", file=sys.stderr)
+        print(
+            f"wrote {out}; put '# yaml-language-server: $schema={out}' at the top of params.yaml",
+            file=sys.stderr,
+        )
 
 
 @app.command()
@@ -128,7 +150,10 @@ def checkpoints(
         from portwright.errors import UserError
 
         raise UserError(f"'{model_dir}' is not a folder.", "Give the model_dir of a run.")
-    rows = [{"step": c.step, "path": str(c.path), "problems": verify_checkpoint(c.path)} for c in list_checkpoints(model_dir)]
+    rows: list[dict[str, Any]] = [
+        {"step": c.step, "path": str(c.path), "problems": verify_checkpoint(c.path)}
+        for c in list_checkpoints(model_dir)
+    ]
     if as_json:
         _print_json({"checkpoints": rows})
     else:

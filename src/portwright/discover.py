@@ -24,12 +24,17 @@ def find_targets() -> dict[str, Target]:
     for module in pkgutil.iter_modules(portwright.targets.__path__):
         target: Target = importlib.import_module(f"portwright.targets.{module.name}").TARGET
         if target.name.lower() != module.name:
-            raise UserError(f"targets/{module.name}.py defines the target {target.name}.", "Name the file after the target.")
+            raise UserError(
+                f"targets/{module.name}.py defines the target {target.name}.",
+                "Name the file after the target.",
+            )
         found[target.name] = target
     for point in entry_points(group="portwright.targets"):
         target = point.load()
         if target.name in found:
-            raise UserError(f"two targets are named {target.name} ({point.value} is the second).", "Rename one.")
+            raise UserError(
+                f"two targets are named {target.name} ({point.value} is the second).", "Rename one."
+            )
         found[target.name] = target
     return found
 

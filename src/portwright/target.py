@@ -46,7 +46,9 @@ class Stretch:
     last_step: int  # steps done after it
     log_steps: int  # 0: never
     boundary_steps: int  # state may be wanted each time a multiple of this is done; 0: only at the end
-    should_stop: Callable[[], bool]  # asked between steps, cheap; True ends the stretch early, with a boundary
+    should_stop: Callable[
+        [], bool
+    ]  # asked between steps, cheap; True ends the stretch early, with a boundary
 
     def is_logged(self, step: int) -> bool:
         return step == self.last_step or (self.log_steps > 0 and step % self.log_steps == 0)
@@ -119,9 +121,14 @@ class Session(Protocol):
 class World(Protocol):
     """The processes of one run, as far as a trainer needs to know them."""
 
-    rank: int
-    size: int
-    is_main: bool
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def is_main(self) -> bool: ...
 
     def barrier(self) -> None: ...
 
@@ -133,7 +140,8 @@ class World(Protocol):
 class Backend(Protocol):
     """Opens sessions on one target."""
 
-    world: World
+    @property
+    def world(self) -> World: ...
 
     def open(self, job: JobSpec) -> Session: ...
 

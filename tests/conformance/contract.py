@@ -27,14 +27,21 @@ def make_job(mode: str = "train_and_eval", *overrides: str) -> JobSpec:
         sys.path.remove(str(FC_MNIST))
     params = load_params(
         FC_MNIST / "configs" / "params.yaml",
-        overrides=("model.dropout=0.0", "train_input.drop_last=true", "eval_input.batch_size=120", *overrides),
+        overrides=(
+            "model.dropout=0.0",
+            "train_input.drop_last=true",
+            "eval_input.batch_size=120",
+            *overrides,
+        ),
         default_params_fn=utils.set_defaults,
         user_schemas=utils.PARAMS_SCHEMA,
     )
     return JobSpec(params, model.MNISTModel, data.get_train_dataloader, data.get_eval_dataloader, mode)  # type: ignore[arg-type]
 
 
-def stretch(first: int, last: int, log: int = 4, boundary: int = 8, stop: Callable[[], bool] = lambda: False) -> Stretch:
+def stretch(
+    first: int, last: int, log: int = 4, boundary: int = 8, stop: Callable[[], bool] = lambda: False
+) -> Stretch:
     return Stretch(first, last, log_steps=log, boundary_steps=boundary, should_stop=stop)
 
 
@@ -58,7 +65,9 @@ def check_stretches_are_one_run(open_session: OpenSession) -> list[float]:
     whole = open_session(make_job())
     losses = _losses(whole.train(stretch(0, 64)))
     pieces = open_session(make_job())
-    assert _losses(pieces.train(stretch(0, 24))) + _losses(pieces.train(stretch(24, 64))) == losses, "data must go on"
+    assert _losses(pieces.train(stretch(0, 24))) + _losses(pieces.train(stretch(24, 64))) == losses, (
+        "data must go on"
+    )
     _assert_equal(weights(whole), weights(pieces))
     return losses
 

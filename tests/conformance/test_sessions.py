@@ -29,11 +29,15 @@ def test_contract(check: Callable[..., object], open_session: contract.OpenSessi
 
 
 def test_both_compute_the_same() -> None:
-    assert contract.check_stretches_are_one_run(open_torch) == contract.check_stretches_are_one_run(open_bundled)
+    assert contract.check_stretches_are_one_run(open_torch) == contract.check_stretches_are_one_run(
+        open_bundled
+    )
 
 
 def test_the_trainer_drives_a_bundled_session(tmp_path: Path) -> None:
-    job = contract.make_job("train_and_eval", "runconfig.max_steps=40", "runconfig.checkpoint_steps=20", "runconfig.log_steps=8")
+    job = contract.make_job(
+        "train_and_eval", "runconfig.max_steps=40", "runconfig.checkpoint_steps=20", "runconfig.log_steps=8"
+    )
     session = open_bundled(job)
     world = TorchBackend("cpu", {}, print).world
     outcome = Outcome("train_and_eval", "bundled", str(tmp_path))
@@ -49,4 +53,6 @@ def test_steps_between_calls_are_refused(tmp_path: Path) -> None:
     outcome = Outcome("train", "bundled", str(tmp_path))
     world = TorchBackend("cpu", {}, print).world
     with StopSignals() as signals, pytest.raises(UserError, match="takes 4 steps a call"):
-        Trainer(open_bundled(job), job.params.runconfig, tmp_path, world, signals, Console(), outcome).train(evaluates=False)
+        Trainer(open_bundled(job), job.params.runconfig, tmp_path, world, signals, Console(), outcome).train(
+            evaluates=False
+        )

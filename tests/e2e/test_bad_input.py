@@ -187,7 +187,11 @@ def nan_data(f: Folder) -> None:
 
 @bad("empty")
 def empty_data_set(f: Folder) -> None:
-    f.edit("data.py", "return images, torch.from_numpy(labels[chosen]).long()", "return images[:0], torch.from_numpy(labels[chosen]).long()[:0]")
+    f.edit(
+        "data.py",
+        "return images, torch.from_numpy(labels[chosen]).long()",
+        "return images[:0], torch.from_numpy(labels[chosen]).long()[:0]",
+    )
 
 
 @bad("None")
@@ -205,7 +209,9 @@ def truncated_idx_file(f: Folder) -> None:
     (f.path / "mnist").mkdir()
     header = struct.pack(">BBBBIII", 0, 0, 8, 3, 100, 28, 28)
     (f.path / "mnist" / "train-images-idx3-ubyte").write_bytes(header + b"\x01" * 500)
-    (f.path / "mnist" / "train-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 100) + b"\x01" * 100)
+    (f.path / "mnist" / "train-labels-idx1-ubyte").write_bytes(
+        struct.pack(">BBBBI", 0, 0, 8, 1, 100) + b"\x01" * 100
+    )
     f.arguments = (*TRAIN, "-D", "train_input.data_dir=mnist")
 
 
@@ -297,10 +303,14 @@ def model_with_a_missing_param(f: Folder) -> None:
 
 
 @pytest.mark.parametrize(("case", "expected"), CASES, ids=[case.__name__ for case, _ in CASES])
-def test_bad_input(folder: Folder, capfd: pytest.CaptureFixture[str], case: Callable[[Folder], None], expected: str) -> None:
+def test_bad_input(
+    folder: Folder, capfd: pytest.CaptureFixture[str], case: Callable[[Folder], None], expected: str
+) -> None:
     case(folder)
     capfd.readouterr()
-    before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    before = {
+        p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    }
     status = folder.run()
     captured = capfd.readouterr()
     assert status == 2, captured.err
@@ -311,7 +321,12 @@ def test_bad_input(folder: Folder, capfd: pytest.CaptureFixture[str], case: Call
     assert not (folder.path / "was_executed").exists()
     for path, content in before.items():
         assert path.exists(), f"{path} is gone"
-        assert path.read_bytes() == content or path.suffix in (".jsonl", ".lock") or "events" in path.name or path.name == ".lock"
+        assert (
+            path.read_bytes() == content
+            or path.suffix in (".jsonl", ".lock")
+            or "events" in path.name
+            or path.name == ".lock"
+        )
 
 
 def test_debug_shows_the_traceback(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
@@ -321,8 +336,14 @@ def test_debug_shows_the_traceback(folder: Folder, capfd: pytest.CaptureFixture[
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_non_finite_loss_is_status_3_and_names_step_and_layer(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
-    folder.edit("model.py", "        logits = self.model(images)\n        if", "        MNISTModel.calls = getattr(MNISTModel, 'calls', 0) + 1\n        if MNISTModel.calls >= 5:\n            self.model.layers[3].weight.data[0, 0] = float('inf')\n        logits = self.model(images)\n        if")
+def test_non_finite_loss_is_status_3_and_names_step_and_layer(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder.edit(
+        "model.py",
+        "        logits = self.model(images)\n        if",
+        "        MNISTModel.calls = getattr(MNISTModel, 'calls', 0) + 1\n        if MNISTModel.calls >= 5:\n            self.model.layers[3].weight.data[0, 0] = float('inf')\n        logits = self.model(images)\n        if",
+    )
     folder.arguments = (*TRAIN[:-1], "20", "-D", "runconfig.checkpoint_steps=2")
     assert folder.run() == 3
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -332,9 +353,15 @@ def test_non_finite_loss_is_status_3_and_names_step_and_layer(folder: Folder, ca
     shutil.rmtree(folder.path / "model_dir")
 
 
-def test_nan_in_a_later_batch_is_status_3_and_names_the_sample(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nan_in_a_later_batch_is_status_3_and_names_the_sample(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder.edit("configs/params.yaml", "shuffle: true", "shuffle: false")
-    folder.edit("data.py", "    images = torch.from_numpy(pixels[chosen])", "    pixels[np.flatnonzero(chosen)[64 * 6 + 5]] = np.nan\n    images = torch.from_numpy(pixels[chosen])")
+    folder.edit(
+        "data.py",
+        "    images = torch.from_numpy(pixels[chosen])",
+        "    pixels[np.flatnonzero(chosen)[64 * 6 + 5]] = np.nan\n    images = torch.from_numpy(pixels[chosen])",
+    )
     folder.arguments = (*TRAIN[:-1], "20")
     assert folder.run() == 3
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -343,7 +370,9 @@ def test_nan_in_a_later_batch_is_status_3_and_names_the_sample(folder: Folder, c
     assert "sample 5" in error
 
 
-def test_a_corrupt_checkpoint_in_model_dir_is_skipped_with_a_warning(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_corrupt_checkpoint_in_model_dir_is_skipped_with_a_warning(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder.arguments = (*TRAIN, "-D", "runconfig.checkpoint_steps=2")
     assert folder.run() == 0
     path = folder.path / "model_dir" / "checkpoint_4" / "optimizer.safetensors"

@@ -24,7 +24,15 @@ SMALL_DATA = "\n_read_digits = read_digits\n\ndef read_digits(split):\n    retur
 
 
 def torchrun(folder: Path, num_processes: int, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "run.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={num_processes}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "run.py",
+    ]
     return subprocess.Popen(
         [*command, *arguments],
         cwd=folder,
@@ -60,7 +68,15 @@ def test_processes_equal_one(small_folder: Path, run_script, precision: str, tol
     whole = load_file(small_folder / "one" / "checkpoint_20" / "model.safetensors")
     for name, num_processes, strategy in (("ddp", 2, "ddp"), ("fsdp", 2, "fsdp"), ("ddp3", 3, "ddp")):
         status, output = finish(
-            torchrun(small_folder, num_processes, *common, "-D", f"runconfig.distributed={strategy}", "--model_dir", name)
+            torchrun(
+                small_folder,
+                num_processes,
+                *common,
+                "-D",
+                f"runconfig.distributed={strategy}",
+                "--model_dir",
+                name,
+            )
         )
         assert status == 0, output
         spread = load_file(small_folder / name / "checkpoint_20" / "model.safetensors")
@@ -84,7 +100,16 @@ def test_resume_with_another_number_of_processes(small_folder: Path, run_script)
 
 def test_evaluation_over_processes_counts_every_sample_once(small_folder: Path, run_script) -> None:
     assert run_script(small_folder, *ARGUMENTS).returncode == 0
-    evaluate = ("CPU", "--mode", "eval", "--params", "configs/params.yaml", "-D", "eval_input.batch_size=23", "--json")
+    evaluate = (
+        "CPU",
+        "--mode",
+        "eval",
+        "--params",
+        "configs/params.yaml",
+        "-D",
+        "eval_input.batch_size=23",
+        "--json",
+    )
     one = json.loads(run_script(small_folder, *evaluate).stdout)["values"]
     process = torchrun(small_folder, 2, *evaluate)
     status, output = finish(process)
@@ -96,13 +121,25 @@ def test_evaluation_over_processes_counts_every_sample_once(small_folder: Path, 
 
 
 def test_a_signal_to_one_process_stops_all_at_one_step(small_folder: Path) -> None:
-    process = torchrun(small_folder, 2, *ARGUMENTS, "--max_steps", "1000000", "--model_dir", "long", "-D", "runconfig.log_steps=50")
+    process = torchrun(
+        small_folder,
+        2,
+        *ARGUMENTS,
+        "--max_steps",
+        "1000000",
+        "--model_dir",
+        "long",
+        "-D",
+        "runconfig.log_steps=50",
+    )
     log = small_folder / "long" / "train" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") > 2):
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     os.kill(int(children[-1]), signal.SIGUSR1)
     _, output = finish(process)
     assert "saved checkpoint_" in output, output

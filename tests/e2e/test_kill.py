@@ -14,7 +14,7 @@ from portwright.runtime.checkpoint import list_checkpoints, verify_checkpoint
 
 # Kills its own process some time after a given step has begun: in forward, backward, an update, while a checkpoint is
 # being taken, or while the writer's thread writes one.
-DEADLY_MODEL = '''
+DEADLY_MODEL = """
 import os, signal, threading, time
 import fc_model
 
@@ -30,7 +30,7 @@ class MNISTModel(fc_model.MNISTModel):
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Thread(target=kill, daemon=True).start()
         return super().__call__(data)
-'''
+"""
 ARGUMENTS = (
     "CPU", "--mode", "train", "--params", "configs/params.yaml", "--max_steps", "400",
     "-D", "runconfig.checkpoint_steps=10", "-D", "runconfig.log_steps=7",
@@ -66,20 +66,28 @@ def test_ten_kills_change_nothing(deadly_folder: Path, run_script) -> None:
         b = load_file(deadly_folder / "killed" / "checkpoint_400" / name)
         assert a.keys() == b.keys()
         assert all(a[key].equal(b[key]) for key in a), name
-    logs = [(deadly_folder / d / "train" / "metrics.jsonl").read_text().splitlines() for d in ("whole", "killed")]
+    logs = [
+        (deadly_folder / d / "train" / "metrics.jsonl").read_text().splitlines() for d in ("whole", "killed")
+    ]
     steps = [[line.split('"step": ')[1].split(",")[0] for line in log] for log in logs]
     assert steps[0] == steps[1], "the log of the killed run repeats or lacks steps"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_signals_save_and_say_so(deadly_folder: Path, run_script, number: signal.Signals) -> None:
-    (deadly_folder / "model.py").write_text(DEADLY_MODEL.replace("signal.SIGKILL", f"{int(number)}").replace("time.sleep(delay)", "pass"))
-    stopped = run_script(deadly_folder, *ARGUMENTS, "--model_dir", "stopped", env={"KILL_AFTER_CALLS": "33", "KILL_DELAY": "0"})
+    (deadly_folder / "model.py").write_text(
+        DEADLY_MODEL.replace("signal.SIGKILL", f"{int(number)}").replace("time.sleep(delay)", "pass")
+    )
+    stopped = run_script(
+        deadly_folder, *ARGUMENTS, "--model_dir", "stopped", env={"KILL_AFTER_CALLS": "33", "KILL_DELAY": "0"}
+    )
     assert stopped.returncode == (130 if number == signal.SIGINT else 85), stopped.stderr
     assert "saved checkpoint_" in stopped.stderr
     finished = run_script(deadly_folder, *ARGUMENTS, "--model_dir", "stopped")
     assert finished.returncode == 0, finished.stderr
     undisturbed = run_script(deadly_folder, *ARGUMENTS, "--model_dir", "whole")
     assert undisturbed.returncode == 0
-    a, b = (load_file(deadly_folder / d / "checkpoint_400" / "model.safetensors") for d in ("whole", "stopped"))
+    a, b = (
+        load_file(deadly_folder / d / "checkpoint_400" / "model.safetensors") for d in ("whole", "stopped")
+    )
     assert all(a[key].equal(b[key]) for key in a)

@@ -18,7 +18,11 @@ SHORT = ("--max_steps", "60", "-D", "runconfig.checkpoint_steps=20", "-D", "runc
 
 def portwright(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "portwright.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "portwright.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -39,7 +43,11 @@ def test_new_train_eval_predict_resume(tmp_path: Path, run_script) -> None:
     assert outcome["step"] == 1000
     assert outcome["values"]["train/loss"] < 0.5
     model_dir = folder / "model_dir"
-    assert [p.name for p in sorted(model_dir.glob("checkpoint_*"))] == ["checkpoint_1000", "checkpoint_500", "checkpoint_750"]
+    assert [p.name for p in sorted(model_dir.glob("checkpoint_*"))] == [
+        "checkpoint_1000",
+        "checkpoint_500",
+        "checkpoint_750",
+    ]
     resolved = yaml.safe_load((model_dir / "train" / "params_train.yaml").read_text())
     assert resolved["runconfig"]["max_steps"] == 1000
     lines = [json.loads(line) for line in (model_dir / "train" / "metrics.jsonl").read_text().splitlines()]
@@ -76,7 +84,10 @@ def test_train_and_eval_does_not_disturb_training(model_folder: Path, run_script
     for mode in ("train", "train_and_eval"):
         done = run_script(model_folder, "CPU", "--mode", mode, *PARAMS, *SHORT, "--model_dir", mode)
         assert done.returncode == 0, done.stderr
-    a, b = (load_file(model_folder / m / "checkpoint_60" / "model.safetensors") for m in ("train", "train_and_eval"))
+    a, b = (
+        load_file(model_folder / m / "checkpoint_60" / "model.safetensors")
+        for m in ("train", "train_and_eval")
+    )
     assert all(a[name].equal(b[name]) for name in a)
 
 
@@ -101,9 +112,13 @@ def test_compile_only_then_train_compiled(model_folder: Path, run_script) -> Non
     report = json.loads(compiled.stdout)["compiled"]
     assert report["graphs"] >= 1
     assert report["graph_breaks"] == {}
-    assert any((Path(model_folder) / report["compile_dir"]).rglob("*.so")) or any(Path(report["compile_dir"]).rglob("*.so"))
+    assert any((Path(model_folder) / report["compile_dir"]).rglob("*.so")) or any(
+        Path(report["compile_dir"]).rglob("*.so")
+    )
     assert not list((model_folder / "model_dir").rglob("*.safetensors"))
-    trained = run_script(model_folder, "CPU", "--mode", "train", *PARAMS, *SHORT, "-D", "runconfig.compile=true")
+    trained = run_script(
+        model_folder, "CPU", "--mode", "train", *PARAMS, *SHORT, "-D", "runconfig.compile=true"
+    )
     assert trained.returncode == 0, trained.stderr
     assert "using what was compiled" in trained.stderr
 

@@ -38,7 +38,9 @@ def test_contract(check: Callable[..., object]) -> None:
 def test_the_sdk_computes_what_torch_does() -> None:
     """Weights taken from our session into the vendor's (they draw initial weights in another order), the vendor's SGD,
     loader and loop: the losses agree to float32 rounding. (Its AdamW adds eps before correcting the bias; torch's, after.)"""
-    job = contract.make_job("train", "optimizer.optimizer_type=SGD", "optimizer.learning_rate=0.1", "optimizer.momentum=0.9")
+    job = contract.make_job(
+        "train", "optimizer.optimizer_type=SGD", "optimizer.learning_rate=0.1", "optimizer.momentum=0.9"
+    )
     ours, theirs = open_torch(job), open_csx(job)
     theirs.load_state(list(ours.state()), None)
     expected = [loss for event in ours.train(contract.stretch(0, 48)) for loss in event.losses]

@@ -24,6 +24,9 @@ def make_model_folder(folder: Path, framework: str, model: str | None) -> Path:
         raise UserError(f"'{folder}' exists already.", "Choose another name, or remove it.")
     with atomic_directory(folder) as temporary:
         shutil.copytree(
-            models[name], temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "model_dir")
+            models[name],
+            temporary,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", "model_dir"),
         )
     return folder

@@ -16,7 +16,9 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     """`path` is a run.py, a folder that has one, or, where no such path exists, a reference model's name."""
     script = _find_script(path)
     arguments = list(arguments)
-    if not any(word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments):
+    if not any(
+        word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments
+    ):
         default = script.parent / "configs" / "params.yaml"
         if default.is_file():
             arguments += ["--params", str(default)]
@@ -35,4 +37,6 @@ def _find_script(path: str) -> Path:
     models = find_models()
     if path in models:
         return models[path] / "run.py"
-    raise UserError(f"'{path}' is neither a run.py, a folder with one, nor a reference model.", suggest(path, models))
+    raise UserError(
+        f"'{path}' is neither a run.py, a folder with one, nor a reference model.", suggest(path, models)
+    )

@@ -20,12 +20,14 @@ def schema_of_namespace(namespace: Mapping[str, Any], place: str) -> Mapping[str
         return None
     if not isinstance(schema, Mapping):
         raise UserError(
-            f"PARAMS_SCHEMA in {place} is {type(schema).__name__}.", "Make it a dict of section name to pydantic class."
+            f"PARAMS_SCHEMA in {place} is {type(schema).__name__}.",
+            "Make it a dict of section name to pydantic class.",
         )
     for section, kind in schema.items():
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             raise UserError(
-                f"PARAMS_SCHEMA in {place} has {kind!r} for '{section}'.", "Give a class derived from pydantic.BaseModel."
+                f"PARAMS_SCHEMA in {place} has {kind!r} for '{section}'.",
+                "Give a class derived from pydantic.BaseModel.",
             )
     return schema
 
@@ -39,7 +41,9 @@ def schema_of_folder(folder: Path) -> Mapping[str, Any]:
     try:
         namespace = runpy.run_path(str(path))
     except Exception as error:
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}.", "Correct it first.") from error
+        raise UserError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}.", "Correct it first."
+        ) from error
     finally:
         sys.path.remove(str(folder))
     return schema_of_namespace(namespace, str(path)) or {}

@@ -62,7 +62,9 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
     if target is not None and second is not None:
         raise UserError(f"two targets are given, {target.name} and {second}.", "Give one.")
     if target is not None and rest[:1] in (["pipeline"], ["pipelined"], ["weight_streaming"]):
-        notes.append(f"'{rest.pop(0)}' is accepted for the sake of release 1.8 and has no effect on {target.name}.")
+        notes.append(
+            f"'{rest.pop(0)}' is accepted for the sake of release 1.8 and has no effect on {target.name}."
+        )
     parser = make_parser(target, Path(sys.argv[0]).name or "run.py")
     own = _add_user_flags(parser, extra_args_parser_fn, target)
     parsed, unknown = parser.parse_known_args(rest)
@@ -74,7 +76,9 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
     given = vars(parsed)
     overrides = [*given.pop("override")]
     overrides += [
-        f"runconfig.{name}={given[name]}" for name in ("max_steps", "eval_steps", "num_epochs") if given[name] is not None
+        f"runconfig.{name}={given[name]}"
+        for name in ("max_steps", "eval_steps", "num_epochs")
+        if given[name] is not None
     ]
     for other in targets.values():
         for flag in other.flags if other is not target else ():
@@ -102,7 +106,9 @@ def make_parser(target: Target | None, script: str) -> _Parser:
         allow_abbrev=False,
     )
     main = parser.add_argument_group("what to do")
-    main.add_argument("-p", "--params", type=Path, required=True, metavar="FILE", help="the params.yaml of this run")
+    main.add_argument(
+        "-p", "--params", type=Path, required=True, metavar="FILE", help="the params.yaml of this run"
+    )
     main.add_argument(
         "-m", "--mode", type=_mode, required=True, metavar="MODE",
         help="train, eval, train_and_eval, eval_all (each checkpoint in turn) or predict",
@@ -112,44 +118,71 @@ def make_parser(target: Target | None, script: str) -> _Parser:
         "--validate_only", action="store_true",
         help="check params, data paths, shapes and dtypes and run one step; writes no weights",
     )  # fmt: skip
-    which.add_argument("--compile_only", action="store_true", help="compile, keep the result in compile_dir, and stop")
+    which.add_argument(
+        "--compile_only", action="store_true", help="compile, keep the result in compile_dir, and stop"
+    )
     main.add_argument(
         "-o", "--model_dir", type=Path, default=None, metavar="DIR",
         help="where checkpoints and logs go; the same folder resumes (default: model_dir beside the script)",
     )  # fmt: skip
-    main.add_argument("--checkpoint_path", type=Path, default=None, metavar="PATH", help="start from this checkpoint")
     main.add_argument(
-        "--is_pretrained_checkpoint", action="store_true", help="take only the weights of checkpoint_path, and start at step 0"
+        "--checkpoint_path", type=Path, default=None, metavar="PATH", help="start from this checkpoint"
     )
-    main.add_argument("-c", "--compile_dir", type=Path, default=None, metavar="DIR", help="default: MODEL_DIR/compile")
+    main.add_argument(
+        "--is_pretrained_checkpoint",
+        action="store_true",
+        help="take only the weights of checkpoint_path, and start at step 0",
+    )
+    main.add_argument(
+        "-c", "--compile_dir", type=Path, default=None, metavar="DIR", help="default: MODEL_DIR/compile"
+    )
     values = parser.add_argument_group("values of params.yaml")
     values.add_argument(
         "-D", "--override", action="append", default=[], metavar="KEY=VALUE",
         help="change a value, such as -D optimizer.learning_rate=0.01; may be repeated",
     )  # fmt: skip
-    values.add_argument("--config", default=None, metavar="KEY", help="use only this top-level key of the params file")
+    values.add_argument(
+        "--config", default=None, metavar="KEY", help="use only this top-level key of the params file"
+    )
     for name, text in (
         ("max_steps", "steps in all"),
         ("eval_steps", "batches of an evaluation"),
         ("num_epochs", "passes over the data"),
     ):
-        values.add_argument(f"--{name}", type=int, default=None, metavar="N", help=f"{text} (runconfig.{name})")
+        values.add_argument(
+            f"--{name}", type=int, default=None, metavar="N", help=f"{text} (runconfig.{name})"
+        )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the outcome as one JSON document on stdout")
+    output.add_argument(
+        "--json", action="store_true", help="print the outcome as one JSON document on stdout"
+    )
     output.add_argument("--logging", default="INFO", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     output.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
     spread = parser.add_argument_group("several processes (torchrun and srun set what is needed)")
     spread.add_argument("--dist_addr", default=None, metavar="HOST:PORT", help="where the processes meet")
     spread.add_argument("--dist_backend", choices=("nccl", "mpi", "gloo"), default=None)
-    spread.add_argument("--init_method", default=None, metavar="URL", help="rendezvous of torch.distributed (default: env://)")
-    spread.add_argument("--multireplica", action="store_true", help="accepted for old scripts; replicas follow from the processes")
+    spread.add_argument(
+        "--init_method", default=None, metavar="URL", help="rendezvous of torch.distributed (default: env://)"
+    )
+    spread.add_argument(
+        "--multireplica",
+        action="store_true",
+        help="accepted for old scripts; replicas follow from the processes",
+    )
     for other in find_targets().values():
         group = parser.add_argument_group(f"{other.name} (no effect on other targets)")
         for flag in other.flags:
             if flag.is_switch:
                 group.add_argument(*flag.names, dest=flag.dest, action="store_true", help=flag.help)
             else:
-                group.add_argument(*flag.names, dest=flag.dest, default=None, nargs="+" if flag.is_list else None, metavar="X", help=flag.help)
+                group.add_argument(
+                    *flag.names,
+                    dest=flag.dest,
+                    default=None,
+                    nargs="+" if flag.is_list else None,
+                    metavar="X",
+                    help=flag.help,
+                )
     return parser
 
 
@@ -170,7 +203,12 @@ def _add_user_flags(
     made = extra_args_parser_fn(parser) if takes_parser else extra_args_parser_fn()
     if isinstance(made, Mapping):
         wanted = {"ALL", target.name if target else ""}
-        made = [p for key, value in made.items() if str(getattr(key, "name", key)).upper() in wanted for p in _listed(value)]
+        made = [
+            p
+            for key, value in made.items()
+            if str(getattr(key, "name", key)).upper() in wanted
+            for p in _listed(value)
+        ]
     for extra in _listed(made):
         if extra is not parser:
             for action in extra._actions:
@@ -188,11 +226,19 @@ def _listed(value: Any) -> list[argparse.ArgumentParser]:
 def _reject(unknown: Sequence[str], parser: _Parser, targets: Mapping[str, Target]) -> NoReturn:
     first = unknown[0]
     if first.upper() in targets:
-        raise UserError(f"the target {first} stands behind the flags.", f"Put it first: python run.py {first.upper()} --mode ...")
-    flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        raise UserError(
+            f"the target {first} stands behind the flags.",
+            f"Put it first: python run.py {first.upper()} --mode ...",
+        )
+    flags = [
+        option for action in parser._actions for option in action.option_strings if option.startswith("--")
+    ]
     if first.startswith("-"):
         raise UserError(f"unknown flag '{first}'.", suggest(first.split("=")[0], flags))
-    raise UserError(f"unexpected argument '{first}'.", f"Values follow their flag; the flags are {', '.join(sorted(flags))}.")
+    raise UserError(
+        f"unexpected argument '{first}'.",
+        f"Values follow their flag; the flags are {', '.join(sorted(flags))}.",
+    )
 
 
 def _choose_target(parsed: argparse.Namespace) -> tuple[Target, str]:

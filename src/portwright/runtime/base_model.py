@@ -77,7 +77,8 @@ class LossModule(nn.Module):
     def __init__(self, user_model: Any) -> None:
         super().__init__()
         if isinstance(user_model, PyTorchBaseModel) or (
-            not isinstance(user_model, nn.Module) and isinstance(getattr(user_model, "model", None), nn.Module)
+            not isinstance(user_model, nn.Module)
+            and isinstance(getattr(user_model, "model", None), nn.Module)
         ):
             self.net: nn.Module = user_model.model
             self.call: Callable[[Any], Any] = user_model
@@ -141,7 +142,9 @@ def make_model(
     named = {p.name for p in parameters}
     if "device" in named:
         made = model_fn(params, device=device)
-    elif (len(positional) > 1 and positional[1].default is inspect.Parameter.empty) or (variadic and not positional):
+    elif (len(positional) > 1 and positional[1].default is inspect.Parameter.empty) or (
+        variadic and not positional
+    ):
         made = model_fn(params, device)
     else:
         made = model_fn(params)
@@ -197,7 +200,11 @@ def _spread(module: nn.Module) -> Callable[[Any], Any]:
     def call(batch: Any) -> Any:
         if isinstance(batch, Mapping) and takes_many and set(batch) <= names:
             return module(**batch)
-        if isinstance(batch, tuple | list) and takes_many and (len(required) != 1 or len(batch) <= len(parameters)):
+        if (
+            isinstance(batch, tuple | list)
+            and takes_many
+            and (len(required) != 1 or len(batch) <= len(parameters))
+        ):
             return module(*batch)
         return module(batch)
 

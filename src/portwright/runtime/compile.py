@@ -14,7 +14,9 @@ def prepare_compile(folder: Path, console: Console) -> None:
     """Points torch's compiler at the run's own folder; must come before its first use in the process."""
     import torch
 
-    if not torch.cuda.is_available() and not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
+    if not torch.cuda.is_available() and not any(
+        shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")
+    ):
         raise UnsupportedError(
             "torch.compile needs a C++ compiler on the CPU, and none is on PATH.",
             "Install g++ (Debian: apt-get install g++), or leave runconfig.compile out.",

@@ -49,7 +49,7 @@ def _fully_shard() -> Callable[..., Any]:
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # torch before 2.6
-        from torch.distributed._composable.fsdp import fully_shard
+        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
     return fully_shard
 
 

@@ -22,7 +22,9 @@ from portwright.target import JobSpec, Session, Stretch
 _PATH_KEYS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 
 
-def validate(arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome) -> None:
+def validate(
+    arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome
+) -> None:
     """Params were checked before the session was opened; this checks paths, shapes and dtypes, and runs one step."""
     check_paths(job)
     trains = arguments.mode in ("train", "train_and_eval")
@@ -36,7 +38,9 @@ def validate(arguments: Arguments, job: JobSpec, session: Session, console: Cons
     num_parameters = sum(s.tensor.numel() for s in session.state() if s.name.startswith("model/"))
     described["parameters"] = num_parameters
     for name, batch in described["batches"].items():
-        outcome.lines.append(f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items()))
+        outcome.lines.append(
+            f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items())
+        )
     outcome.lines.append(f"parameters and buffers: {num_parameters:,}")
     if "train_loss" in described:
         outcome.lines.append(f"one training step: loss {described['train_loss']:.6g}")
@@ -60,10 +64,14 @@ def check_paths(job: JobSpec) -> None:
 
 def _describe_batches(batches: list[Any], name: str, console: Console) -> dict[str, tuple[str, list[int]]]:
     described = [
-        {path: (str(t.dtype).removeprefix("torch."), list(t.shape)) for path, t in walk_tensors(batch)} for batch in batches
+        {path: (str(t.dtype).removeprefix("torch."), list(t.shape)) for path, t in walk_tensors(batch)}
+        for batch in batches
     ]
     if not described[0]:
-        raise UserError(f"a batch of {name} holds no tensor: {type(batches[0]).__name__}.", "Let the data function return tensors.")
+        raise UserError(
+            f"a batch of {name} holds no tensor: {type(batches[0]).__name__}.",
+            "Let the data function return tensors.",
+        )
     for other in described[1:]:
         if other != described[0]:
             console.warning(
@@ -72,7 +80,9 @@ def _describe_batches(batches: list[Any], name: str, console: Console) -> dict[s
             )
     for path, (dtype, _) in described[0].items():
         if dtype == "float64":
-            console.warning(f"{name}: {path} is float64, which most accelerators refuse; convert it to float32 in data.py.")
+            console.warning(
+                f"{name}: {path} is float64, which most accelerators refuse; convert it to float32 in data.py."
+            )
     return described[0]
 
 
@@ -81,7 +91,9 @@ def _one_step(session: Session) -> float:
     return next(event.values["loss"] for event in session.train(stretch) if event.kind == "log")
 
 
-def compile_step(arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome) -> None:
+def compile_step(
+    arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome
+) -> None:
     """Compiles forward and backward by running one step, and records what the compiler's folder is for."""
     folder = arguments.compile_dir or Path(outcome.model_dir) / "compile"
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +105,7 @@ def compile_step(arguments: Arguments, job: JobSpec, session: Session, console: 
     from torch._dynamo.utils import counters
 
     breaks: Counter[str] = counters["graph_break"]
-    report = {
+    report: dict[str, Any] = {
         "torch": torch.__version__,
         "target": arguments.target.name,
         "mode": arguments.mode,
@@ -104,5 +116,7 @@ def compile_step(arguments: Arguments, job: JobSpec, session: Session, console: 
     atomic_write_text(folder / "manifest.json", json.dumps(report, indent=2) + "\n")
     for reason in report["graph_breaks"]:
         console.warning(f"the compiler left the graph: {reason}")
-    outcome.lines.append(f"compiled {report['graphs']} graph(s) into {folder}; train with -D runconfig.compile=true to use them")
+    outcome.lines.append(
+        f"compiled {report['graphs']} graph(s) into {folder}; train with -D runconfig.compile=true to use them"
+    )
     outcome.more["compiled"] = {**report, "compile_dir": str(folder)}

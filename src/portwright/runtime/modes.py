@@ -60,7 +60,9 @@ def run_mode(
         session.load_state(loaded.shards, None)
         trainer.at_step(loaded.step)
         outcome.more["predictions"] = _predict(session, job, model_dir, loaded.step)
-        outcome.lines.append(f"predictions: {len(outcome.more['predictions'])} file(s) in {Path(outcome.more['predictions'][0]).parent}")
+        outcome.lines.append(
+            f"predictions: {len(outcome.more['predictions'])} file(s) in {Path(outcome.more['predictions'][0]).parent}"
+        )
     if world.is_main:
         _say_where(outcome, trains)
     return outcome
@@ -98,7 +100,9 @@ def _start_from(
     if found is None:
         return None, False
     if given is not None:
-        console.note(f"{model_dir} has checkpoint_{found.step} of this run already, so it continues instead of starting from {given}.")
+        console.note(
+            f"{model_dir} has checkpoint_{found.step} of this run already, so it continues instead of starting from {given}."
+        )
     return read_checkpoint(found.path), False
 
 
@@ -114,7 +118,9 @@ def _load_for_reading(arguments: Arguments, model_dir: Path, console: Console) -
     return read_checkpoint(found.path, weights_only=True)
 
 
-def _evaluate_all(session: Session, trainer: Trainer, model_dir: Path, console: Console) -> list[dict[str, Any]]:
+def _evaluate_all(
+    session: Session, trainer: Trainer, model_dir: Path, console: Console
+) -> list[dict[str, Any]]:
     results = []
     for info in list_checkpoints(model_dir):
         try:
@@ -126,7 +132,9 @@ def _evaluate_all(session: Session, trainer: Trainer, model_dir: Path, console: 
         trainer.at_step(loaded.step)
         results.append({"step": loaded.step, **trainer.evaluate()})
     if not results:
-        raise UserError(f"{model_dir} has no good checkpoint to evaluate.", "Train first, or give --model_dir.")
+        raise UserError(
+            f"{model_dir} has no good checkpoint to evaluate.", "Train first, or give --model_dir."
+        )
     return results
 
 
@@ -151,7 +159,9 @@ def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list
 
     for outputs in session.predict(job.params.runconfig.eval_steps):
         arrays = {name: np.atleast_1d(_as_numpy(tensor)) for name, tensor in outputs.items()}
-        if kept and {n: a.shape[1:] for n, a in arrays.items()} != {n: a.shape[1:] for n, a in kept[0].items()}:
+        if kept and {n: a.shape[1:] for n, a in arrays.items()} != {
+            n: a.shape[1:] for n, a in kept[0].items()
+        }:
             flush()
         kept.append(arrays)
         num_values += sum(array.size for array in arrays.values())
@@ -166,7 +176,8 @@ def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list
 def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     import torch
 
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def _say_where(outcome: Outcome, trained: bool) -> None:

@@ -56,7 +56,9 @@ def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, st
                 return
             for path, tensor in walk_tensors(output, "output"):
                 if not is_finite(tensor):
-                    found.append(f"'{name or 'model'}' ({type(submodule).__name__}) gives the first non-finite {path} {list(tensor.shape)}")
+                    found.append(
+                        f"'{name or 'model'}' ({type(submodule).__name__}) gives the first non-finite {path} {list(tensor.shape)}"
+                    )
                     return
 
         return hook
@@ -69,7 +71,10 @@ def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, st
         for handle in handles:
             handle.remove()
     if found:
-        return f"layer {found[0]}", "Look at that layer's input range; lower the learning rate or use bf16 instead of fp16."
+        return (
+            f"layer {found[0]}",
+            "Look at that layer's input range; lower the learning rate or use bf16 instead of fp16.",
+        )
     if not is_finite(loss):
         return (
             "every layer's output is finite, so the loss function itself made it",

@@ -18,7 +18,7 @@ def seed_all(seed: int) -> None:
 
 def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words], dtype=torch.int64),

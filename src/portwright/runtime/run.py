@@ -68,7 +68,9 @@ def run(
 class _Parts:
     def __init__(self, model_fn: Any, train_data_fn: Any, eval_data_fn: Any, default_params_fn: Any) -> None:
         if not callable(model_fn):
-            raise UserError(f"run() got model_fn={model_fn!r}.", "Pass the class or function that makes the model.")
+            raise UserError(
+                f"run() got model_fn={model_fn!r}.", "Pass the class or function that makes the model."
+            )
         self.model_fn, self.train_data_fn, self.eval_data_fn = model_fn, train_data_fn, eval_data_fn
         self.default_params_fn = default_params_fn
 
@@ -162,12 +164,15 @@ def _fail_in_user_code(error: Exception, console: Console) -> None:
     """An exception that is not ours, most often from the user's model or data: say where, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     own = os.sep + "portwright" + os.sep
-    place = next((f for f in reversed(frames) if "site-packages" not in f.filename and own not in f.filename), None) or frames[-1]
+    place = (
+        next(
+            (f for f in reversed(frames) if "site-packages" not in f.filename and own not in f.filename), None
+        )
+        or frames[-1]
+    )
     text = " ".join(str(error).split()) or "no message"
     console.error(
         f"{type(error).__name__} at {place.filename}:{place.lineno} in {place.name}: {text[:400]} "
         "Run again with --debug to see the traceback."
     )
     raise SystemExit(int(ExitStatus.USAGE)) from None
-
-

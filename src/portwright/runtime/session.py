@@ -100,7 +100,10 @@ class TorchSession:
     def _make_loader(self, data_fn: Callable[[Any], Any] | None, name: str, repeat: bool) -> ResumableLoader:
         if data_fn is None:
             kind = "train_data_fn" if name == "train_input" else "eval_data_fn"
-            raise UserError(f"mode {self._job.mode} needs {kind}, and run() was called without it.", f"Pass {kind}=... to run().")
+            raise UserError(
+                f"mode {self._job.mode} needs {kind}, and run() was called without it.",
+                f"Pass {kind}=... to run().",
+            )
         loader = ResumableLoader(
             data_fn(self._job.params.values),
             name=name,
@@ -126,7 +129,7 @@ class TorchSession:
         return 1
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
-        assert self._train_loader is not None and self._optimizer is not None
+        assert self._train_loader is not None
         self._called.train()
         if self._batches is None:
             self._batches = iter(self._train_loader)
@@ -185,7 +188,9 @@ class TorchSession:
         for part in range(self._num_accumulated - 1):
             with self._without_sync():
                 total = total + self._forward_backward(step, part, check)
-        return (total + self._forward_backward(step, self._num_accumulated - 1, check)) / self._num_accumulated
+        return (
+            total + self._forward_backward(step, self._num_accumulated - 1, check)
+        ) / self._num_accumulated
 
     def _forward_backward(self, step: int, part: int, check: bool) -> Any:
         """Gradients of the next batch, and its loss. This is the hot path: on a small model each microsecond shows."""
@@ -210,7 +215,7 @@ class TorchSession:
             )
         if self._num_accumulated > 1:
             loss = loss / self._num_accumulated
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         return value
 
     def _make_forward(self, called: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -237,21 +242,20 @@ class TorchSession:
 
     def _agreed_stop(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
         """Processes get a signal at different steps and must stop at the same one, so they ask each other about once a second."""
-        left, since = 1, time.monotonic()
+        left, interval, since = 1, 1, time.monotonic()
 
         def agreed() -> bool:
-            nonlocal left, since
+            nonlocal left, interval, since
             left -= 1
             if left > 0:
                 return False
             now = time.monotonic()
-            asked = max(1, min(100, round(self._interval / max(now - since, 1e-4))))
+            asked = max(1, min(100, round(interval / max(now - since, 1e-4))))
             votes = self._world.reduce_max(torch.tensor([float(should_stop()), -float(asked)]))
-            left = self._interval = int(-votes[1].item())
+            left = interval = int(-votes[1].item())
             since = time.monotonic()
             return bool(votes[0].item())
 
-        self._interval = 1
         return agreed
 
     def _set_learning_rate(self, step: int) -> None:
@@ -292,7 +296,9 @@ class TorchSession:
         name = f"batch {(step - 1) * self._num_accumulated + part + 1} of the run"
         if self._move is not None:
             batch = self._move(batch)
-        return explain_non_finite(self._module, batch, step=step, batch_name=name, loss=value, device=self._device)
+        return explain_non_finite(
+            self._module, batch, step=step, batch_name=name, loss=value, device=self._device
+        )
 
     def _logged_values(self) -> dict[str, float]:
         values = {"loss": self._losses[-1], "learning_rate": float(self._optimizer.param_groups[0]["lr"])}  # type: ignore[union-attr]
@@ -315,7 +321,9 @@ class TorchSession:
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
-    def evaluate(self, num_steps: int | None, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
+    def evaluate(
+        self, num_steps: int | None, on_step: Callable[[int], None] | None = None
+    ) -> dict[str, float]:
         """Loss and metrics over the evaluation data; short last batches count by their samples."""
         loader = self._fresh_eval_loader()
         metrics.reset_all_metrics()
@@ -333,7 +341,12 @@ class TorchSession:
         host = self._world.reduce_sum(total.cpu())
         if host[1] == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
-        return {"loss": float(host[0] / host[1]), **metrics.compute_all_metrics(self._reduce_metric if self._world.size > 1 else None, say=self._note)}
+        return {
+            "loss": float(host[0] / host[1]),
+            **metrics.compute_all_metrics(
+                self._reduce_metric if self._world.size > 1 else None, say=self._note
+            ),
+        }
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]:
         if self._world.size > 1:
@@ -375,7 +388,7 @@ class TorchSession:
             for name, tensor in generators.items():
                 yield f"rng/{rank}/{name}", tensor
 
-    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self._module.net.named_parameters()}
 
     def counters(self) -> dict[str, Any]:
@@ -389,7 +402,11 @@ class TorchSession:
         }
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        own = {name: value for name, value in self._module.net.state_dict().items() if isinstance(value, torch.Tensor)}
+        own = {
+            name: value
+            for name, value in self._module.net.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
         optimizer: list[tuple[str, torch.Tensor]] = []
         generators: dict[str, torch.Tensor] = {}
         for shard in match_names(shards, own, self._note):
@@ -450,7 +467,9 @@ class _Evaluating:
 def _next_pause(stretch: Stretch, step: int) -> int:
     """The next step after `step` at which a stretch logs or has a boundary."""
     pauses = [stretch.last_step]
-    pauses += [(step // every + 1) * every for every in (stretch.log_steps, stretch.boundary_steps) if every > 0]
+    pauses += [
+        (step // every + 1) * every for every in (stretch.log_steps, stretch.boundary_steps) if every > 0
+    ]
     return min(pauses)
 
 
@@ -464,7 +483,8 @@ def _like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor.to(own.device, own.dtype), own.device_mesh, own.placements)
+    shard: Any = own  # a DTensor
+    return distribute_tensor(tensor.to(own.device, own.dtype), shard.device_mesh, shard.placements)
 
 
 def _named_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
@@ -473,14 +493,18 @@ def _named_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
     if isinstance(outputs, Mapping):
         return [(str(key), value) for key, value in outputs.items() if isinstance(value, torch.Tensor)]
     if isinstance(outputs, tuple | list):
-        return [(f"predictions_{index}", value) for index, value in enumerate(outputs) if isinstance(value, torch.Tensor)]
-    raise UserError(f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors.")
+        return [
+            (f"predictions_{index}", value)
+            for index, value in enumerate(outputs)
+            if isinstance(value, torch.Tensor)
+        ]
+    raise UserError(
+        f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors."
+    )
 
 
 def _sync_batchnorm(net: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     if device.type != "cuda":
         raise UserError("runconfig.sync_batchnorm works on GPUs only.", "Leave it out on the CPU.")
-    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
-
-
-
+    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
+    return converted

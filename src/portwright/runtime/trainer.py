@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,9 @@ class Trainer:
             return
         self._step = loaded.step
         if loaded.counters is None:
-            self._console.note(f"{loaded.path} holds weights and a step only: the optimizer and the data start anew.")
+            self._console.note(
+                f"{loaded.path} holds weights and a step only: the optimizer and the data start anew."
+            )
         else:
             self._saved_step = loaded.step
 
@@ -85,7 +86,8 @@ class Trainer:
             ends.append(config.num_epochs * per_epoch)
         if not ends:
             raise UserError(
-                "nothing says how long to train.", "Set runconfig.max_steps or num_epochs, or give --max_steps."
+                "nothing says how long to train.",
+                "Set runconfig.max_steps or num_epochs, or give --max_steps.",
             )
         return min(ends)
 
@@ -101,14 +103,17 @@ class Trainer:
         for name, steps in asked.items():
             if steps % every:
                 raise UserError(
-                    f"this target takes {every} steps a call, and {name} is {steps}.", f"Make it a multiple of {every}."
+                    f"this target takes {every} steps a call, and {name} is {steps}.",
+                    f"Make it a multiple of {every}.",
                 )
 
     def train(self, *, evaluates: bool) -> None:
         config, last_step = self._config, self.last_step()
         self._outcome.step = self._step
         if self._step >= last_step:
-            self._console.note(f"already at step {self._step} of {last_step}: nothing to train. Raise max_steps to go on.")
+            self._console.note(
+                f"already at step {self._step} of {last_step}: nothing to train. Raise max_steps to go on."
+            )
             if evaluates:
                 self.evaluate()
             return
@@ -126,7 +131,11 @@ class Trainer:
                 if config.save_initial_checkpoint and self._step == 0:
                     self._save(writer)
                 while self._step < last_step:
-                    end = min(last_step, (self._step // eval_every + 1) * eval_every) if eval_every else last_step
+                    end = (
+                        min(last_step, (self._step // eval_every + 1) * eval_every)
+                        if eval_every
+                        else last_step
+                    )
                     self._run_stretch(end, last_step, writer, log, progress)
                     if self._signals.requested:
                         break
@@ -141,11 +150,22 @@ class Trainer:
                 writer.close()
         if self._signals.requested:
             self._outcome.status = self._signals.exit_status
-            saved = f"saved checkpoint_{self._step}" if config.checkpoint_steps != 0 else "checkpoint_steps is 0, so nothing was saved"
-            self._console.note(f"stopped by {self._signals.reason} at step {self._step}: {saved}. The same command resumes.")
+            saved = (
+                f"saved checkpoint_{self._step}"
+                if config.checkpoint_steps != 0
+                else "checkpoint_steps is 0, so nothing was saved"
+            )
+            self._console.note(
+                f"stopped by {self._signals.reason} at step {self._step}: {saved}. The same command resumes."
+            )
 
     def _run_stretch(
-        self, end: int, last_step: int, writer: CheckpointWriter | None, log: RunLog | None, progress: Progress
+        self,
+        end: int,
+        last_step: int,
+        writer: CheckpointWriter | None,
+        log: RunLog | None,
+        progress: Progress,
     ) -> None:
         config = self._config
         signals = self._signals
@@ -173,7 +193,9 @@ class Trainer:
             if samples is not None and samples_before is not None:
                 values["samples_per_second"] = (samples - samples_before) / max(now - before, 1e-9)
             before, samples_before = now, samples
-            self._outcome.values.update({f"train/{k}": values[k] for k in ("loss", "learning_rate") if k in values})
+            self._outcome.values.update(
+                {f"train/{k}": values[k] for k in ("loss", "learning_rate") if k in values}
+            )
             self._write(log, event, values)
             progress.update(event.step, values)
 
@@ -198,7 +220,9 @@ class Trainer:
         """Evaluates the weights as they are and logs the result at the current step."""
         own_log = log is None and self._world.is_main
         log = self._open_log("eval") if own_log else log
-        progress = Progress("eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False)
+        progress = Progress(
+            "eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False
+        )
         with progress:
             values = self._session.evaluate(self._config.eval_steps, lambda done: progress.update(done, {}))
         if log is not None:
@@ -217,10 +241,13 @@ class Trainer:
 
     def _open_log(self, kind: str) -> RunLog:
         step = self._step if kind == "train" else None
-        return RunLog(self._model_dir / kind, enable_summaries=self._config.enable_summaries, step=step, console=self._console)
+        return RunLog(
+            self._model_dir / kind,
+            enable_summaries=self._config.enable_summaries,
+            step=step,
+            console=self._console,
+        )
 
 
 def _eval_name(name: str) -> str:
     return name if name.startswith("eval/") else f"eval/{name}"
-
-

@@ -35,7 +35,11 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
         )
     # SLURM_PROCID is set in a batch script and in an salloc shell too; only a step started by srun has SLURM_STEP_ID,
     # and only there are the other tasks really running.
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    if (
+        "SLURM_STEP_ID" in environ
+        and "SLURM_PROCID" in environ
+        and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    ):
         per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0]
         return _launch(
             environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", int(per_node or 1), "SLURM"
@@ -63,14 +67,17 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise UserError(
-            f"the environment variable {name} is '{text}', not a number.", f"Unset it, or let torchrun or srun set {name}."
+            f"the environment variable {name} is '{text}', not a number.",
+            f"Unset it, or let torchrun or srun set {name}.",
         ) from None
 
 
 class World:
     """The processes of one run; with one process every method costs nothing."""
 
-    def __init__(self, launch: Launch, device_type: str, backend: str | None, init_method: str | None = None) -> None:
+    def __init__(
+        self, launch: Launch, device_type: str, backend: str | None, init_method: str | None = None
+    ) -> None:
         self.rank = launch.rank
         self.size = launch.world_size
         self.local_rank = launch.local_rank
@@ -93,7 +100,9 @@ class World:
                 )
             except (ValueError, RuntimeError) as error:
                 raise UserError(
-                    f"the {self.size} processes could not meet ({self.backend}, {launch.source}): {error}".splitlines()[0],
+                    f"the {self.size} processes could not meet ({self.backend}, {launch.source}): {error}".splitlines()[
+                        0
+                    ],
                     "Check MASTER_ADDR and MASTER_PORT, and that every process was started.",
                 ) from error
             self._owns_group = True

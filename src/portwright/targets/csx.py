@@ -48,7 +48,8 @@ class CsxBackend:
     def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
         if not flags.get("on_cpu"):
             raise UnsupportedError(
-                "this release drives the Cerebras SDK on its CPU backend only, not a CS system.", "Add --on_cpu."
+                "this release drives the Cerebras SDK on its CPU backend only, not a CS system.",
+                "Add --on_cpu.",
             )
         from portwright.runtime.world import Launch, World
 
@@ -120,15 +121,15 @@ class CsxSession:
         position, batch_size = start.position(), start.batch_size or 0
         num_steps = stretch.last_step - stretch.first_step
 
-        @cstorch.trace
+        @cstorch.trace  # type: ignore[untyped-decorator]
         def step_once(batch: Any) -> Any:
             loss, _ = split_loss(compiled(batch))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             return loss
 
-        @cstorch.step_closure
+        @cstorch.step_closure  # type: ignore[untyped-decorator]
         def keep(loss: torch.Tensor) -> None:
             losses.append(loss.item())
 
@@ -148,10 +149,17 @@ class CsxSession:
             batch = next(batches, None)
             stopping = stretch.should_stop()
             if self._job.params.runconfig.check_loss_values and not math.isfinite(losses[-1]):
-                raise NonFiniteError(f"the loss is {losses[-1]} at step {step}.", "Lower the learning rate, or look at the data.")
+                raise NonFiniteError(
+                    f"the loss is {losses[-1]} at step {step}.",
+                    "Lower the learning rate, or look at the data.",
+                )
             self._num_samples += batch_size
             if stretch.is_logged(step) or stopping:
-                values = {"loss": losses[-1], "learning_rate": self._schedule(step - 1), "num_samples": float(self._num_samples)}
+                values = {
+                    "loss": losses[-1],
+                    "learning_rate": self._schedule(step - 1),
+                    "num_samples": float(self._num_samples),
+                }
                 yield Event("log", step, values, tuple(losses))
                 losses.clear()
             if stretch.is_boundary(step) or stopping:
@@ -161,7 +169,9 @@ class CsxSession:
             if stopping:
                 return
 
-    def evaluate(self, num_steps: int | None, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
+    def evaluate(
+        self, num_steps: int | None, on_step: Callable[[int], None] | None = None
+    ) -> dict[str, float]:
         cstorch, compiled = self._cstorch, self._compiled
         import torch
 
@@ -173,12 +183,13 @@ class CsxSession:
         total, num_samples = 0.0, 0
         loader = self._make_loader("eval_input")
 
-        @cstorch.trace
+        @cstorch.trace  # type: ignore[untyped-decorator]
         def forward(batch: Any) -> Any:
             return split_loss(compiled(batch))[0]
 
         executor = cstorch.utils.data.DataExecutor(
-            cstorch.utils.data.DataLoader(lambda: self._make_loader("eval_input")), num_steps=num_steps or loader.num_batches
+            cstorch.utils.data.DataLoader(lambda: self._make_loader("eval_input")),
+            num_steps=num_steps or loader.num_batches,
         )
         with torch.no_grad():
             for index, batch in enumerate(executor):
@@ -191,7 +202,9 @@ class CsxSession:
         return {"loss": total / num_samples, **metrics.compute_all_metrics(say=self._note)}
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]:
-        raise UnsupportedError("predict is not supported on CSX.", "Use --mode predict on CPU or GPU with the same checkpoint.")
+        raise UnsupportedError(
+            "predict is not supported on CSX.", "Use --mode predict on CPU or GPU with the same checkpoint."
+        )
 
     def state(self) -> Iterator[Shard]:
         for name, tensor in self._module.net.state_dict().items():
@@ -249,19 +262,31 @@ def _make_optimizer(cstorch: Any, net: torch.nn.Module, job: JobSpec) -> Any:
     from portwright.runtime.param_groups import make_param_groups
 
     spec = job.params.optimizer
-    for key, usual in (("grad_accum_steps", 1), ("loss_scaling_factor", 1.0), ("max_gradient_norm", None), ("max_gradient_value", None)):
+    for key, usual in (
+        ("grad_accum_steps", 1),
+        ("loss_scaling_factor", 1.0),
+        ("max_gradient_norm", None),
+        ("max_gradient_value", None),
+    ):
         if getattr(spec, key) != usual:
-            raise UnsupportedError(f"optimizer.{key}={getattr(spec, key)} is not supported on CSX yet.", f"Leave {key} out.")
+            raise UnsupportedError(
+                f"optimizer.{key}={getattr(spec, key)} is not supported on CSX yet.", f"Leave {key} out."
+            )
     kind = getattr(cstorch.optim, spec.optimizer_type)
     settings = spec.model_dump()
-    for whole, parts in (("betas", ("beta1", "beta2")), ("etas", ("eta1", "eta2")), ("step_sizes", ("step_size_min", "step_size_max"))):
+    for whole, parts in (
+        ("betas", ("beta1", "beta2")),
+        ("etas", ("eta1", "eta2")),
+        ("step_sizes", ("step_size_min", "step_size_max")),
+    ):
         if all(part in settings for part in parts):
             settings[whole] = tuple(settings[part] for part in parts)
     settings["nesterov"] = settings.get("use_nesterov", False)
     accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr", "weight_decay"}
     options = {name: value for name, value in settings.items() if name in accepted}
     groups = [
-        {"params": group["params"], "weight_decay": group["weight_decay"]} for group in make_param_groups(net, spec)
+        {"params": group["params"], "weight_decay": group["weight_decay"]}
+        for group in make_param_groups(net, spec)
     ]
     return kind(groups, lr=spec.schedule(0), **options)
 
@@ -269,9 +294,17 @@ def _make_optimizer(cstorch: Any, net: torch.nn.Module, job: JobSpec) -> Any:
 def _advance(position: Mapping[str, Any], num_done: int, num_batches: int | None) -> dict[str, Any]:
     """Where the data stand after so many batches, of which the loader itself knows nothing."""
     if num_batches is None:
-        raise UnsupportedError("CSX needs training data whose length is known.", "Return a DataLoader over a data set with a length.")
+        raise UnsupportedError(
+            "CSX needs training data whose length is known.",
+            "Return a DataLoader over a data set with a length.",
+        )
     epoch, batch = divmod(position["epoch"] * num_batches + position["batch"] + num_done, num_batches)
-    return {**position, "epoch": epoch, "batch": batch, "samples": position["samples"] + num_done * (position["batch_size"] or 0)}
+    return {
+        **position,
+        "epoch": epoch,
+        "batch": batch,
+        "samples": position["samples"] + num_done * (position["batch_size"] or 0),
+    }
 
 
 def _tensors(batch: Any) -> Iterator[Any]:

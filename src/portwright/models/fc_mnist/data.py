@@ -56,7 +56,9 @@ def read_mnist(folder: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     images = read_idx(find_file(folder, images_name))
     labels = read_idx(find_file(folder, labels_name))
     if len(images) != len(labels):
-        raise UserError(f"{folder}: {len(images)} images but {len(labels)} labels.", "Take both files from one data set.")
+        raise UserError(
+            f"{folder}: {len(images)} images but {len(labels)} labels.", "Take both files from one data set."
+        )
     return torch.from_numpy(images).float().div(255).unsqueeze(1), torch.from_numpy(labels).long()
 
 
@@ -78,12 +80,16 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
     except (OSError, EOFError) as error:
         raise UserError(f"{path} cannot be read: {error}.", "Fetch the file again.") from error
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise UserError(f"{path} is not an IDX file of bytes (it starts with {raw[:4]!r}).", "Fetch the file again.")
+        raise UserError(
+            f"{path} is not an IDX file of bytes (it starts with {raw[:4]!r}).", "Fetch the file again."
+        )
     num_dims = raw[3]
     if len(raw) < 4 + 4 * num_dims:
         raise UserError(f"{path} ends within its header.", "Fetch the file again.")
     shape = struct.unpack(f">{num_dims}I", raw[4 : 4 + 4 * num_dims])
     values = np.frombuffer(raw, np.uint8, offset=4 + 4 * num_dims)
     if values.size != int(np.prod(shape)):
-        raise UserError(f"{path} has {values.size} values where its header says {shape}.", "Fetch the file again.")
+        raise UserError(
+            f"{path} has {values.size} values where its header says {shape}.", "Fetch the file again."
+        )
     return values.reshape(shape).copy()

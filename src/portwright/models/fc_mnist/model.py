@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ from torch import nn
 from portwright import PyTorchBaseModel
 from portwright.runtime.metrics import AccuracyMetric
 
-ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "selu": nn.SELU, "gelu": nn.GELU, "linear": nn.Identity}
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "gelu": nn.GELU,
+    "linear": nn.Identity,
+}
 
 
 class MLP(nn.Module):
@@ -20,8 +28,12 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [params["input_size"], *params["hidden_sizes"]]
         layers: list[nn.Module] = []
-        for size, next_size in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Linear(size, next_size), ACTIVATIONS[params["activation_fn"]](), nn.Dropout(params["dropout"])]
+        for size, next_size in pairwise(sizes):
+            layers += [
+                nn.Linear(size, next_size),
+                ACTIVATIONS[params["activation_fn"]](),
+                nn.Dropout(params["dropout"]),
+            ]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], params["num_classes"]))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

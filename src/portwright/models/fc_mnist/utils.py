@@ -15,7 +15,9 @@ class InputParams(BaseModel):
     shuffle: bool = Field(False, description="a new order each epoch")
     drop_last: bool = Field(False, description="leave out a short last batch")
     num_workers: int = Field(0, ge=0, description="processes that load data")
-    data_dir: str | None = Field(None, description="folder with MNIST's IDX files; without it scikit-learn's digits")
+    data_dir: str | None = Field(
+        None, description="folder with MNIST's IDX files; without it scikit-learn's digits"
+    )
 
 
 class ModelParams(BaseModel):
