@@ -19,6 +19,7 @@ from portwright.runtime.param_groups import make_param_groups
 
 __all__ = [
     "clip_gradients",
+    "gradient_norm",
     "load_optimizer_state",
     "make_optimizer",
     "make_param_groups",
@@ -205,6 +206,7 @@ def _check_sparse(model: nn.Module, kind: type[torch.optim.Optimizer], spec: Opt
     return True
 
 
+@torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], spec: OptimizerParams) -> Tensor | None:
     """Clips by joint norm or by value and gives the norm before clipping, where it was needed; nothing is waited for."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -220,9 +222,8 @@ def clip_gradients(parameters: Iterable[Tensor], spec: OptimizerParams) -> Tenso
     total = gradient_norm(grads)
     factor = (spec.max_gradient_norm / (total + 1e-6)).clamp(max=1.0)
     factors = {device: factor.to(device) for device in {grad.device for grad in grads}}
-    with torch.no_grad():
-        for device, on_device in factors.items():
-            torch._foreach_mul_([local(grad) for grad in grads if grad.device == device], on_device)
+    for device, on_device in factors.items():
+        torch._foreach_mul_([local(grad) for grad in grads if grad.device == device], on_device)
     return total
 
 
