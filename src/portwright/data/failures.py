@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -15,6 +17,7 @@ from portwright.errors import PortwrightError, UserError
 Stage = Literal["load", "collate", "worker_init_fn"]
 
 _MAX_CHARS = 400
+_DEATH_SECONDS = 2.0  # that torch is given to tell of a death
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _CURES: dict[Stage, str] = {
     "load": "Mend that sample or leave it out; reading it alone shows the same error.",
@@ -134,8 +137,60 @@ def dead_worker_pids(error: BaseException) -> list[int]:
     return [int(pid) for pid in found[1].split(",") if pid.strip()] if found else []
 
 
+def _find_death(error: Exception) -> Exception:
+    """Gives torch's word on a dead worker where the error is a mere echo of the death, else the error itself.
+
+    What a worker had sent before it was killed cannot be opened any more; that may be noticed first, and torch's
+    signal handler raises a moment later.
+    """
+    if not isinstance(error, (OSError, EOFError)):
+        return error
+    deadline = time.monotonic() + _DEATH_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+    except RuntimeError as word:
+        if dead_worker_pids(word):
+            return word
+        raise
+    return error
+
+
 def describe_death(error: BaseException) -> str:
     """Gives torch's fullest word on a dead worker: the signal is often named only in the cause."""
     cause = error.__cause__
     fullest = cause if cause is not None and dead_worker_pids(cause) else error
     return one_line(str(fullest)).rstrip(". ")
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Lets go of the dead workers' loader, which lives as long as the frames of the error do.
+
+    Until it is gone, torch's signal handler may raise again at the end of any other worker.
+    """
+    links: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
+
+
+def name_cause(
+    error: Exception,
+    epoch: int,
+    explain: Callable[[BaseException, int], UserError | None],
+    describe_other: Callable[[Exception, int], UserError],
+) -> UserError:
+    """Makes what is to be raised when the workers of a loader fail as a whole."""
+    cause = _find_death(error)
+    named = explain(cause, epoch)
+    if named is None:
+        named = describe_other(error, epoch)
+    else:
+        _forget_frames(error)
+        _forget_frames(cause)
+    named.__cause__ = cause
+    return named

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from portwright.data.failures import (
     Failure,
     describe,
     describe_death,
+    name_cause,
     name_of,
     name_sample,
     name_samples,
@@ -106,9 +108,15 @@ class MapSource:
                     yield finished
             return
         in_flight = self._shards.aim(epoch, start)
-        for batch in self._in_workers(epoch) if self._loader.num_workers else pin(self._in_turn()):
-            if finished := self._finish(*in_flight.popleft(), batch):
-                yield finished
+        if self._loader.num_workers == 0:
+            for batch in pin(self._in_turn()):
+                if finished := self._finish(*in_flight.popleft(), batch):
+                    yield finished
+            return
+        with closing(self._in_workers(epoch)) as batches:
+            for batch in batches:
+                if finished := self._finish(*in_flight.popleft(), batch):
+                    yield finished
 
     def _finish(self, task: Task, counts: Counts | None, batch: Any) -> Numbered | None:
         if type(batch) is Failure:
@@ -131,7 +139,7 @@ class MapSource:
         for task in self._shards:
             yield self._fetch(task.indices)
 
-    def _in_workers(self, epoch: int) -> Iterator[Any]:
+    def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         try:
             loader = self._start() if self._parallel is None else self._parallel
             # Workers that outlive an epoch are seeded once, so that they are so after a resume too.
@@ -143,7 +151,8 @@ class MapSource:
             raise
         except Exception as error:
             self._parallel = None
-            raise self.explain(error, epoch) or self._workers_error(error, epoch) from error
+            # No local name for what is found: frame and error would hold each other, and the workers with them.
+            raise name_cause(error, epoch, self.explain, self._workers_error)  # noqa: B904
 
     def _start(self) -> DataLoader[Any]:
         self._progress = Progress(self._loader.num_workers)

@@ -26,7 +26,9 @@ def seed_process(seed: int) -> None:
     """Seeds the global generators of torch (CPU), numpy and random."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the accelerators too, at 100 µs
     random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # random's own algorithm: without the 1, its own numbers
+    np.random.seed(
+        [seed & 0xFFFFFFFF, seed >> 32, 1]
+    )  # random's own algorithm: without the 1, its own numbers
 
 
 class RandomStream:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from portwright.data.failures import (
     Failure,
     describe,
     describe_death,
+    name_cause,
     name_of,
     raise_failure,
     too_short_error,
@@ -89,24 +90,33 @@ class StreamSource:
         self.batch_sizes_vary = self.num_samples_of_last != self.batch_size and self.num_batches > 1
 
     def read(self, epoch: int, start: int) -> Iterator[Numbered]:
-        world_size = self._shared.world_size
-        batches, number = self._open(epoch, start)
+        state, self._pending = self._pending, None
+        if state is not None:
+            self._load_inner(state["dataset"])
+        else:
+            self._rewind(epoch)
+        random_state = state["random"] if state is not None and start else None
+        with closing(self._begin(epoch, random_state)) as batches:
+            if start and state is None:
+                self._skip(batches, epoch, start)
+            yield from self._give(batches, epoch, start)
+
+    def _give(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Numbered]:
         num_given = num_dropped = 0
-        for batch in batches:
+        for number, batch in enumerate(batches, start):
             if type(batch) is Failure:
                 raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
             size = count_samples(batch)
             if self._splitter is None:
                 yield number, batch, (size or 1, size or 1)
-                num_given += 1
-            elif size is not None and size < world_size:
+            elif size is not None and size < self._shared.world_size:
                 self._shared.note_dropped(size)
                 num_dropped += 1
+                continue
             else:
                 part, local = self._splitter.split(batch, size)
                 yield number, part, (local, size or 1)
-                num_given += 1
-            number += 1
+            num_given += 1
         if not num_given and start == 0:
             raise self._no_batch_error(epoch, num_dropped)
 
@@ -118,27 +128,6 @@ class StreamSource:
             "Let its __iter__ start anew each time, or return a DataLoader or a list.",
         )
 
-    def _open(self, epoch: int, start: int) -> tuple[Iterator[Any], int]:
-        """Gives the batches from one on, and its number."""
-        state, self._pending = self._pending, None
-        if state is not None:
-            self._load_inner(state["dataset"])
-            return self._begin(epoch, state["random"] if start else None), start
-        if self._is_one_shot and self._has_begun:
-            raise UserError(
-                f"{self._shared.name}: the {self._what} has been read, and it can be read only once.",
-                "Return a DataLoader or a list of batches, which can be read again in the next epoch.",
-            )
-        if self._num_passes > epoch and self._first_state is not None:
-            self._load_inner(self._first_state)
-            self._num_passes = 0
-        with _untouched_cuda_rng():
-            self._relive(epoch)
-            batches = self._begin(epoch, None)
-            if start:
-                self._skip(batches, epoch, start)
-        return batches, start
-
     def _load_inner(self, state: Any) -> None:
         try:
             self._inner.load_state_dict(copy.deepcopy(state))
@@ -148,8 +137,19 @@ class StreamSource:
                 "Give back the data set of the interrupted run, or start anew in another model_dir.",
             ) from error
 
-    def _relive(self, epoch: int) -> None:
-        """Reads the epochs before: an iterable in this process may carry something from one to the next."""
+    def _rewind(self, epoch: int) -> None:
+        """Brings the iterable to the start of an epoch.
+
+        In this process it may carry something from one epoch to the next, so the epochs before are read again.
+        """
+        if self._is_one_shot and self._has_begun:
+            raise UserError(
+                f"{self._shared.name}: the {self._what} has been read, and it can be read only once.",
+                "Return a DataLoader or a list of batches, which can be read again in the next epoch.",
+            )
+        if self._num_passes > epoch and self._first_state is not None:
+            self._load_inner(self._first_state)
+            self._num_passes = 0
         if self._num_workers or self._has_set_epoch or self._num_passes >= epoch:
             return
         self._shared.note(
@@ -157,9 +157,11 @@ class StreamSource:
             "away. A method set_epoch(epoch), or state_dict and load_state_dict, would spare that."
         )
         while self._num_passes < epoch:
-            for batch in self._begin(self._num_passes, None):
-                if type(batch) is Failure:
-                    raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=0)
+            past = self._num_passes
+            with _untouched_cuda_rng():
+                for batch in self._begin(past, None):
+                    if type(batch) is Failure:
+                        raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=past, batch=0)
 
     def _skip(self, batches: Iterator[Any], epoch: int, start: int) -> None:
         self._shared.note(
@@ -170,14 +172,17 @@ class StreamSource:
                 else ""
             )
         )
-        for number in range(start):
-            batch = next(batches, _NOTHING_MORE)
-            if batch is _NOTHING_MORE:
-                raise too_short_error(self._shared.name, self._what, start)
-            if type(batch) is Failure:
-                raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
+        with _untouched_cuda_rng():
+            for number in range(start):
+                batch = next(batches, _NOTHING_MORE)
+                if batch is _NOTHING_MORE:
+                    raise too_short_error(self._shared.name, self._what, start)
+                if type(batch) is Failure:
+                    raise_failure(
+                        batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number
+                    )
 
-    def _begin(self, epoch: int, random_state: dict[str, Any] | None) -> Iterator[Any]:
+    def _begin(self, epoch: int, random_state: dict[str, Any] | None) -> Generator[Any, None, None]:
         if self._is_stateful and not self._has_begun and self._first_state is None:
             self._first_state = copy.deepcopy(self._inner.state_dict())
         self._num_passes = epoch + 1
@@ -193,7 +198,7 @@ class StreamSource:
         batches = self._in_process(self._random)
         return pin(batches) if self._loader is not None and pins(self._loader) else batches
 
-    def _in_process(self, random: RandomStream) -> Iterator[Any]:
+    def _in_process(self, random: RandomStream) -> Generator[Any, None, None]:
         batches = iter(self._batches)
         while True:
             with random:
@@ -202,7 +207,7 @@ class StreamSource:
                 return
             yield batch
 
-    def _in_workers(self, epoch: int) -> Iterator[Any]:
+    def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         assert self._loader is not None
         generator = torch.Generator()
         generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
@@ -211,10 +216,14 @@ class StreamSource:
         except PortwrightError:
             raise
         except Exception as error:
-            raise self.explain(error, epoch) or UserError(
-                f"{self._shared.name}: the workers of {self._what} failed (epoch {epoch}): {describe(error)}",
-                "Set num_workers to 0 to see whether the data or the processes are at fault.",
-            ) from error
+            # No local name for what is found: frame and error would hold each other, and the workers with them.
+            raise name_cause(error, epoch, self.explain, self._workers_error)  # noqa: B904
+
+    def _workers_error(self, error: Exception, epoch: int) -> UserError:
+        return UserError(
+            f"{self._shared.name}: the workers of {self._what} failed (epoch {epoch}): {describe(error)}",
+            "Set num_workers to 0 to see whether the data or the processes are at fault.",
+        )
 
     def explain(self, error: BaseException, epoch: int) -> UserError | None:
         found = self._progress.find(error) if self._progress is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -215,11 +215,11 @@ class _Given(IterableDataset[Any]):
         return self._batches
 
 
-def pin(batches: Iterator[Any]) -> Iterator[Any]:
+def pin(batches: Iterator[Any]) -> Generator[Any, None, None]:
     """Gives the same batches in pinned memory, made in this process one at a time."""
     generator = torch.Generator()
-    return iter(
-        DataLoader(_Given(batches), batch_size=None, collate_fn=as_is, pin_memory=True, generator=generator)
+    yield from DataLoader(
+        _Given(batches), batch_size=None, collate_fn=as_is, pin_memory=True, generator=generator
     )
 
 

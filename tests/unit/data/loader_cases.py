@@ -79,7 +79,9 @@ class Noisy(Dicts):
     """Each sample carries random numbers of all three kinds."""
 
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64)
+        return torch.tensor(
+            [index, random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64
+        )
 
 
 class Stream(IterableDataset):

@@ -52,7 +52,9 @@ PLAIN = {
     "tensors, one batch": lambda: DataLoader(tensors(3), batch_size=8),
     "tensors, batch of one": lambda: DataLoader(tensors(3)),
     "subset": lambda: DataLoader(Subset(tensors(10), [7, 1, 1, 9, 0]), batch_size=2),
-    "subset of subset": lambda: DataLoader(Subset(Subset(tensors(10), [7, 1, 9, 0]), [3, 0, 1]), batch_size=2),
+    "subset of subset": lambda: DataLoader(
+        Subset(Subset(tensors(10), [7, 1, 9, 0]), [3, 0, 1]), batch_size=2
+    ),
     "subset from the end": lambda: DataLoader(Subset(tensors(10), [-1, 2]), batch_size=2),
     "own collate": lambda: DataLoader(tensors(10), batch_size=4, collate_fn=double),
     "dicts": lambda: DataLoader(Dicts(10), batch_size=4),
@@ -65,7 +67,9 @@ PLAIN = {
     ),
     "sampler": lambda: DataLoader(tensors(10), batch_size=4, sampler=[3, 1, 4, 1, 5]),
     "sampler from the end": lambda: DataLoader(tensors(10), batch_size=2, sampler=[-1, 0, -10]),
-    "sampler, dropping": lambda: DataLoader(tensors(10), batch_size=4, sampler=[3, 1, 4, 1, 5], drop_last=True),
+    "sampler, dropping": lambda: DataLoader(
+        tensors(10), batch_size=4, sampler=[3, 1, 4, 1, 5], drop_last=True
+    ),
     "sampler of keys": lambda: DataLoader({"a": 1, "b": 2, "c": 3}, batch_size=2, sampler=["c", "a"]),
     "batch sampler": lambda: DataLoader(tensors(10), batch_sampler=[[1], [2, 3, 4], [9, 0]]),
     "batch sampler of tensors": lambda: DataLoader(Dicts(9), batch_sampler=[torch.tensor([1, 2]), (3,), {5}]),
@@ -104,7 +108,9 @@ def test_gathered_tensors_are_fresh_and_contiguous() -> None:
     images = torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)
     columns = torch.randn(2, 6).t()
     data = TensorDataset(images, columns, torch.ones(1, 2).expand(6, 2))
-    for ours, torchs in zip(make(DataLoader(data, batch_size=4)), DataLoader(data, batch_size=4), strict=True):
+    for ours, torchs in zip(
+        make(DataLoader(data, batch_size=4)), DataLoader(data, batch_size=4), strict=True
+    ):
         assert [tensor.stride() for tensor in ours] == [tensor.stride() for tensor in torchs]
         assert_same([ours], [torchs])
         ours[0].zero_()
@@ -119,15 +125,23 @@ def test_gradients_flow_through_gathered_tensors() -> None:
     assert weights.grad.sum() == 4
 
 
-@given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 12), drop_last=st.booleans(), seed=st.integers())
+@given(
+    num_samples=st.integers(1, 40), batch_size=st.integers(1, 12), drop_last=st.booleans(), seed=st.integers()
+)
 @settings(max_examples=60, deadline=None)
-def test_shuffling_permutes_each_epoch_anew(num_samples: int, batch_size: int, drop_last: bool, seed: int) -> None:
+def test_shuffling_permutes_each_epoch_anew(
+    num_samples: int, batch_size: int, drop_last: bool, seed: int
+) -> None:
     if drop_last and num_samples < batch_size:
         return
     loader = make(
-        DataLoader(tensors(num_samples), batch_size=batch_size, shuffle=True, drop_last=drop_last), seed=seed, repeat=True
+        DataLoader(tensors(num_samples), batch_size=batch_size, shuffle=True, drop_last=drop_last),
+        seed=seed,
+        repeat=True,
     )
-    assert loader.num_batches == (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
+    assert loader.num_batches == (
+        num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
+    )
     batches = iter(loader)
     epochs = [[next(batches)[1] for _ in range(loader.num_batches)] for _ in range(3)]
     for epoch in epochs:
@@ -167,7 +181,9 @@ def samplers(num_samples: int) -> dict[str, Any]:
             self.epoch = epoch
 
         def __iter__(self) -> Any:
-            yield from torch.randperm(num_samples, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+            yield from torch.randperm(
+                num_samples, generator=torch.Generator().manual_seed(self.epoch)
+            ).tolist()
 
     class Hoarder(Custom):
         def __init__(self) -> None:
@@ -297,7 +313,11 @@ def test_counts_and_sizes() -> None:
 )
 def test_what_is_known_beforehand(data: Any, num_batches: int | None, last: int | None, vary: bool) -> None:
     loader = make(data)
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (num_batches, last, vary)
+    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (
+        num_batches,
+        last,
+        vary,
+    )
 
 
 def test_a_stream_with_a_length_is_measured() -> None:

@@ -52,7 +52,9 @@ INPUTS: dict[str, Callable[[], Any]] = {
     ),
     "stream": lambda: DataLoader(Stream(10), batch_size=4),
     "stream, workers": lambda: DataLoader(Stream(11), batch_size=4, num_workers=2),
-    "stream, persistent": lambda: DataLoader(Stream(11), batch_size=4, num_workers=2, persistent_workers=True),
+    "stream, persistent": lambda: DataLoader(
+        Stream(11), batch_size=4, num_workers=2, persistent_workers=True
+    ),
     "stream with state": lambda: DataLoader(Counter(10), batch_size=4),
     "stream with state, even": lambda: DataLoader(Counter(8), batch_size=4),
     "stream with state, dropping": lambda: DataLoader(Counter(10), batch_size=4, drop_last=True),
@@ -99,7 +101,9 @@ def test_every_position_leads_to_the_same_rest(case: str) -> None:
     batches = [batch for batch, _, _ in history]
     whole.close()
     places = [(start, rng), *((position, rng) for _, position, rng in history)]
-    assert [position["samples"] for position, _ in places] == sorted(position["samples"] for position, _ in places)
+    assert [position["samples"] for position, _ in places] == sorted(
+        position["samples"] for position, _ in places
+    )
     for done, (position, rng) in enumerate(places):
         resumed = make(INPUTS[case](), repeat=True)
         resumed.seek(position)
@@ -127,7 +131,10 @@ def test_one_loader_seeks_back_and_forth(case: str) -> None:
     for number in (3, 0, 4, 1):
         loader.seek(positions[number])
         again = next(batches)
-        assert_same([again[:, 0] if is_noisy_here else again], [firsts[number][:, 0] if is_noisy_here else firsts[number]])
+        assert_same(
+            [again[:, 0] if is_noisy_here else again],
+            [firsts[number][:, 0] if is_noisy_here else firsts[number]],
+        )
     loader.seek(start)
     load_rng(rng)
     assert_same([next(batches) for _ in range(5)], firsts)
@@ -167,7 +174,12 @@ def test_position_counts_what_was_handed_out_not_what_was_prefetched() -> None:
     batches = iter(loader)
     for number in range(3):
         next(batches)
-        assert loader.position() == {"epoch": 0, "batch": number + 1, "samples": 2 * number + 2, "batch_size": 2}
+        assert loader.position() == {
+            "epoch": 0,
+            "batch": number + 1,
+            "samples": 2 * number + 2,
+            "batch_size": 2,
+        }
     loader.close()
 
 
@@ -188,11 +200,11 @@ def test_random_numbers_in_workers_depend_on_the_batch_alone() -> None:
 
 
 def test_seeking_loads_nothing_that_is_skipped() -> None:
-    class Watched(Dicts):
-        read: list[int] = []
+    read: list[int] = []
 
+    class Watched(Dicts):
         def __getitem__(self, index: int) -> int:
-            self.read.append(index)
+            read.append(index)
             return index
 
     class Own(Sampler):
@@ -200,11 +212,11 @@ def test_seeking_loads_nothing_that_is_skipped() -> None:
             yield from torch.randperm(20).tolist()
 
     for sampler in (None, RandomSampler(range(20)), Own()):
-        Watched.read = []
+        read.clear()
         loader = make(DataLoader(Watched(20), batch_size=4, sampler=sampler), repeat=True)
         loader.seek({"epoch": 3, "batch": 4, "samples": 0})
         next(iter(loader))
-        assert len(Watched.read) == 4
+        assert len(read) == 4
 
 
 def test_a_stream_with_state_is_not_read_again() -> None:
@@ -248,7 +260,11 @@ def test_state_in_workers_is_said_to_be_out_of_reach() -> None:
 
 
 def test_evaluation_starts_over_each_time() -> None:
-    for data in (DataLoader(tensors(10), batch_size=3, shuffle=True), DataLoader(Counter(10), batch_size=3), Batches(4)):
+    for data in (
+        DataLoader(tensors(10), batch_size=3, shuffle=True),
+        DataLoader(Counter(10), batch_size=3),
+        Batches(4),
+    ):
         loader = make(data, name="eval_input")
         first = take(loader, 2)
         assert_same(take(loader, 2), first)
@@ -303,13 +319,18 @@ class Short(Sampler):
 def test_data_that_became_shorter_are_noticed(data: Any) -> None:
     loader = make(data, repeat=True)
     loader.seek({"epoch": 0, "batch": 5, "samples": 10})
-    with pytest.raises(UserError, match="continues at batch 5 .* fewer"):
+    with pytest.raises(UserError, match=r"continues at batch 5 .* fewer"):
         next(iter(loader))
 
 
 @pytest.mark.parametrize(
     "position",
-    [{}, {"epoch": -1, "batch": 0, "samples": 0}, {"epoch": 0, "batch": "3", "samples": 0}, {"epoch": 0, "batch": True, "samples": 0}],
+    [
+        {},
+        {"epoch": -1, "batch": 0, "samples": 0},
+        {"epoch": 0, "batch": "3", "samples": 0},
+        {"epoch": 0, "batch": True, "samples": 0},
+    ],
 )
 def test_a_damaged_position_is_refused(position: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="position is damaged"):
@@ -319,7 +340,7 @@ def test_a_damaged_position_is_refused(position: dict[str, Any]) -> None:
 def test_a_state_that_the_data_set_refuses() -> None:
     loader = make(DataLoader(Counter(8), batch_size=2), repeat=True)
     loader.seek({"epoch": 0, "batch": 1, "samples": 2, "state": {"dataset": {"other": 1}, "random": {}}})
-    with pytest.raises(UserError, match="Counter refused .*KeyError"):
+    with pytest.raises(UserError, match=r"Counter refused .*KeyError"):
         next(iter(loader))
 
 
