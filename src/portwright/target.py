@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class JobSpec:
     train_data_fn: Callable[[Any], Any] | None
     eval_data_fn: Callable[[Any], Any] | None
     mode: Mode
+    artifact_dir: Path | None = None  # where a vendor's software may leave what it makes
 
 
 class Session(Protocol):

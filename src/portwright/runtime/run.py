@@ -93,7 +93,14 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
     if not backend.world.is_main:
         console = Console("ERROR", prefix=f"process {backend.world.rank}: ")
-    job = JobSpec(params, parts.model_fn, parts.train_data_fn, parts.eval_data_fn, arguments.mode)  # type: ignore[arg-type]
+    job = JobSpec(
+        params,
+        parts.model_fn,
+        parts.train_data_fn,
+        parts.eval_data_fn,
+        arguments.mode,  # type: ignore[arg-type]
+        model_dir / "artifacts",
+    )
     session: Session | None = None
     try:
         session = backend.world.agree_on_failure(lambda: backend.open(job))

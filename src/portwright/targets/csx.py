@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,10 @@ class CsxSession:
         from portwright.runtime.rng import seed_all
 
         self._cstorch, self._job, self._note = cstorch, job, note
-        backend = cstorch.backend() if _has_backend(cstorch) else cstorch.backend("CPU")
+        folder = job.artifact_dir or tempfile.mkdtemp(prefix="portwright-csx-")
+        backend = (
+            cstorch.backend() if _has_backend(cstorch) else cstorch.backend("CPU", artifact_dir=str(folder))
+        )
         seed_all(job.params.runconfig.seed)
         with backend.device:
             self._module = make_model(job.model_fn, job.params.values, None)
