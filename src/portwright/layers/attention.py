@@ -381,13 +381,19 @@ class MultiQueryAttention(MultiheadAttention):
     def __init__(
         self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
     ) -> None:
-        if num_kv_groups < 1 or num_heads < 1 or num_heads % num_kv_groups:
-            raise UserError(
-                f"num_kv_groups={num_kv_groups} does not divide num_heads={num_heads}.",
-                "Give a number of groups that does.",
-            )
-        self.num_kv_groups = num_kv_groups  # before the parameters, whose shapes depend on it
+        # Before the parameters, whose shapes depend on it.
+        self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
         super().__init__(embed_dim, num_heads, *args, **kwargs)
+
+
+def check_kv_groups(num_heads: int, num_kv_groups: int) -> int:
+    """The number of groups, if each can have as many heads."""
+    if num_kv_groups < 1 or num_heads < 1 or num_heads % num_kv_groups:
+        raise UserError(
+            f"num_kv_groups={num_kv_groups} does not divide num_heads={num_heads}.",
+            "Give a number of groups that does.",
+        )
+    return num_kv_groups
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
