@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from portwright.errors import UserError
+from portwright.errors import UnsupportedError, UserError
 from portwright.runtime.base_model import LossModule
 from portwright.runtime.world import World
 
@@ -37,7 +37,7 @@ def distribute(module: LossModule, strategy: Strategy, world: World, device: tor
             return module
         return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
     if strategy == "fsdp":
-        fully_shard = _fully_shard()
+        fully_shard = _fully_shard(device)
         mesh = init_device_mesh(device.type, (world.size,))
         for layer in _layers(module.net):
             fully_shard(layer, mesh=mesh)
@@ -45,7 +45,11 @@ def distribute(module: LossModule, strategy: Strategy, world: World, device: tor
     return module
 
 
-def _fully_shard() -> Callable[..., Any]:
+def _fully_shard(device: torch.device) -> Callable[..., Any]:
+    if device.type == "cpu" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise UnsupportedError(
+            f"torch {torch.__version__} shards on GPUs only.", "Use distributed: ddp, or torch 2.6 or newer."
+        )
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # torch before 2.6

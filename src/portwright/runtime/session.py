@@ -21,6 +21,7 @@ from portwright.runtime.distribute import choose_strategy, distribute
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import (
     clip_gradients,
+    gradient_norm,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
@@ -75,9 +76,8 @@ class TorchSession:
         self._schedule = spec.schedule
         self._num_accumulated = spec.grad_accum_steps
         self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
-        self._scaler = make_loss_scaler(
-            spec, self._device.type, agree=self._agree if self._strategy == "fsdp" else None
-        )
+        self._scaler = make_loss_scaler(spec, self._device.type)
+        self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
         self._norm: torch.Tensor | None = None
         self._num_samples = 0
         self._set_learning_rate(0)
@@ -170,10 +170,14 @@ class TorchSession:
             loss = self._accumulate(step, check)
         if self._frozen is not None:
             self._frozen.copy_(torch.maximum(self._frozen, (~torch.isfinite(loss)).to(self._frozen.dtype)))
-        if self._clips:
+        if self._clips or self._measures_norm:
             if scaler is not None:
                 scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
-            self._norm = clip_gradients(self._trained, self._job.params.optimizer)
+            if self._measures_norm:
+                self._norm = gradient_norm([p.grad for p in self._trained if p.grad is not None])
+        if self._clips:
+            norm = clip_gradients(self._trained, self._job.params.optimizer)
+            self._norm = self._norm if norm is None else norm
         if scaler is None:
             self._optimizer.step()  # type: ignore[union-attr]
         else:
@@ -236,9 +240,6 @@ class TorchSession:
         if isinstance(self._called, DistributedDataParallel):
             return self._called.no_sync()
         return nullcontext()
-
-    def _agree(self, found: torch.Tensor) -> None:
-        found.copy_(self._world.reduce_max(found.detach().cpu().float()).to(found))
 
     def _agreed_stop(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
         """Processes get a signal at different steps and must stop at the same one, so they ask each other about once a second."""
