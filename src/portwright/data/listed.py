@@ -35,8 +35,11 @@ class ListSource:
 
     def _count_all(self) -> None:
         rank, world_size = self._shared.rank, self._shared.world_size
-        sizes = [count_samples(batch) or 1 for batch in self._batches]
-        given = [size for size in sizes if size >= world_size]
+        counted = [count_samples(batch) for batch in self._batches]
+        sizes = [
+            world_size if size is None else size for size in counted
+        ]  # uncountable ones are refused in turn
+        given = sizes if world_size == 1 else [size for size in sizes if size >= world_size]
         if not given:
             raise self._shared.no_batch_error(f"the {self._what}", num_dropped=len(sizes))
         bounds = [part_bounds(size, rank, world_size) for size in sizes]
@@ -60,13 +63,14 @@ class ListSource:
             batch = self._load(epoch, number)
             size = count_samples(batch)
             if self._splitter is None:
-                yield number, batch, (size or 1, size or 1)
+                local = 1 if size is None else size
+                yield number, batch, (local, local)
             elif size is not None and size < self._shared.world_size:
                 self._shared.note_dropped(size)
                 continue
             else:
                 part, local = self._splitter.split(batch, size)
-                yield number, part, (local, size or 1)
+                yield number, part, (local, size or 0)
             num_given += 1
         if not num_given and start == 0:
             raise self._shared.no_batch_error(f"the {self._what}", num_dropped=stop)

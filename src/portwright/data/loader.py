@@ -124,10 +124,13 @@ class ResumableLoader:
             self._shared.note(
                 f"the batch size was {old_size} and is {new_size}: the epoch continues at its batch {batch}."
             )
+        state = position.get("state")
+        if state is not None and not (isinstance(state, Mapping) and {"dataset", "random"} <= state.keys()):
+            raise _damaged(self._shared.name, f"state is {type(state).__name__} without dataset and random")
         if self._find_running() is not None and (epoch, batch) == (self._epoch, self._batch):
             return  # already there, with batches perhaps on their way
         self._move(epoch, batch, samples)
-        self._source.load_state(position.get("state"))
+        self._source.load_state(None if state is None else dict(state))
         self._was_sought = True
 
     def _move(self, epoch: int, batch: int, samples: int) -> None:
@@ -162,11 +165,14 @@ class ResumableLoader:
 def _count(position: Mapping[str, Any], key: str, name: str) -> int:
     value = position.get(key)
     if type(value) is not int or value < 0:
-        raise UserError(
-            f"{name}: the checkpoint's data position is damaged: {key} is {value!r}.",
-            "Resume from an older checkpoint.",
-        )
+        raise _damaged(name, f"{key} is {value!r}")
     return value
+
+
+def _damaged(name: str, how: str) -> UserError:
+    return UserError(
+        f"{name}: the checkpoint's data position is damaged: {how}.", "Resume from an older checkpoint."
+    )
 
 
 def _open_source(data: Any, shared: Shared) -> Source:

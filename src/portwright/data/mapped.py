@@ -21,7 +21,7 @@ from portwright.data.failures import (
     too_short_error,
 )
 from portwright.data.fetch import make_fetch
-from portwright.data.order import find_distributed_sampler, make_order
+from portwright.data.order import make_order
 from portwright.data.seeding import RandomStream, derive_seed
 from portwright.data.shards import Shards
 from portwright.data.source import Numbered, Shared
@@ -37,7 +37,9 @@ class MapSource:
         self._loader = loader
         self._shared = shared
         self._what = name_of(loader.dataset)
-        self._num_replicas = _replicas_of_user(loader, shared)
+        batch_sampler = loader.batch_sampler
+        samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        self._num_replicas = shared.count_replicas(*samplers)
         self._num_parts = shared.world_size if self._num_replicas == 1 else 1
         self._fetch = make_fetch(loader)
         self._order = make_order(
@@ -128,12 +130,13 @@ class MapSource:
         # One index was a whole batch, which every rank has loaded.
         size = count_samples(batch)
         if self._splitter is None:
-            return task.number, batch, (size or 1, (size or 1) * self._num_replicas)
+            local = 1 if size is None else size
+            return task.number, batch, (local, local * self._num_replicas)
         if size is not None and size < self._num_parts:
             self._shared.note_dropped(size)
             return None
         part, local = self._splitter.split(batch, size)
-        return task.number, part, (local, size or 1)
+        return task.number, part, (local, size or 0)
 
     def _in_turn(self) -> Iterator[Any]:
         for task in self._shards:
@@ -201,9 +204,8 @@ class MapSource:
         if not self._order.is_repeatable:
             return None
         for task, counts in self._shards.read(epoch, number):
-            with RandomStream(
-                derive_seed(self._shared.seed, epoch, task.number, task.offset)
-            ):  # as in a worker
+            seed = derive_seed(self._shared.seed, epoch, task.number, task.offset)  # as in a worker
+            with RandomStream(seed, spotless=True):
                 batch = self._fetch(task.indices)
             finished = self._finish(task, counts, batch)
             return None if finished is None else finished[1]
@@ -212,17 +214,3 @@ class MapSource:
     def close(self) -> None:
         self._parallel = None
         self._shards.in_flight.clear()
-
-
-def _replicas_of_user(loader: DataLoader[Any], shared: Shared) -> int:
-    """Gives over how many processes the user's own sampler shards; 1: it does not."""
-    sampler = find_distributed_sampler(loader)
-    if sampler is None:
-        return 1
-    if shared.world_size > 1 and (sampler.num_replicas, sampler.rank) != (shared.world_size, shared.rank):
-        raise UserError(
-            f"{shared.name}: {type(sampler).__name__} shards for process {sampler.rank} of {sampler.num_replicas}, and "
-            f"this is process {shared.rank} of {shared.world_size}.",
-            "Leave num_replicas and rank to torch.distributed, or drop the sampler: batches are shared out anyway.",
-        )
-    return int(sampler.num_replicas)

@@ -26,9 +26,8 @@ def seed_process(seed: int) -> None:
     """Seeds the global generators of torch (CPU), numpy and random."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the accelerators too, at 100 µs
     random.seed(seed)
-    np.random.seed(
-        [seed & 0xFFFFFFFF, seed >> 32, 1]
-    )  # random's own algorithm: without the 1, its own numbers
+    # The 1 keeps numpy from drawing the very numbers of random, whose algorithm it shares.
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])
 
 
 class RandomStream:
@@ -36,19 +35,23 @@ class RandomStream:
 
     Outside of the block the process's own generators stand where they stood, so that what the data draw
     neither disturbs the training nor depends on it. CUDA's generators are left alone.
+
+    Exchanging numpy's bit generator takes half a microsecond, copying its state seventy. The price of the former is
+    the spare normal that legacy randn keeps, which is lost at each exchange. That does no harm where every run
+    exchanges at the same batches; elsewhere the stream has to be `spotless`.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, spotless: bool) -> None:
         self._seed = seed
+        self._spotless = spotless
         self._own_torch: torch.Tensor | None = None
         self._own_python: Any = None
-        # Exchanging the bit generator takes half a microsecond, copying numpy's state seventy. The price: the
-        # spare normal that legacy randn keeps is dropped at each exchange, equally in every run.
         self._own_numpy = np.random.MT19937()
 
     def __enter__(self) -> None:
         self._outer_torch = torch.default_generator.get_state()
         self._outer_python = random.getstate()
+        self._outer_spare = np.random.get_state(legacy=False) if self._spotless else None
         self._outer_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._own_numpy)  # type: ignore[attr-defined]
         if self._own_torch is None:
@@ -63,6 +66,8 @@ class RandomStream:
         torch.default_generator.set_state(self._outer_torch)
         random.setstate(self._outer_python)
         np.random.set_bit_generator(self._outer_numpy)  # type: ignore[attr-defined]
+        if self._outer_spare is not None:
+            np.random.set_state(self._outer_spare)
 
     def state(self) -> dict[str, Any]:
         """Gives where the stream stands, as JSON."""

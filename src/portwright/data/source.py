@@ -30,6 +30,21 @@ class Shared:
     def make_splitter(self) -> BatchSplitter | None:
         return BatchSplitter(self.name, self.rank, self.world_size) if self.world_size > 1 else None
 
+    def count_replicas(self, *things: Any) -> int:
+        """Gives over how many processes a sampler or data set of the user shards; 1: none does."""
+        for thing in things:
+            num_replicas, rank = getattr(thing, "num_replicas", None), getattr(thing, "rank", None)
+            if not (isinstance(num_replicas, int) and isinstance(rank, int) and num_replicas > 1):
+                continue
+            if self.world_size > 1 and (num_replicas, rank) != (self.world_size, self.rank):
+                raise UserError(
+                    f"{self.name}: {type(thing).__name__} shards for process {rank} of {num_replicas}, and this is "
+                    f"process {self.rank} of {self.world_size}.",
+                    "Leave num_replicas and rank to torch.distributed, or do without: batches are shared out anyway.",
+                )
+            return num_replicas
+        return 1
+
     def note_dropped(self, num_samples: int) -> None:
         self.note(
             f"batches of fewer samples than the {self.world_size} processes are left out (one has {num_samples})."

@@ -38,8 +38,7 @@ def count_samples(batch: Any) -> int | None:
         lengths = {len(field) for field in fields if _has_length(field)}
         if len(lengths) == 1:
             return lengths.pop()
-        return next(iter(_first_dimensions(fields)), len(fields) or None)
-    return None
+    return next(_first_dimensions(batch), None)
 
 
 def _first_dimensions(node: Any) -> Iterator[int]:
@@ -50,7 +49,7 @@ def _first_dimensions(node: Any) -> Iterator[int]:
         for value in node.values():
             yield from _first_dimensions(value)
     elif isinstance(node, (list, tuple)):
-        if node and all(_is_scalar(item) for item in node):
+        if node and _is_plain(node) and all(_is_scalar(item) for item in node):
             yield len(node)
         else:
             for item in node:
@@ -66,8 +65,15 @@ def _is_scalar(node: Any) -> bool:
     return node is None or isinstance(node, (str, bytes, bool, int, float, complex, np.generic))
 
 
+def _is_plain(node: Any) -> bool:
+    """Whether a list or tuple may list samples; the fields of a named tuple are never that."""
+    return not hasattr(node, "_fields")
+
+
 def _has_length(node: Any) -> bool:
-    return isinstance(node, (list, tuple)) or (isinstance(node, (torch.Tensor, np.ndarray)) and node.ndim > 0)
+    return (isinstance(node, (list, tuple)) and _is_plain(node)) or (
+        isinstance(node, (torch.Tensor, np.ndarray)) and node.ndim > 0
+    )
 
 
 class _SizesDisagree(Exception):
@@ -135,18 +141,20 @@ class BatchSplitter:
         )
 
     def _cut_sequence(self, node: Sequence[Any], start: int, stop: int, num_samples: int, path: str) -> Any:
-        if all(_is_scalar(item) for item in node):
+        if _is_plain(node) and all(_is_scalar(item) for item in node):
             if len(node) != num_samples:
                 raise _SizesDisagree(path, len(node))
             return node[start:stop]
         try:
             cut = [self._cut(item, start, stop, num_samples, f"{path}[{i}]") for i, item in enumerate(node)]
         except _SizesDisagree:
-            if len(node) != num_samples:
+            if len(node) != num_samples or not _is_plain(node):
                 raise
             self._lists_samples[path] = True
             return node[start:stop]
-        if path and len(node) == num_samples:  # as many fields as samples: which of both is it?
+        if (
+            path and len(node) == num_samples and _is_plain(node)
+        ):  # as many fields as samples: which of both is it?
             known = self._lists_samples.get(path)
             if known is None:
                 raise UserError(

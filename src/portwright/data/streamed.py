@@ -41,7 +41,6 @@ class StreamSource:
 
     def __init__(self, given: Any, shared: Shared) -> None:
         self._shared = shared
-        self._splitter = shared.make_splitter()
         self._loader: DataLoader[Any] | None = None
         self._progress: Progress | None = None
         self.batch_size: int | None = None
@@ -54,10 +53,18 @@ class StreamSource:
         if isinstance(given, DataLoader) and not _is_opaque(given, shared):
             self._loader, self._inner = given, given.dataset
             self.batch_size, drop_last, collate_fn = given.batch_size, given.drop_last, given.collate_fn
-            shared.check_batch_size(self.batch_size)
             if given.num_workers:
                 self._progress = Progress(given.num_workers)
         self._what = name_of(self._inner)
+        self._num_replicas = shared.count_replicas(self._inner)
+        self._num_parts = shared.world_size if self._num_replicas == 1 else 1
+        self._splitter = shared.make_splitter() if self._num_parts > 1 else None
+        if self._num_parts > 1:
+            shared.check_batch_size(self.batch_size)
+            shared.note(
+                f"every process reads all of {self._what} and takes its part of each batch. If it shards by itself, "
+                "let it say so by attributes num_replicas and rank."
+            )
         self._measure(drop_last)
         self._num_workers = 0 if self._loader is None else self._loader.num_workers
         self._batches = StreamBatches(
@@ -67,7 +74,7 @@ class StreamSource:
         self._is_stateful = is_resumed_by_itself(self._inner) and self._num_workers == 0
         self._has_set_epoch = callable(getattr(self._inner, "set_epoch", None))
         self._num_passes = 0  # epochs that the iterable has begun in this process
-        self._random = RandomStream(0)
+        self._random = RandomStream(0, spotless=False)
         self._pending: dict[str, Any] | None = None
         self._first_state: Any = None  # to start over from, where a state outlives its epoch
         self._has_begun = False
@@ -84,7 +91,7 @@ class StreamSource:
             return  # each worker has a last batch of its own
         self.num_batches, rest = divmod(num_samples, self.batch_size)
         self.num_samples_of_last = self.batch_size
-        if rest and not drop_last and rest >= self._shared.world_size:
+        if rest and not drop_last and rest >= self._num_parts:
             self.num_batches += 1
             self.num_samples_of_last = rest
         self.batch_sizes_vary = self.num_samples_of_last != self.batch_size and self.num_batches > 1
@@ -108,14 +115,15 @@ class StreamSource:
                 raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
             size = count_samples(batch)
             if self._splitter is None:
-                yield number, batch, (size or 1, size or 1)
-            elif size is not None and size < self._shared.world_size:
+                local = 1 if size is None else size
+                yield number, batch, (local, local * self._num_replicas)
+            elif size is not None and size < self._num_parts:
                 self._shared.note_dropped(size)
                 num_dropped += 1
                 continue
             else:
                 part, local = self._splitter.split(batch, size)
-                yield number, part, (local, size or 1)
+                yield number, part, (local, size or 0)
             num_given += 1
         if not num_given and start == 0:
             raise self._no_batch_error(epoch, num_dropped)
@@ -192,7 +200,7 @@ class StreamSource:
             self._inner.set_epoch(epoch)
         if self._num_workers:
             return self._in_workers(epoch)
-        self._random = RandomStream(derive_seed(self._shared.seed, "stream", epoch))
+        self._random = RandomStream(derive_seed(self._shared.seed, "stream", epoch), spotless=False)
         if random_state is not None:
             self._random.load_state(random_state)
         batches = self._in_process(self._random)

@@ -38,6 +38,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from portwright.data import mapped, streamed, workers
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -98,10 +100,25 @@ def test_an_epoch_is_torchs_own(case: str) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_pin_memory_changes_nothing_on_a_cpu(num_workers: int) -> None:
-    with_pin = DataLoader(tensors(10), batch_size=4, pin_memory=True, num_workers=num_workers)
-    if not torch.cuda.is_available():
-        assert_same(list(make(with_pin)), list(DataLoader(tensors(10), batch_size=4)))
+@pytest.mark.parametrize("data", [tensors(10), Dicts(10), Stream(10, noise=False)])
+def test_pin_memory_is_quiet_where_it_is_of_no_use(data: Any, num_workers: int) -> None:
+    with_pin = make(DataLoader(data, batch_size=4, pin_memory=True, num_workers=num_workers))
+    assert_same(list(with_pin), list(make(DataLoader(data, batch_size=4, num_workers=num_workers))))
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*accelerator")
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("data", [tensors(10), Dicts(10), Stream(10)])
+def test_the_way_through_pinned_memory(monkeypatch: pytest.MonkeyPatch, data: Any, num_workers: int) -> None:
+    expected = list(make(DataLoader(data, batch_size=4, num_workers=num_workers)))
+    for module in (mapped, streamed, workers):
+        monkeypatch.setattr(module, "pins", lambda loader: True)
+    loader = make(DataLoader(data, batch_size=4, num_workers=num_workers))
+    before = generator_state()
+    assert_same(list(loader), expected)
+    assert loader.last_counts == (2, 2)
+    assert generator_state() == before
 
 
 def test_gathered_tensors_are_fresh_and_contiguous() -> None:
@@ -309,6 +326,7 @@ def test_counts_and_sizes() -> None:
         ([["a", "b"], ["c"]], 2, 1, True),
         ([([torch.ones(3, 8), torch.ones(3, 9)], [{"boxes": torch.ones(5, 4)}, {}])], 1, 2, False),
         ([torch.tensor(1.0)], 1, 1, False),
+        ([torch.ones(2), torch.ones(0)], 2, 0, True),
     ],
 )
 def test_what_is_known_beforehand(data: Any, num_batches: int | None, last: int | None, vary: bool) -> None:

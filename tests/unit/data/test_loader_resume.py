@@ -207,11 +207,7 @@ def test_seeking_loads_nothing_that_is_skipped() -> None:
             read.append(index)
             return index
 
-    class Own(Sampler):
-        def __iter__(self) -> Iterator[int]:
-            yield from torch.randperm(20).tolist()
-
-    for sampler in (None, RandomSampler(range(20)), Own()):
+    for sampler in (None, RandomSampler(range(20)), Own(20)):
         read.clear()
         loader = make(DataLoader(Watched(20), batch_size=4, sampler=sampler), repeat=True)
         loader.seek({"epoch": 3, "batch": 4, "samples": 0})
@@ -257,6 +253,36 @@ def test_state_in_workers_is_said_to_be_out_of_reach() -> None:
     assert next(iter(loader))[:, 0].tolist() == [8, 9, 10, 11]
     assert any("num_workers=0" in note for note in loader.notes)
     loader.close()
+
+
+def test_the_spare_normal_of_numpy_survives_a_resume() -> None:
+    """A sampler is drawn in stretches, and a resumed run draws it at other batches than the undisturbed one."""
+
+    class Normal(Dicts):
+        def __getitem__(self, index: int) -> float:
+            return np.random.randn()
+
+    def open_data() -> DataLoader[Any]:
+        return DataLoader(Normal(9), batch_size=1, sampler=Own(9))
+
+    whole = make(open_data(), repeat=True)
+    batches = iter(whole)
+    next(batches)
+    position, rng = whole.position(), save_rng()
+    assert rng[2][3] == 1  # has_gauss
+    rest = take(batches, 12)
+    resumed = make(open_data(), repeat=True)
+    resumed.seek(position)
+    load_rng(rng)
+    assert_same(take(resumed, 12), rest)
+
+
+class Own(Sampler):
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.num_samples).tolist()
 
 
 def test_evaluation_starts_over_each_time() -> None:
@@ -330,6 +356,8 @@ def test_data_that_became_shorter_are_noticed(data: Any) -> None:
         {"epoch": -1, "batch": 0, "samples": 0},
         {"epoch": 0, "batch": "3", "samples": 0},
         {"epoch": 0, "batch": True, "samples": 0},
+        {"epoch": 0, "batch": 1, "samples": 0, "state": {"dataset": {}}},
+        {"epoch": 0, "batch": 1, "samples": 0, "state": "torn"},
     ],
 )
 def test_a_damaged_position_is_refused(position: dict[str, Any]) -> None:
@@ -407,7 +435,8 @@ KILLED = """
 def test_kill_9_and_go_on(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     log = tmp_path / "killed.jsonl"
 
     def start(path: Path, last: int) -> subprocess.Popen[bytes]:
