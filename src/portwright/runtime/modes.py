@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,21 @@ def run_mode(
         check(arguments, job, session, console, outcome)
         return outcome
     trains = arguments.mode in ("train", "train_and_eval")
-    run_dir = RunDir(model_dir, read_only=not trains, on_note=console.note)
     if trains:
-        with run_dir.lock() if world.is_main else nullcontext():
-            world.barrier()
+        with ExitStack() as stack:
+
+            def take_folder() -> None:
+                if world.is_main:
+                    stack.enter_context(RunDir(model_dir, on_note=console.note).lock())
+
+            world.agree_on_failure(take_folder)
             _train(arguments, job, trainer, world, model_dir, console)
     elif arguments.mode == "eval":
         loaded = _load_for_reading(arguments, model_dir, console)
         session.load_state(loaded.shards, None)
         trainer.at_step(loaded.step)
         trainer.evaluate()
+        outcome.checkpoint = str(loaded.path)
     elif arguments.mode == "eval_all":
         outcome.more["evaluations"] = _evaluate_all(session, trainer, model_dir, console)
     else:
@@ -79,7 +84,7 @@ def _train(
         else:
             console.info(f"resuming from {loaded.path} at step {loaded.step}")
     if world.is_main:
-        save_params(job.params, model_dir / "train" / "params_train.yaml")
+        save_params(job.params, RunDir(model_dir).params_file("train"))
     trainer.train(evaluates=arguments.mode == "train_and_eval")
 
 
@@ -109,6 +114,7 @@ def _start_from(
 def _load_for_reading(arguments: Arguments, model_dir: Path, console: Console) -> LoadedCheckpoint:
     if arguments.checkpoint_path is not None:
         return read_checkpoint(arguments.checkpoint_path, weights_only=True)
+    RunDir(model_dir, read_only=True)  # says what is wrong with the folder, if anything is
     found = find_last_good(model_dir, console.warning)
     if found is None:
         raise UserError(
@@ -121,6 +127,7 @@ def _load_for_reading(arguments: Arguments, model_dir: Path, console: Console) -
 def _evaluate_all(
     session: Session, trainer: Trainer, model_dir: Path, console: Console
 ) -> list[dict[str, Any]]:
+    RunDir(model_dir, read_only=True)
     results = []
     for info in list_checkpoints(model_dir):
         try:

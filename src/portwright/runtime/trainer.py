@@ -218,8 +218,6 @@ class Trainer:
 
     def evaluate(self, log: RunLog | None = None) -> dict[str, float]:
         """Evaluates the weights as they are and logs the result at the current step."""
-        own_log = log is None and self._world.is_main
-        log = self._open_log("eval") if own_log else log
         progress = Progress(
             "eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False
         )
@@ -227,13 +225,22 @@ class Trainer:
             values = self._session.evaluate(self._config.eval_steps, lambda done: progress.update(done, {}))
         if log is not None:
             log.write("eval", self._step, values)
-            if own_log:
-                log.close()
+        elif self._world.is_main:
+            self._log_evaluation(values)
         self._outcome.values.update({_eval_name(name): value for name, value in values.items()})
         if self._world.is_main:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._console.info(f"eval at step {self._step}: {shown}")
         return values
+
+    def _log_evaluation(self, values: dict[str, float]) -> None:
+        try:
+            with self._open_log("eval") as log:
+                log.write("eval", self._step, values)
+        except (
+            UserError
+        ) as error:  # somebody else's run can be evaluated, though nothing can be written there
+            self._console.warning(f"the evaluation is not logged: {error.message}")
 
     def at_step(self, step: int) -> None:
         self._step = step
