@@ -39,7 +39,8 @@ class ListSource:
         sizes = [
             world_size if size is None else size for size in counted
         ]  # uncountable ones are refused in turn
-        given = sizes if world_size == 1 else [size for size in sizes if size >= world_size]
+        keeps_all = world_size == 1 or self._shared.keeps_small
+        given = sizes if keeps_all else [size for size in sizes if size >= world_size]
         if not given:
             raise self._shared.no_batch_error(f"the {self._what}", num_dropped=len(sizes))
         bounds = [part_bounds(size, rank, world_size) for size in sizes]
@@ -66,8 +67,9 @@ class ListSource:
                 local = 1 if size is None else size
                 yield number, batch, (local, local)
             elif size is not None and size < self._shared.world_size:
-                self._shared.note_dropped(size)
-                continue
+                if (small := self._shared.counts_of_small(size)) is None:
+                    continue
+                yield number, batch, small
             else:
                 part, local = self._splitter.split(batch, size)
                 yield number, part, (local, size or 0)

@@ -33,7 +33,7 @@ class ResumableLoader:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
-        self._shared = Shared(name, seed, rank, world_size)
+        self._shared = Shared(name, seed, rank, world_size, keeps_small=not repeat)
         self._source = _open_source(loader, self._shared)
         self._repeat = repeat
         self._epoch = 0

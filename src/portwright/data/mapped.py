@@ -68,7 +68,12 @@ class MapSource:
         self.end: int | None = order.num_batches if order.is_exact else None
         self.num_batches: int | None = order.num_batches
         last = order.last_size
-        if self.num_batches is not None and last is not None and last < num_parts:
+        if (
+            self.num_batches is not None
+            and last is not None
+            and last < num_parts
+            and not self._shared.keeps_small
+        ):
             self.num_batches -= 1
             self._shared.note_dropped(last)
             last = order.batch_size
@@ -133,8 +138,8 @@ class MapSource:
             local = 1 if size is None else size
             return task.number, batch, (local, local * self._num_replicas)
         if size is not None and size < self._num_parts:
-            self._shared.note_dropped(size)
-            return None
+            small = self._shared.counts_of_small(size)
+            return None if small is None else (task.number, batch, small)
         part, local = self._splitter.split(batch, size)
         return task.number, part, (local, size or 0)
 

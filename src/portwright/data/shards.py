@@ -39,12 +39,14 @@ class Shards:
                 yield Task(epoch, number, 0, indices), (size, size * replicas)
             else:
                 size = len(indices)
-                if size < num_parts:
-                    self._shared.note_dropped(size)
+                if size >= num_parts:
+                    low, high = part_bounds(size, rank, num_parts)
+                    yield Task(epoch, number, low, indices[low:high]), (high - low, size)
+                elif (counts := self._shared.counts_of_small(size)) is not None:
+                    yield Task(epoch, number, 0, indices), counts
+                else:
                     num_dropped += 1
                     continue
-                low, high = part_bounds(size, rank, num_parts)
-                yield Task(epoch, number, low, indices[low:high]), (high - low, size)
             num_given += 1
         if not num_given and start == 0:
             raise self._shared.no_batch_error(f"the sampler of {self._what}", num_dropped)

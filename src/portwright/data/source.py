@@ -21,11 +21,24 @@ class Shared:
     rank: int
     world_size: int
     notes: list[str] = field(default_factory=list)
+    keeps_small: bool = (
+        False  # batches of fewer samples than ranks are given, whole, to all; the first one counts them
+    )
 
     def note(self, text: str) -> None:
         line = f"{self.name}: {text}"
         if line not in self.notes:
             self.notes.append(line)
+
+    def counts_of_small(self, num_samples: int) -> Counts | None:
+        """Counts of a batch that has not a sample for every rank; None: it is left out.
+
+        An evaluation must count every sample, yet each rank has to take the same number of steps.
+        """
+        if not self.keeps_small:
+            self.note_dropped(num_samples)
+            return None
+        return (num_samples if self.rank == 0 else 0), num_samples
 
     def make_splitter(self) -> BatchSplitter | None:
         return BatchSplitter(self.name, self.rank, self.world_size) if self.world_size > 1 else None
@@ -51,7 +64,7 @@ class Shared:
         )
 
     def check_batch_size(self, batch_size: int | None) -> None:
-        if batch_size is not None and batch_size < self.world_size:
+        if batch_size is not None and batch_size < self.world_size and not self.keeps_small:
             raise UserError(
                 f"{self.name}: the batch size is {batch_size} and there are {self.world_size} processes to share it.",
                 "Raise the batch size, which counts the samples of all processes together, or start fewer processes.",

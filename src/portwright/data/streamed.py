@@ -91,7 +91,7 @@ class StreamSource:
             return  # each worker has a last batch of its own
         self.num_batches, rest = divmod(num_samples, self.batch_size)
         self.num_samples_of_last = self.batch_size
-        if rest and not drop_last and rest >= self._num_parts:
+        if rest and not drop_last and (rest >= self._num_parts or self._shared.keeps_small):
             self.num_batches += 1
             self.num_samples_of_last = rest
         self.batch_sizes_vary = self.num_samples_of_last != self.batch_size and self.num_batches > 1
@@ -118,9 +118,10 @@ class StreamSource:
                 local = 1 if size is None else size
                 yield number, batch, (local, local * self._num_replicas)
             elif size is not None and size < self._num_parts:
-                self._shared.note_dropped(size)
-                num_dropped += 1
-                continue
+                if (small := self._shared.counts_of_small(size)) is None:
+                    num_dropped += 1
+                    continue
+                yield number, batch, small
             else:
                 part, local = self._splitter.split(batch, size)
                 yield number, part, (local, size or 0)

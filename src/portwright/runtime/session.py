@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class TorchSession:
         self._eval_loader: ResumableLoader | None = None
         self._batches: Iterator[Any] | None = None
         self._snapshot = HostSnapshot()
+        self._told: set[str] = set()
         self._optimizer: torch.optim.Optimizer | None = None
         if job.mode in ("train", "train_and_eval"):
             self._open_training()
@@ -112,9 +114,26 @@ class TorchSession:
             world_size=self._world.size,
             repeat=repeat,
         )
-        for line in loader.notes:
-            self._note(line)
+        self._tell_notes(loader)
         return loader
+
+    def _tell_notes(self, loader: ResumableLoader) -> None:
+        """Some notes come up only while batches are read; each is told once."""
+        for line in loader.notes:
+            if line not in self._told:
+                self._told.add(line)
+                self._note(line)
+
+    @contextmanager
+    def _explaining(self, loader: ResumableLoader | None) -> Iterator[None]:
+        """torch tells of a dead data worker anywhere in the main thread; the loader knows what it was doing."""
+        try:
+            yield
+        except RuntimeError as error:
+            known = loader.explain(error) if loader is not None else None
+            if known is None:
+                raise
+            raise known from error
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -129,6 +148,10 @@ class TorchSession:
         return 1
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
+        with self._explaining(self._train_loader):
+            yield from self._train(stretch)
+
+    def _train(self, stretch: Stretch) -> Iterator[Event]:
         assert self._train_loader is not None
         self._called.train()
         if self._batches is None:
@@ -154,6 +177,7 @@ class TorchSession:
             next_pause = _next_pause(stretch, step)
             self._read_losses(step, check)
             if stretch.is_logged(step) or stopping:
+                self._tell_notes(self._train_loader)
                 yield Event("log", step, self._logged_values(), tuple(losses))
                 losses.clear()
             if stretch.is_boundary(step) or stopping:
@@ -329,16 +353,17 @@ class TorchSession:
         loader = self._fresh_eval_loader()
         metrics.reset_all_metrics()
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with self._evaluating():
-            for index, batch in enumerate(loader):
-                if num_steps is not None and index >= num_steps:
-                    break
+        with self._explaining(loader), self._evaluating():
+            for index, batch in enumerate(islice(loader, num_steps)):
                 local = loader.last_counts[0]
-                loss, _ = split_loss(self._forward_alone(batch))
-                total[0] += loss.double() * local
-                total[1] += local
+                with metrics.uncounted(local == 0):
+                    loss, _ = split_loss(self._forward_alone(batch))
+                if local:
+                    total[0] += loss.double() * local
+                    total[1] += local
                 if on_step is not None:
                     on_step(index + 1)
+        self._tell_notes(loader)
         host = self._world.reduce_sum(total.cpu())
         if host[1] == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
@@ -353,10 +378,8 @@ class TorchSession:
         if self._world.size > 1:
             raise UserError(f"predict was started in {self._world.size} processes.", "Start one process.")
         loader = self._fresh_eval_loader()
-        with self._evaluating():
-            for index, batch in enumerate(loader):
-                if num_steps is not None and index >= num_steps:
-                    break
+        with self._explaining(loader), self._evaluating():
+            for batch in islice(loader, num_steps):
                 moved = self._move(batch) if self._move is not None else batch
                 with nullcontext() if self._autocast is None else self._autocast():
                     outputs = self._module.predict(moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
-        return {**own, "status": int(self.status), **self.more}
+        document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
+        return document
 
 
 class Trainer:
@@ -126,6 +128,7 @@ class Trainer:
         log = self._open_log("train") if self._world.is_main else None
         progress = Progress("train", last_step, self._console, start=self._step, shown=self._world.is_main)
         started = time.perf_counter()
+        stop: tuple[str, ExitStatus] | None = None
         try:
             with progress:
                 if config.save_initial_checkpoint and self._step == 0:
@@ -137,8 +140,12 @@ class Trainer:
                         else last_step
                     )
                     self._run_stretch(end, last_step, writer, log, progress)
-                    if self._signals.requested:
+                    stop = self._agreed_stop()
+                    if stop is not None and (evaluates or self._step < last_step):
+                        if config.checkpoint_steps != 0:
+                            self._save(writer)
                         break
+                    stop = None
                     if evaluates:
                         self.evaluate(log)
         finally:
@@ -148,16 +155,25 @@ class Trainer:
                 log.close()
             if writer is not None:
                 writer.close()
-        if self._signals.requested:
-            self._outcome.status = self._signals.exit_status
+        if stop is not None:
+            reason, self._outcome.status = stop
             saved = (
                 f"saved checkpoint_{self._step}"
                 if config.checkpoint_steps != 0
                 else "checkpoint_steps is 0, so nothing was saved"
             )
             self._console.note(
-                f"stopped by {self._signals.reason} at step {self._step}: {saved}. The same command resumes."
+                f"stopped by {reason} at step {self._step}: {saved}. The same command resumes."
             )
+        # A process that ends before the others is taken for a failure by torchrun, which then kills them: the first one
+        # may still be writing.
+        self._world.barrier()
+
+    def _agreed_stop(self) -> tuple[str, ExitStatus] | None:
+        """Why to stop, if a signal reached any process; they all see the same."""
+        signals = self._signals
+        asked = self._world.gather((signals.reason, signals.exit_status) if signals.requested else None)
+        return next((reason for reason in asked if reason is not None), None)
 
     def _run_stretch(
         self,
@@ -254,6 +270,15 @@ class Trainer:
             step=step,
             console=self._console,
         )
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _eval_name(name: str) -> str:

@@ -61,7 +61,7 @@ def test_ranks_together_are_one_process(
         sizes.pop()
     if batch_size < world_size or not [size for size in sizes if size >= world_size]:
         with pytest.raises(UserError):
-            make(open_data(), world_size=world_size, rank=0)
+            make(open_data(), world_size=world_size, rank=0, repeat=True)
         return
     whole = [batch for batch in take(make(open_data(), repeat=True), 50) if len(batch[1]) >= world_size]
     ranks = [make(open_data(), world_size=world_size, rank=rank, repeat=True) for rank in range(world_size)]
@@ -142,13 +142,39 @@ def test_a_batch_smaller_than_the_processes_is_left_out_everywhere_and_said() ->
         [torch.ones(4), torch.ones(4), torch.ones(1)],
     ):
         for rank in range(2):
-            loader = make(data, world_size=2, rank=rank)
-            assert len(list(loader)) == 2
+            loader = make(data, world_size=2, rank=rank, repeat=True)
+            take(loader, 4)  # two epochs, and the position knows it
+            assert loader.position()["samples"] == 16
             assert len([note for note in loader.notes if "fewer samples than the 2 processes" in note]) == 1
 
 
+@pytest.mark.parametrize(
+    "open_data",
+    [
+        lambda: DataLoader(tensors(9), batch_size=4),
+        lambda: DataLoader(tensors(9), batch_size=4, num_workers=1),
+        lambda: DataLoader(Stream(9), batch_size=4),
+        lambda: DataLoader(tensors(9), batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7], [8]]),
+        lambda: [torch.ones(4), torch.ones(4), torch.ones(1)],
+        lambda: DataLoader(tensors(2), batch_size=1),
+    ],
+)
+def test_an_evaluation_counts_every_sample_once_and_keeps_the_processes_in_step(open_data: Any) -> None:
+    counts = []
+    for rank in range(3):
+        loader = make(open_data(), world_size=3, rank=rank)
+        counts.append([loader.last_counts for _ in loader])
+        assert loader.num_batches in (None, len(counts[-1]))
+    assert len({len(of_rank) for of_rank in counts}) == 1
+    for step in zip(*counts, strict=True):
+        assert sum(local for local, _ in step) == step[0][1]
+    assert sum(whole for _, whole in counts[0]) == sum(
+        len(b[1] if isinstance(b, list) else b) for b in open_data()
+    )
+
+
 def test_known_sizes_do_not_count_what_is_left_out() -> None:
-    loader = make(DataLoader(tensors(9), batch_size=4), world_size=2, rank=0)
+    loader = make(DataLoader(tensors(9), batch_size=4), world_size=2, rank=0, repeat=True)
     assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (2, 4, False)
 
 
@@ -166,7 +192,7 @@ def test_known_sizes_do_not_count_what_is_left_out() -> None:
 )
 def test_too_many_processes_are_refused(data: Any) -> None:
     with pytest.raises(UserError, match=r"5 processes|processes \(5\)") as error:
-        list(make(data, world_size=5, rank=4))
+        take(make(data, world_size=5, rank=4, repeat=True), 3)
     assert error.value.cure
 
 
@@ -291,5 +317,5 @@ def test_data_pipes_run_in_one_process_only() -> None:
 
 def test_sequential_batches_of_a_batch_sampler_as_sampler() -> None:
     sampler = BatchSampler(SequentialSampler(range(7)), 3, False)
-    loader = make(DataLoader(tensors(7), batch_size=None, sampler=sampler), world_size=2, rank=1)
-    assert [batch[1].tolist() for batch in loader] == [[2], [5]]
+    loader = make(DataLoader(tensors(7), batch_size=None, sampler=sampler), world_size=2, rank=1, repeat=True)
+    assert [batch[1].tolist() for batch in take(loader, 3)] == [[2], [5], [2]]

@@ -13,6 +13,7 @@ from portwright.runtime.metrics.registry import (
     compute_all_metrics,
     registered_metrics,
     reset_all_metrics,
+    uncounted,
 )
 from portwright.runtime.metrics.rouge_score import RougeScoreMetric
 
@@ -32,4 +33,5 @@ __all__ = [
     "compute_all_metrics",
     "registered_metrics",
     "reset_all_metrics",
+    "uncounted",
 ]

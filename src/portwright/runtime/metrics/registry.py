@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -52,6 +53,15 @@ def compute_all_metrics(
             if name not in num_reported:
                 say(reason)
     return values
+
+
+@contextmanager
+def uncounted(applies: bool = True) -> Iterator[None]:
+    """Lets batches pass without a trace in any metric, for a process that only keeps step with the others."""
+    sums = [(metric, dict(metric._sums)) for metric in registered_metrics()] if applies else []
+    yield
+    for metric, before in sums:
+        metric._sums, metric._reduced = before, None
 
 
 def reset_all_metrics() -> None:
