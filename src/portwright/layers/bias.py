@@ -18,9 +18,10 @@ from portwright.layers.masks import is_known_causal
 
 _NEG_INF = float("-inf")
 _VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-# From 2.5 on torch's attention kernels themselves give zeros where every key is masked; they gave NaN before. The
-# same release taught them to share keys and values between heads.
-_KERNEL_ZEROES_MASKED_ROWS = _VERSION >= (2, 5)
+# From 2.5 on torch's attention kernels themselves give zeros where every key is masked; they gave NaN before. Seen with
+# flash and math on a CPU and with cuDNN and memory-efficient attention on an H200. The same release taught them to share
+# keys and values between heads.
+_ZEROING_DEVICES = ("cpu", "cuda") if _VERSION >= (2, 5) else ()
 _KERNEL_SHARES_HEADS = _VERSION >= (2, 5)
 
 
@@ -193,7 +194,7 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=is_causal, scale=scale, **options
         )
-    if _KERNEL_ZEROES_MASKED_ROWS:
+    if q.device.type in _ZEROING_DEVICES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     # Zeroing afterwards is not enough: the gradient of a row of NaN is NaN even where it is multiplied by 0.
     is_empty = _masks_everything(bias)
