@@ -19,6 +19,7 @@ from portwright.runtime.base_model import make_model, split_loss
 from portwright.runtime.batches import make_mover
 from portwright.runtime.checkpoint import HostSnapshot, match_names
 from portwright.runtime.distribute import choose_strategy, distribute
+from portwright.runtime.loss_watch import MOST_UNREAD, LossWatch
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import (
     clip_gradients,
@@ -73,9 +74,12 @@ class TorchSession:
     def _open_training(self) -> None:
         spec = self._job.params.optimizer
         self._train_loader = self._make_loader(self._job.train_data_fn, "train_input", repeat=True)
-        self._optimizer = self._module.own_optimizer() or make_optimizer(self._module.net, spec)
+        own = self._module.own_optimizer()
+        self._optimizer = own if own is not None else make_optimizer(self._module.net, spec)
+        self._named_weights = list(self._module.net.named_parameters())
         self._trained = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._schedule = spec.schedule
+        # An optimizer of the user's own comes with a learning rate of its own.
+        self._schedule = None if own is not None else spec.schedule
         self._num_accumulated = spec.grad_accum_steps
         self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
         self._scaler = make_loss_scaler(spec, self._device.type)
@@ -83,20 +87,12 @@ class TorchSession:
         self._norm: torch.Tensor | None = None
         self._num_samples = 0
         self._set_learning_rate(0)
-        # A value may be read at once on a CPU; on a device or among several processes that would be a wait, so
-        # there losses are looked at only where they are logged or saved.
-        self._reads_at_once = self._device.type == "cpu" and self._world.size == 1
-        self._unread: list[torch.Tensor] = []
-        self._losses: list[float] = []
-        self._frozen: torch.Tensor | None = None
-        if not self._reads_at_once and self._world.size == 1 and self._scaler is None and self._is_gated():
-            self._frozen = torch.zeros((), device=self._device)
-            self._optimizer.found_inf = self._frozen  # type: ignore[attr-defined]
-
-    def _is_gated(self) -> bool:
-        """Fused optimizers skip an update on the device when told so: weights survive until the NaN is noticed."""
-        return self._job.params.runconfig.check_loss_values and bool(
-            getattr(self._optimizer, "_step_supports_amp_scaling", False)
+        self._watch = LossWatch(
+            self._device,
+            self._world,
+            self._optimizer,
+            checks=self._job.params.runconfig.check_loss_values,
+            scales=self._scaler is not None,
         )
 
     def _make_loader(self, data_fn: Callable[[Any], Any] | None, name: str, repeat: bool) -> ResumableLoader:
@@ -156,44 +152,40 @@ class TorchSession:
         self._called.train()
         if self._batches is None:
             self._batches = iter(self._train_loader)
-        update, constant = self._update, self._schedule.is_constant
-        losses, unread, at_once = self._losses, self._unread, self._reads_at_once
+        watch, update = self._watch, self._update
+        constant = self._schedule is None or self._schedule.is_constant
         should_stop = stretch.should_stop if self._world.size == 1 else self._agreed_stop(stretch.should_stop)
-        check = self._job.params.runconfig.check_loss_values
         step, last_step = stretch.first_step, stretch.last_step
-        next_pause = _next_pause(stretch, step)
+        next_pause = self._next_pause(stretch, step)
         while step < last_step:
             if not constant:
                 self._set_learning_rate(step)
-            loss = update(step, check)
+            watch.add(update(step))
             step += 1
-            if at_once:
-                losses.append(loss)
-            else:
-                unread.append(loss)
             stopping = should_stop()
             if step < next_pause and not stopping:
                 continue
-            next_pause = _next_pause(stretch, step)
-            self._read_losses(step, check)
+            next_pause = self._next_pause(stretch, step)
+            watch.read(step, self._recent_batch, self._explain)
             if stretch.is_logged(step) or stopping:
                 self._tell_notes(self._train_loader)
-                yield Event("log", step, self._logged_values(), tuple(losses))
-                losses.clear()
+                yield Event("log", step, self._logged_values(), tuple(watch.losses))
+                watch.losses.clear()
             if stretch.is_boundary(step) or stopping:
+                watch.check_weights(step, self._named_weights)
                 yield Event("boundary", step)
             if stopping:
                 return
 
-    def _update(self, step: int, check: bool) -> Any:
+    def _update(self, step: int) -> Any:
         """One update of the weights; gives its loss, read (CPU) or not (device, several processes)."""
         scaler = self._scaler
         if self._num_accumulated == 1:
-            loss = self._forward_backward(step, 0, check)
+            loss = self._forward_backward(step)
         else:
-            loss = self._accumulate(step, check)
-        if self._frozen is not None:
-            self._frozen.copy_(torch.maximum(self._frozen, (~torch.isfinite(loss)).to(self._frozen.dtype)))
+            loss = self._accumulate(step)
+        if not self._watch.reads_at_once:
+            self._watch.before_update(loss)
         if self._clips or self._measures_norm:
             if scaler is not None:
                 scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
@@ -211,16 +203,14 @@ class TorchSession:
             parameter.grad = None
         return loss
 
-    def _accumulate(self, step: int, check: bool) -> Any:
+    def _accumulate(self, step: int) -> Any:
         total: Any = 0.0
-        for part in range(self._num_accumulated - 1):
+        for _ in range(self._num_accumulated - 1):
             with self._without_sync():
-                total = total + self._forward_backward(step, part, check)
-        return (
-            total + self._forward_backward(step, self._num_accumulated - 1, check)
-        ) / self._num_accumulated
+                total = total + self._forward_backward(step)
+        return (total + self._forward_backward(step)) / self._num_accumulated
 
-    def _forward_backward(self, step: int, part: int, check: bool) -> Any:
+    def _forward_backward(self, step: int) -> Any:
         """Gradients of the next batch, and its loss. This is the hot path: on a small model each microsecond shows."""
         batch = next(self._batches)  # type: ignore[arg-type]
         local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
@@ -230,10 +220,10 @@ class TorchSession:
         if local * self._world.size != whole:
             # A short last batch splits unevenly; weighted, the processes' mean is the batch's mean.
             loss = loss * (local * self._world.size / whole)
-        if self._reads_at_once:
+        if self._watch.reads_at_once:
             value: Any = loss.item()
-            if check and not math.isfinite(value):
-                raise self._explain(batch, step + 1, part, value)
+            if self._watch.checks and not math.isfinite(value):
+                raise self._explain(batch, step + 1, value)
         else:
             value = loss.detach()
         if not loss.requires_grad:
@@ -284,6 +274,8 @@ class TorchSession:
         return agreed
 
     def _set_learning_rate(self, step: int) -> None:
+        if self._schedule is None:
+            return
         rate = self._schedule(step)
         for group in self._optimizer.param_groups:  # type: ignore[union-attr]
             rate_of_group = rate * group.get("lr_scale", 1.0)
@@ -292,41 +284,35 @@ class TorchSession:
             else:
                 group["lr"] = rate_of_group
 
-    def _read_losses(self, step: int, check: bool) -> None:
-        """Brings the losses since the last read to the host, averaged over the processes, and looks at them."""
-        if self._unread:
-            read = torch.stack([loss.double() for loss in self._unread]).cpu()
-            mean = self._world.reduce_sum(read.clone()) / self._world.size
-            self._unread.clear()
-            if check and not bool(torch.isfinite(mean).all()):
-                raise self._explain_late(step, mean, read)
-            self._losses.extend(mean.tolist())
-
-    def _explain_late(self, step: int, mean: torch.Tensor, local: torch.Tensor) -> NonFiniteError:
-        index = int((~torch.isfinite(mean)).nonzero()[0])
-        bad_step, value = step - len(mean) + index + 1, float(mean[index])
-        guilty = [rank for rank, bad in enumerate(self._world.gather(not math.isfinite(local[index]))) if bad]
+    def _recent_batch(self, num_updates_back: int) -> Any | None:
         assert self._train_loader is not None
-        back = (len(mean) - index) * self._num_accumulated
-        batch = self._train_loader.recent(back)
-        if self._frozen is not None and batch is not None:
-            return self._explain(batch, bad_step, 0, value)
-        ranks = f" (first on process {guilty[0]})" if guilty and self._world.size > 1 else ""
-        return NonFiniteError(
-            f"the loss is {value} at step {bad_step}{ranks}; later updates have used it, the last checkpoint has not.",
-            "Resume with runconfig.log_steps: 1 in one process to have the tensor named.",
-        )
+        return self._train_loader.recent(num_updates_back * self._num_accumulated)
 
-    def _explain(self, batch: Any, step: int, part: int, value: float) -> NonFiniteError:
-        name = f"batch {(step - 1) * self._num_accumulated + part + 1} of the run"
+    def _explain(self, batch: Any, step: int, value: float) -> NonFiniteError:
+        first = (step - 1) * self._num_accumulated + 1
+        last = first + self._num_accumulated - 1
+        name = (
+            f"batch {first} of the run"
+            if first == last
+            else f"one of the batches {first} to {last} of the run"
+        )
         if self._move is not None:
             batch = self._move(batch)
         return explain_non_finite(
             self._module, batch, step=step, batch_name=name, loss=value, device=self._device
         )
 
+    def _next_pause(self, stretch: Stretch, step: int) -> int:
+        """The next step after `step` at which a stretch logs, has a boundary, or should at least look at its losses."""
+        every = [n for n in (stretch.log_steps, stretch.boundary_steps) if n > 0]
+        pauses = [stretch.last_step, *((step // n + 1) * n for n in every)]
+        return min(pauses) if self._watch.reads_at_once else min(*pauses, step + MOST_UNREAD)
+
     def _logged_values(self) -> dict[str, float]:
-        values = {"loss": self._losses[-1], "learning_rate": float(self._optimizer.param_groups[0]["lr"])}  # type: ignore[union-attr]
+        values = {
+            "loss": self._watch.losses[-1],
+            "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
+        }  # type: ignore[union-attr]
         values["num_samples"] = float(self._num_samples)
         if self._norm is not None:
             values["gradient_norm"] = float(self._norm)
@@ -420,7 +406,7 @@ class TorchSession:
         return {
             "data": self._train_loader.position(),
             "num_samples": self._num_samples,
-            "unlogged_losses": list(self._losses),
+            "unlogged_losses": list(self._watch.losses),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "world_size": self._world.size,
         }
@@ -451,7 +437,7 @@ class TorchSession:
         self._train_loader.seek(counters["data"])
         self._batches = None
         self._num_samples = int(counters["num_samples"])
-        self._losses[:] = counters.get("unlogged_losses", [])
+        self._watch.losses[:] = counters.get("unlogged_losses", [])
         if self._scaler is not None and counters.get("scaler"):
             self._scaler.load_state_dict(counters["scaler"])
         if counters.get("world_size", 1) == self._world.size:
@@ -486,15 +472,6 @@ class _Evaluating:
         self._session._module.train()
         self._grad.__exit__(*exc)
         self._rng.__exit__(*exc)
-
-
-def _next_pause(stretch: Stretch, step: int) -> int:
-    """The next step after `step` at which a stretch logs or has a boundary."""
-    pauses = [stretch.last_step]
-    pauses += [
-        (step // every + 1) * every for every in (stretch.log_steps, stretch.boundary_steps) if every > 0
-    ]
-    return min(pauses)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

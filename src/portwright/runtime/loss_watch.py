@@ -1,0 +1,111 @@
+"""Watching losses without making the device wait: kept where they are, read where they are logged or saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from portwright.errors import NonFiniteError
+from portwright.runtime.extra_optimizers.shards import local
+from portwright.runtime.world import World
+
+MOST_UNREAD = 500  # steps after which losses are looked at, though nobody wants to log them
+
+# Says why a batch's loss is not finite: (batch, step, loss).
+Explain = Callable[[Any, int, float], NonFiniteError]
+
+
+class LossWatch:
+    """Takes the loss of every step and raises NonFiniteError, naming the step, when one is not finite.
+
+    On a CPU a loss is read at once, which is free. On a device, or among several processes, that would be a wait: there
+    losses are read together. Until then a fused optimizer is told on the device to hold the weights from the first
+    bad loss on, so that they are still good when the host notices.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        world: World,
+        optimizer: torch.optim.Optimizer,
+        *,
+        checks: bool,
+        scales: bool,
+    ) -> None:
+        self.reads_at_once = device.type == "cpu" and world.size == 1
+        self.losses: list[float] = []  # of the steps since the last logged one
+        self.checks = checks
+        self._world = world
+        self._unread: list[torch.Tensor] = []
+        self._holds: torch.Tensor | None = None
+        can_hold = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        if checks and can_hold and not self.reads_at_once and world.size == 1 and not scales:
+            self._holds = torch.zeros((), device=device)
+            optimizer.found_inf = self._holds  # type: ignore[attr-defined]
+
+    def before_update(self, loss: torch.Tensor) -> None:
+        """Tells the optimizer on the device whether a loss so far was not finite."""
+        if self._holds is not None:
+            bad = (~torch.isfinite(loss)).to(self._holds.dtype)
+            self._holds.copy_(torch.maximum(self._holds, bad))
+
+    def add(self, loss: Any) -> None:
+        """Takes the loss of one update: a number where losses are read at once, else a tensor."""
+        if self.reads_at_once:
+            self.losses.append(loss)
+        else:
+            self._unread.append(loss)
+
+    def read(self, step: int, recent: Callable[[int], Any | None], explain: Explain) -> None:
+        """Brings the losses up to `step` to the host, averaged over the processes, and looks at them.
+
+        `recent(n)` gives the batch of the n-th last update again.
+        """
+        if not self._unread:
+            return
+        own = torch.stack([loss.double() for loss in self._unread]).cpu()
+        mean = self._world.reduce_sum(own.clone()) / self._world.size
+        self._unread.clear()
+        if self.checks and not bool(torch.isfinite(mean).all()):
+            raise self._explain_late(step, mean, own, recent, explain)
+        self.losses.extend(mean.tolist())
+
+    def _explain_late(
+        self,
+        step: int,
+        mean: torch.Tensor,
+        own: torch.Tensor,
+        recent: Callable[[int], Any | None],
+        explain: Explain,
+    ) -> NonFiniteError:
+        index = int((~torch.isfinite(mean)).nonzero()[0])
+        bad_step, value = step - len(mean) + index + 1, float(mean[index])
+        guilty = [rank for rank, bad in enumerate(self._world.gather(not math.isfinite(own[index]))) if bad]
+        batch = recent(len(mean) - index) if self._holds is not None else None
+        if batch is not None:
+            return explain(batch, bad_step, value)
+        ranks = f" (first on process {guilty[0]})" if guilty and self._world.size > 1 else ""
+        return NonFiniteError(
+            f"the loss is {value} at step {bad_step}{ranks}; later updates have used it, the last checkpoint has not.",
+            "Resume with runconfig.log_steps: 1 in one process to have the tensor named.",
+        )
+
+    def check_weights(self, step: int, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Keeps weights that are not finite out of checkpoints: an update may overflow though its loss did not."""
+        if not self.checks:
+            return
+        parts = [(name, part) for name, weight in named if (part := local(weight.detach())).numel()]
+        norms = torch._foreach_norm([part for _, part in parts], math.inf) if parts else []
+        finite = (
+            torch.isfinite(torch.stack([norm.float() for norm in norms])).cpu() if norms else torch.ones(1)
+        )
+        bad = [name for (name, _), is_finite in zip(parts, finite.tolist(), strict=False) if not is_finite]
+        everywhere = [name for names in self._world.gather(bad) for name in names]
+        if everywhere:
+            raise NonFiniteError(
+                f"the weight '{everywhere[0]}' is not finite after the update of step {step}, though the loss was.",
+                "Lower optimizer.learning_rate, or set optimizer.max_gradient_norm; the last checkpoint is good.",
+            )
