@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from portwright.errors import UserError
+
 
 def walk_tensors(batch: Any, path: str = "batch") -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of a batch with the expression that reaches it, such as `batch[0]` or `batch['labels']`."""
@@ -44,3 +46,20 @@ def make_mover(device: torch.device, float_dtype: torch.dtype | None) -> Callabl
         return tensor.to(device=device, dtype=dtype, non_blocking=True)
 
     return lambda batch: map_tensors(batch, move)
+
+
+def name_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
+    """What a model predicts, each tensor with a name for the file it goes into."""
+    if isinstance(outputs, torch.Tensor):
+        return [("predictions", outputs)]
+    if isinstance(outputs, Mapping):
+        return [(str(key), value) for key, value in outputs.items() if isinstance(value, torch.Tensor)]
+    if isinstance(outputs, tuple | list):
+        return [
+            (f"predictions_{index}", value)
+            for index, value in enumerate(outputs)
+            if isinstance(value, torch.Tensor)
+        ]
+    raise UserError(
+        f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors."
+    )

@@ -66,3 +66,27 @@ def _layers(net: nn.Module) -> list[nn.Module]:
         for child in holder
         if any(True for _ in child.parameters())
     ]
+
+
+def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that may be sharded; all processes must ask for it."""
+    full = getattr(tensor, "full_tensor", None)
+    return full() if full is not None else tensor
+
+
+def shard_like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, sharded as `own` is."""
+    if not hasattr(own, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    shard: Any = own  # a DTensor
+    return distribute_tensor(tensor.to(own.device, own.dtype), shard.device_mesh, shard.placements)
+
+
+def sync_batchnorm(net: nn.Module, device: torch.device) -> nn.Module:
+    """Batch statistics over all processes."""
+    if device.type != "cuda":
+        raise UserError("runconfig.sync_batchnorm works on GPUs only.", "Leave it out on the CPU.")
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
+    return converted

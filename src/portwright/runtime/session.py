@@ -16,9 +16,15 @@ from portwright.data.loader import ResumableLoader
 from portwright.errors import NonFiniteError, UserError
 from portwright.runtime import metrics
 from portwright.runtime.base_model import make_model, split_loss
-from portwright.runtime.batches import make_mover
+from portwright.runtime.batches import make_mover, name_outputs
 from portwright.runtime.checkpoint import HostSnapshot, match_names
-from portwright.runtime.distribute import choose_strategy, distribute
+from portwright.runtime.distribute import (
+    choose_strategy,
+    distribute,
+    gather_whole,
+    shard_like,
+    sync_batchnorm,
+)
 from portwright.runtime.loss_watch import MOST_UNREAD, LossWatch
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import (
@@ -50,7 +56,7 @@ class TorchSession:
         self._module.net.to(device)
         self._precision.prepare(self._module.net)
         if config.sync_batchnorm and world.size > 1:
-            self._module.net = _sync_batchnorm(self._module.net, device)
+            self._module.net = sync_batchnorm(self._module.net, device)
         if config.compile:
             self._module.net.compile()
         self._strategy = choose_strategy(config.distributed, world)
@@ -309,10 +315,9 @@ class TorchSession:
         return min(pauses) if self._watch.reads_at_once else min(*pauses, step + MOST_UNREAD)
 
     def _logged_values(self) -> dict[str, float]:
-        values = {
-            "loss": self._watch.losses[-1],
-            "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
-        }  # type: ignore[union-attr]
+        assert self._optimizer is not None
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        values = {"loss": self._watch.losses[-1], "learning_rate": rate}
         values["num_samples"] = float(self._num_samples)
         if self._norm is not None:
             values["gradient_norm"] = float(self._norm)
@@ -369,15 +374,22 @@ class TorchSession:
                 moved = self._move(batch) if self._move is not None else batch
                 with nullcontext() if self._autocast is None else self._autocast():
                     outputs = self._module.predict(moved)
-                yield {name: tensor.detach().cpu() for name, tensor in _named_outputs(outputs)}
+                yield {name: tensor.detach().cpu() for name, tensor in name_outputs(outputs)}
 
     def _fresh_eval_loader(self) -> ResumableLoader:
         if self._eval_loader is None:
             self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
         return self._eval_loader
 
-    def _evaluating(self) -> _Evaluating:
-        return _Evaluating(self)
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients that leaves no trace on training."""
+        with untouched_rng(self._device), torch.no_grad():
+            self._module.eval()
+            try:
+                yield
+            finally:
+                self._module.train()
 
     def _reduce_metric(self, values: torch.Tensor) -> None:
         values.copy_(self._world.reduce_sum(values.detach().cpu()).to(values.device))
@@ -390,7 +402,7 @@ class TorchSession:
     def _named_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in self._module.net.state_dict().items():
             if isinstance(value, torch.Tensor):
-                yield f"model/{name}", _whole(value)
+                yield f"model/{name}", gather_whole(value)
         if self._optimizer is not None:
             for name, tensor in optimizer_state(self._optimizer, self._parameter_names()):
                 yield f"optimizer/{name}", tensor
@@ -423,7 +435,7 @@ class TorchSession:
             kind, _, name = shard.name.partition("/")
             if kind == "model":
                 with torch.no_grad():
-                    own[name].copy_(_like(shard.tensor, own[name]))
+                    own[name].copy_(shard_like(shard.tensor, own[name]))
             elif kind == "optimizer":
                 optimizer.append((name, shard.tensor))
             elif kind == "rng":
@@ -453,59 +465,3 @@ class TorchSession:
         for loader in (self._train_loader, self._eval_loader):
             if loader is not None:
                 loader.close()
-
-
-class _Evaluating:
-    """Evaluation mode without gradients that leaves no trace on training."""
-
-    def __init__(self, session: TorchSession) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        self._rng = untouched_rng(self._session._device)
-        self._rng.__enter__()
-        self._grad = torch.no_grad()
-        self._grad.__enter__()
-        self._session._module.eval()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._session._module.train()
-        self._grad.__exit__(*exc)
-        self._rng.__exit__(*exc)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    full = getattr(tensor, "full_tensor", None)
-    return full() if full is not None else tensor
-
-
-def _like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    if not hasattr(own, "full_tensor"):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    shard: Any = own  # a DTensor
-    return distribute_tensor(tensor.to(own.device, own.dtype), shard.device_mesh, shard.placements)
-
-
-def _named_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
-    if isinstance(outputs, torch.Tensor):
-        return [("predictions", outputs)]
-    if isinstance(outputs, Mapping):
-        return [(str(key), value) for key, value in outputs.items() if isinstance(value, torch.Tensor)]
-    if isinstance(outputs, tuple | list):
-        return [
-            (f"predictions_{index}", value)
-            for index, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor)
-        ]
-    raise UserError(
-        f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors."
-    )
-
-
-def _sync_batchnorm(net: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    if device.type != "cuda":
-        raise UserError("runconfig.sync_batchnorm works on GPUs only.", "Leave it out on the CPU.")
-    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
-    return converted
