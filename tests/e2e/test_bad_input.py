@@ -386,3 +386,19 @@ def test_a_corrupt_checkpoint_in_model_dir_is_skipped_with_a_warning(
     assert "checkpoint_4" in error
     assert "resuming" in error
     assert "step 2" in error
+
+
+def test_weights_that_overflow_in_the_last_update_are_not_saved(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder.arguments = (
+        *TRAIN[:-1],
+        "1",
+        "-D",
+        "optimizer.optimizer_type=SGD",
+        "-D",
+        "optimizer.learning_rate=1e39",
+    )
+    assert folder.run() == 3
+    assert "not finite after the update of step 1" in capfd.readouterr().err
+    assert not (folder.path / "model_dir" / "checkpoint_1").exists()

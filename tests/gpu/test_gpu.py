@@ -57,7 +57,7 @@ def test_no_host_sync_at_a_step_that_is_not_logged(precision: str, optimizer: st
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(20, 38):
-            session._update(step, True)
+            session._update(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
