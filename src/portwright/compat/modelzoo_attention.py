@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from portwright import layers
-from portwright.layers.attention import RotaryEmbedding, check_kv_groups
+from portwright.layers.attention import RotaryEmbedding
 from portwright.layers.bias import attn_mask_to_4d, combine_masks
 from portwright.layers.block_parts import Device
 from portwright.layers.initializers import InitializerSpec
+from portwright.layers.multi_query import check_kv_groups
 
 XAVIER = "xavier_uniform"
 

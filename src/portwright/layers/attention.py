@@ -1,4 +1,4 @@
-"""Multi-head and multi-query attention: torch.nn's interface and numbers, one projection, one fused kernel."""
+"""Multi-head attention: torch.nn's interface and numbers, one projection, one fused kernel."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from portwright.errors import UserError, suggest
+from portwright.layers.attention_inputs import add_batch, check_inputs
 from portwright.layers.bias import attend, attend_with_weights, make_attention_bias
 from portwright.layers.cache import KeyValue, KVCache, append_to_past, get_held, past_length
 from portwright.layers.initializers import InitializerSpec, get_initializer
@@ -150,6 +151,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The widths of queries, and of keys or values, over all heads."""
         return self.num_heads * self.head_dim, (self.num_kv_groups or self.num_heads) * self.head_dim
 
+    def _input_widths(self) -> tuple[int, int, int]:
+        return self.embed_dim, self.kdim, self.vdim
+
     def _split_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """The weights that make queries, keys and values."""
         if self.in_proj_weight is None:
@@ -213,7 +217,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         [heads, queries, keys], or four dimensions. After a cache `is_causal` lets the last query see all.
         """
         held_kv = None if past_kv_self_attn or past_length(past_kv) == 0 else past_kv
-        is_batched = self._check_inputs(query, None if held_kv is not None else key, value)
+        is_batched = check_inputs(query, None if held_kv is not None else key, value, self._input_widths())
         if not is_batched:
             query, key, value = add_batch(query, key, value)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
@@ -332,36 +336,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         return k, v, k.shape[2] - num_before
 
-    def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor) -> bool:
-        """Whether there is a batch; without a key, as when it comes from a cache, only the query is looked at."""
-        if key is None:
-            key, value = query, query
-            widths = (self.embed_dim, self.embed_dim, self.embed_dim)
-        else:
-            widths = (self.embed_dim, self.kdim, self.vdim)
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise UserError(
-                "A nested tensor was given to attention.",
-                "Give a padded tensor (torch.nested.to_padded_tensor) and a key_padding_mask.",
-            )
-        dim = query.dim()
-        if dim not in (2, 3) or key.dim() != dim or value.dim() != dim:
-            raise UserError(
-                f"query, key and value have {dim}, {key.dim()} and {value.dim()} dimensions.",
-                "Give each 3 (with a batch) or each 2 (without).",
-            )
-        received = (query.shape[-1], key.shape[-1], value.shape[-1])
-        if received != widths:
-            raise UserError(
-                f"query, key and value have widths {received}.", f"This layer was made for {widths}."
-            )
-        if key.shape[:-1] != value.shape[:-1]:
-            raise UserError(
-                f"key and value have shapes {tuple(key.shape)} and {tuple(value.shape)}.",
-                "Give both the same sequence length and batch.",
-            )
-        return dim == 3
-
     def extra_repr(self) -> str:
         parts = [f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"]
         if self.num_kv_groups is not None:
@@ -371,39 +345,5 @@ class MultiheadAttention(nn.MultiheadAttention):
         return ", ".join(parts)
 
 
-class MultiQueryAttention(MultiheadAttention):
-    """Attention in which groups of heads share their keys and values; with one group all heads do.
-
-    Arguments and results are MultiheadAttention's. The packed weight holds the queries of all heads, then the keys
-    and the values of the groups.
-    """
-
-    def __init__(
-        self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
-    ) -> None:
-        # Before the parameters, whose shapes depend on it.
-        self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
-        super().__init__(embed_dim, num_heads, *args, **kwargs)
-
-
-def check_kv_groups(num_heads: int, num_kv_groups: int) -> int:
-    """The number of groups, if each can have as many heads."""
-    if num_kv_groups < 1 or num_heads < 1 or num_heads % num_kv_groups:
-        raise UserError(
-            f"num_kv_groups={num_kv_groups} does not divide num_heads={num_heads}.",
-            "Give a number of groups that does.",
-        )
-    return num_kv_groups
-
-
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(x.shape[0], x.shape[1], num_heads, x.shape[2] // num_heads)
-
-
-def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds a batch of one and keeps what is the same tensor the same, which the projection looks at."""
-    batched_query = query[None]
-    batched_key = batched_query if key is query else key[None]
-    if value is key:
-        return batched_query, batched_key, batched_key
-    return batched_query, batched_key, value[None]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
-from portwright.layers.attention import MultiheadAttention, add_batch
+from portwright.layers.attention import MultiheadAttention
+from portwright.layers.attention_inputs import add_batch, check_inputs
 from portwright.layers.initializers import InitializerSpec, get_initializer
 
 SHARE_STYLES = ("no-share", "share-headwise", "share-kv", "share-layerwise")
@@ -111,7 +112,7 @@ class LinformerAttention(MultiheadAttention):
             raise UserError(
                 f"{given} has no meaning for mixed keys.", "Use key_padding_mask, or MultiheadAttention."
             )
-        is_batched = self._check_inputs(query, key, value)
+        is_batched = check_inputs(query, key, value, self._input_widths())
         if not is_batched:
             query, key, value = add_batch(query, key, value)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]

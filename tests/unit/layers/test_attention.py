@@ -164,6 +164,23 @@ def test_causal_hint_equals_torchs(length, need_weights, padded, as_bool, batch_
     torch.testing.assert_close(without_mask[0], ours(x, x, x, **kwargs)[0], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_causal_hint_and_keys_of_the_layer(options, need_weights):
+    torch.manual_seed(0)
+    theirs, ours = pair(8, 2, batch_first=True, **options)
+    x = torch.randn(2, 5, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    # Hinted at, torch's layer forgets its own keys unless it gives weights; an import change must not change that.
+    kwargs = {"attn_mask": mask, "is_causal": True, "need_weights": need_weights}
+    assert_same(theirs, ours, (x, x, x), kwargs)
+    # Without a mask there is nothing to be equal to, and the layer's keys are seen.
+    visible = ours(x, x, x, attn_mask=mask.clone(), need_weights=False)[0]
+    torch.testing.assert_close(
+        ours(x, x, x, is_causal=True, need_weights=need_weights)[0], visible, atol=1e-6, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_dropout_draws_what_torch_draws(need_weights, batch_first):

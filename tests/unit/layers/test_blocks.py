@@ -265,6 +265,15 @@ def test_options_reach_the_parts():
     assert layer(torch.randn(3, 2, 8), torch.randn(4, 2, 5)).shape == (3, 2, 8)
 
 
+def test_value_and_gate_are_two_matrices_to_an_initializer():
+    layer = TransformerEncoderLayer(64, 2, 64, activation="swiglu", ffn_initializer="xavier_uniform")
+    network = FeedForwardNetwork(64, [64], ["swiglu"])
+    for weight in (layer.linear1.weight, network.ffn[0].linear_layer.weight):
+        assert weight.shape == (128, 64)
+        # The bound for 64 by 64; for 128 by 64 it would be smaller.
+        assert weight.abs().max().item() == pytest.approx((6 / 128) ** 0.5, rel=1e-2)
+
+
 def test_linformer_in_a_layer():
     layer = TransformerEncoderLayer(
         8,

@@ -1,0 +1,42 @@
+"""What attention is called with: checks, and the batch that an input without one is given."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from portwright.errors import UserError
+
+
+def check_inputs(query: Tensor, key: Tensor | None, value: Tensor, widths: tuple[int, int, int]) -> bool:
+    """Whether there is a batch; without a key, as when it comes from a cache, only the query is looked at."""
+    if key is None:
+        key, value, widths = query, query, (widths[0], widths[0], widths[0])
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise UserError(
+            "A nested tensor was given to attention.",
+            "Give a padded tensor (torch.nested.to_padded_tensor) and a key_padding_mask.",
+        )
+    dim = query.dim()
+    if dim not in (2, 3) or key.dim() != dim or value.dim() != dim:
+        raise UserError(
+            f"query, key and value have {dim}, {key.dim()} and {value.dim()} dimensions.",
+            "Give each 3 (with a batch) or each 2 (without).",
+        )
+    received = (query.shape[-1], key.shape[-1], value.shape[-1])
+    if received != widths:
+        raise UserError(f"query, key and value have widths {received}.", f"This layer was made for {widths}.")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise UserError(
+            f"key and value have shapes {tuple(key.shape)} and {tuple(value.shape)}.",
+            "Give both the same sequence length and batch.",
+        )
+    return dim == 3
+
+
+def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds a batch of one and keeps what is the same tensor the same, which the projection looks at."""
+    batched_query = query[None]
+    batched_key = batched_query if key is query else key[None]
+    if value is key:
+        return batched_query, batched_key, batched_key
+    return batched_query, batched_key, value[None]
