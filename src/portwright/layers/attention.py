@@ -219,7 +219,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         held_kv = None if past_kv_self_attn or past_length(past_kv) == 0 else past_kv
         is_batched = check_inputs(query, None if held_kv is not None else key, value, self._input_widths())
         if not is_batched:
-            query, key, value = add_batch(query, key, value)
+            query, key, value = add_batch(query, *((query, query) if held_kv is not None else (key, value)))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         # batch_first is about batches: without one the sequence comes first in both layouts.
         seq_first = is_batched and not self.batch_first

@@ -582,6 +582,10 @@ def test_a_cache_of_the_memory_is_made_once():
     again = attention(x, None, None, past_kv=cache, past_kv_self_attn=False)[0]
     torch.testing.assert_close(again, expected)
     assert cache.length == 4
+    alone = KVCache()
+    attention(x[0], memory[0], memory[0], past_kv=alone, past_kv_self_attn=False)
+    unbatched = attention(x[0], None, None, past_kv=alone, past_kv_self_attn=False)[0]
+    torch.testing.assert_close(unbatched, expected[0])
 
 
 def test_gradients_pass_through_a_cache():
