@@ -52,7 +52,8 @@ def assert_same(ours, theirs, dtype):
     tolerance = TOLERANCES[dtype]
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
-        scale = b.abs().max().clamp(min=1e-6) if b.numel() else torch.ones(())
+        # A gradient may be a small rest of large terms that cancel: rounding goes by the terms, not by the rest.
+        scale = b.abs().max().clamp(min=1e-2) if b.numel() else torch.ones(())
         torch.testing.assert_close(a / scale, b / scale, atol=tolerance, rtol=tolerance)
 
 
