@@ -65,11 +65,9 @@ def _table(schema: type[BaseModel], leave_out: set[str] | None = None) -> Iterat
 
 
 def _plain(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, list | dict)
-        else str(value)
-    )
+    if value is None or isinstance(value, bool):  # not through a dict: 1 == True and 0 == False
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def _cli() -> Iterator[str]:

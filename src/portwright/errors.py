@@ -29,7 +29,9 @@ class PortwrightError(Exception):
         self.cure = cure
 
     def __str__(self) -> str:
-        return f"{self.message} {self.cure}" if self.cure else self.message
+        message = self.message.rstrip()
+        ended = message if message.endswith((".", ":", "!", "?")) else f"{message}."
+        return f"{ended} {self.cure}" if self.cure else message
 
 
 class UserError(PortwrightError):

@@ -85,8 +85,9 @@ class JobSpec:
 class Session(Protocol):
     """A model on its target, ready to be trained and evaluated."""
 
-    @property
-    def steps_per_epoch(self) -> int | None: ...
+    def steps_in(self, num_epochs: int) -> int | None:
+        """Steps that so many passes over the training data take; None where that is not known."""
+        ...
 
     @property
     def steps_per_call(self) -> int:

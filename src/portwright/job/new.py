@@ -20,6 +20,8 @@ def make_model_folder(folder: Path, framework: str, model: str | None) -> Path:
     name = model or _FIRST_MODEL[framework]
     if name not in models:
         raise UserError(f"unknown model '{name}'.", suggest(name, models))
+    if folder == Path():
+        raise UserError("the new folder has no name.", "Say one: portwright new mymodel.")
     if folder.exists():
         raise UserError(f"'{folder}' exists already.", "Choose another name, or remove it.")
     with atomic_directory(folder) as temporary:

@@ -80,7 +80,13 @@ class LossModule(nn.Module):
             not isinstance(user_model, nn.Module)
             and isinstance(getattr(user_model, "model", None), nn.Module)
         ):
+            if not isinstance(getattr(user_model, "model", None), nn.Module):
+                raise UserError(
+                    f"{type(user_model).__name__} has no self.model.",
+                    "Call super().__init__(params=params, model=self.model, device=device) in its __init__.",
+                )
             self.net: nn.Module = user_model.model
+            _refuse_weights_outside(user_model)
             self.call: Callable[[Any], Any] = user_model
         elif isinstance(user_model, nn.Module):
             self.net = user_model
@@ -140,7 +146,14 @@ def make_model(
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     named = {p.name for p in parameters}
-    if "device" in named:
+    if isinstance(model_fn, nn.Module | PyTorchBaseModel):
+        raise UserError(
+            f"run() got a model ({type(model_fn).__name__}) as model_fn.",
+            "Pass the class, or a function that makes it from params, so that the target can make it where it belongs.",
+        )
+    if not positional and not variadic and inspect.isfunction(model_fn):
+        made = model_fn()
+    elif "device" in named:
         made = model_fn(params, device=device)
     elif (len(positional) > 1 and positional[1].default is inspect.Parameter.empty) or (
         variadic and not positional
@@ -180,6 +193,20 @@ def split_loss(result: Any) -> tuple[torch.Tensor, Any]:
     return (loss.reshape(()) if loss.ndim else loss), outputs
 
 
+def _refuse_weights_outside(user_model: Any) -> None:
+    """Optimizer and checkpoints know self.model alone: a weight beside it would stay as it is, and nobody would notice."""
+    known = {id(parameter) for parameter in user_model.model.parameters()}
+    for name, value in vars(user_model).items():
+        if name != "model" and isinstance(value, nn.Module):
+            num_outside = sum(p.numel() for p in value.parameters() if p.requires_grad and id(p) not in known)
+            if num_outside:
+                raise UserError(
+                    f"self.{name} of {type(user_model).__name__} has {num_outside} weights outside self.model, which would be "
+                    "neither trained nor saved.",
+                    f"Make {name} a part of the module that is self.model, or freeze it with requires_grad_(False).",
+                )
+
+
 def _call_factory(factory: Callable[..., Any], params: dict[str, Any]) -> Any:
     try:
         takes_params = bool(inspect.signature(factory).parameters)
@@ -190,16 +217,21 @@ def _call_factory(factory: Callable[..., Any], params: dict[str, Any]) -> Any:
 
 def _spread(module: nn.Module) -> Callable[[Any], Any]:
     """Hands a batch to forward as its signature wants it: whole, or spread over its arguments."""
-    parameters = [
-        p for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_KEYWORD
-    ]
+    declared = list(inspect.signature(module.forward).parameters.values())
+    parameters = [p for p in declared if p.kind is not p.VAR_KEYWORD]
+    takes_any_name = len(declared) > len(parameters)
     names = {p.name for p in parameters}
     takes_many = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
 
     def call(batch: Any) -> Any:
-        if isinstance(batch, Mapping) and takes_many and set(batch) <= names:
+        if isinstance(batch, Mapping) and (takes_any_name or (takes_many and set(batch) <= names)):
             return module(**batch)
+        if isinstance(batch, Mapping) and len(required) > 1:
+            raise UserError(
+                f"the batch has the keys {', '.join(map(str, batch))}, and {type(module).__name__}.forward takes {', '.join(names)}.",
+                "Name the batch's keys after forward's arguments, or let forward take the whole batch.",
+            )
         if (
             isinstance(batch, tuple | list)
             and takes_many

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from portwright.errors import UserError
@@ -50,16 +51,18 @@ def make_mover(device: torch.device, float_dtype: torch.dtype | None) -> Callabl
 
 def name_outputs(outputs: Any) -> list[tuple[str, torch.Tensor]]:
     """What a model predicts, each tensor with a name for the file it goes into."""
-    if isinstance(outputs, torch.Tensor):
-        return [("predictions", outputs)]
-    if isinstance(outputs, Mapping):
-        return [(str(key), value) for key, value in outputs.items() if isinstance(value, torch.Tensor)]
-    if isinstance(outputs, tuple | list):
-        return [
-            (f"predictions_{index}", value)
-            for index, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor)
-        ]
+    if isinstance(outputs, torch.Tensor | np.ndarray):
+        outputs = {"predictions": outputs}
+    elif isinstance(outputs, tuple | list):
+        outputs = {f"predictions_{index}": value for index, value in enumerate(outputs)}
+    if isinstance(outputs, Mapping) and outputs:
+        for key, value in outputs.items():
+            if not isinstance(value, torch.Tensor | np.ndarray):
+                raise UserError(
+                    f"predict returned {type(value).__name__} for '{key}'.",
+                    "Return tensors or numpy arrays only.",
+                )
+        return [(str(key), torch.as_tensor(value)) for key, value in outputs.items()]
     raise UserError(
         f"predict returned {type(outputs).__name__}.", "Return a tensor, a dict or a tuple of tensors."
     )

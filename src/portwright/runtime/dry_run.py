@@ -35,6 +35,9 @@ def validate(
         described["train_loss"] = _one_step(session)
     if arguments.mode in ("eval", "train_and_eval", "eval_all"):
         described["eval"] = session.evaluate(1)
+    if arguments.mode == "predict":
+        outputs = next(iter(session.predict(1)))
+        described["predict"] = {name: list(tensor.shape) for name, tensor in outputs.items()}
     num_parameters = sum(s.tensor.numel() for s in session.state() if s.name.startswith("model/"))
     described["parameters"] = num_parameters
     for name, batch in described["batches"].items():

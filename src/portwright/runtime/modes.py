@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def run_mode(
     if arguments.validate_only or arguments.compile_only:
         from portwright.runtime.dry_run import compile_step, validate
 
+        if arguments.mode in ("train", "train_and_eval"):
+            trainer.last_step()  # says so where nothing tells how long to train
         check = validate if arguments.validate_only else compile_step
         check(arguments, job, session, console, outcome)
         return outcome
@@ -53,22 +56,33 @@ def run_mode(
             world.agree_on_failure(take_folder)
             _train(arguments, job, trainer, world, model_dir, console)
     elif arguments.mode == "eval":
-        loaded = _load_for_reading(arguments, model_dir, console)
+        loaded = _load_for_reading(arguments, job.params.runconfig.checkpoint_path, model_dir, console)
         session.load_state(loaded.shards, None)
         trainer.at_step(loaded.step)
-        trainer.evaluate()
         outcome.checkpoint = str(loaded.path)
+        trainer.evaluate()
     elif arguments.mode == "eval_all":
+        if arguments.checkpoint_path is not None:
+            raise UserError(
+                "eval_all evaluates every checkpoint of model_dir.",
+                "Leave --checkpoint_path out, or use --mode eval.",
+            )
         outcome.more["evaluations"] = _evaluate_all(session, trainer, model_dir, console)
+        for row in outcome.more["evaluations"]:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name != "step")
+            outcome.lines.append(f"checkpoint_{row['step']}: {shown}")
     else:
-        loaded = _load_for_reading(arguments, model_dir, console)
+        loaded = _load_for_reading(arguments, job.params.runconfig.checkpoint_path, model_dir, console)
         session.load_state(loaded.shards, None)
         trainer.at_step(loaded.step)
         outcome.more["predictions"] = _predict(session, job, model_dir, loaded.step)
         outcome.lines.append(
             f"predictions: {len(outcome.more['predictions'])} file(s) in {Path(outcome.more['predictions'][0]).parent}"
         )
-    if world.is_main:
+    if signals.requested and not trains:
+        outcome.status = signals.exit_status
+        console.note(f"stopped by {signals.reason} before the end.")
+    elif world.is_main and arguments.mode != "eval_all":
         _say_where(outcome, trains)
     return outcome
 
@@ -98,7 +112,10 @@ def _start_from(
     if pretrained and given is None:
         raise UserError("--is_pretrained_checkpoint needs a checkpoint.", "Add --checkpoint_path PATH.")
     found = find_last_good(model_dir, console.warning) if config.autoload_last_checkpoint else None
-    if given is not None and not (pretrained and found is not None):
+    # A checkpoint from elsewhere is where this run began; what model_dir has is how far it came. One of model_dir's own
+    # is a wish to go back.
+    goes_back = given is not None and Path(given).resolve().parent == model_dir.resolve()
+    if given is not None and (found is None or (goes_back and not pretrained)):
         if found is not None:
             console.note(f"starting from {given}, though {model_dir} has checkpoint_{found.step}.")
         return read_checkpoint(Path(given)), pretrained
@@ -111,9 +128,12 @@ def _start_from(
     return read_checkpoint(found.path), False
 
 
-def _load_for_reading(arguments: Arguments, model_dir: Path, console: Console) -> LoadedCheckpoint:
-    if arguments.checkpoint_path is not None:
-        return read_checkpoint(arguments.checkpoint_path, weights_only=True)
+def _load_for_reading(
+    arguments: Arguments, checkpoint_path: str | None, model_dir: Path, console: Console
+) -> LoadedCheckpoint:
+    given = arguments.checkpoint_path or checkpoint_path
+    if given is not None:
+        return read_checkpoint(Path(given), weights_only=True)
     RunDir(model_dir, read_only=True)  # says what is wrong with the folder, if anything is
     found = find_last_good(model_dir, console.warning)
     if found is None:
@@ -130,6 +150,8 @@ def _evaluate_all(
     RunDir(model_dir, read_only=True)
     results = []
     for info in list_checkpoints(model_dir):
+        if trainer.is_stopped:
+            break
         try:
             loaded = read_checkpoint(info.path, weights_only=True)
         except UserError as error:
@@ -137,8 +159,9 @@ def _evaluate_all(
             continue
         session.load_state(loaded.shards, None)
         trainer.at_step(loaded.step)
-        results.append({"step": loaded.step, **trainer.evaluate()})
-    if not results:
+        if values := trainer.evaluate():
+            results.append({"step": loaded.step, **values})
+    if not results and not trainer.is_stopped:
         raise UserError(
             f"{model_dir} has no good checkpoint to evaluate.", "Train first, or give --model_dir."
         )
@@ -157,7 +180,12 @@ def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list
         if not kept:
             return
         buffer = io.BytesIO()
-        np.savez(buffer, **{name: np.concatenate([part[name] for part in kept]) for name in kept[0]})  # type: ignore[arg-type]
+        with zipfile.ZipFile(buffer, "w") as archive:  # np.savez would trip over an array named "file"
+            for name in kept[0]:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(
+                        member, np.concatenate([part[name] for part in kept]), allow_pickle=False
+                    )
         path = folder / f"predictions_{len(written):05d}.npz"
         atomic_write_bytes(path, buffer.getvalue())
         written.append(str(path))

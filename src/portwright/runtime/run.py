@@ -6,7 +6,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,42 +39,101 @@ def run(
     the data functions take params and give a DataLoader; `default_params_fn` changes params in place or returns them.
     """
     argv = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in argv
-    console = Console(level=_level(argv))
-    with StopSignals(console.note) as signals:
-        try:
-            arguments = parse_arguments(argv, extra_args_parser_fn)
+    as_json = "--json" in argv
+    parts = _Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
+    with _own_stdout(as_json):
+        document, lines = _attempt(argv, parts)
+    if _process_number() == 0:
+        _print_result([json.dumps(document, indent=2, default=str, allow_nan=False)] if as_json else lines)
+    if document["status"] != ExitStatus.OK:
+        raise SystemExit(document["status"])
+    return document
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a user's run.py passes."""
+
+    model_fn: Any
+    train_data_fn: Any
+    eval_data_fn: Any
+    default_params_fn: Any
+    extra_args_parser_fn: Any
+
+    def check(self) -> None:
+        for name in (
+            "model_fn",
+            "train_data_fn",
+            "eval_data_fn",
+            "default_params_fn",
+            "extra_args_parser_fn",
+        ):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "model_fn"):
+                raise UserError(f"run() got {name}={value!r}.", "Pass a function or a class.")
+
+
+def _attempt(argv: Sequence[str], parts: _Parts) -> tuple[dict[str, Any], list[str]]:
+    """The outcome as JSON and as lines for a person; a failure is told on stderr, and is an outcome too."""
+    debug, console = "--debug" in argv, Console()
+    try:
+        console = Console(level=_level(argv))
+        if _process_number() > 0:
+            console = Console("ERROR", prefix=f"process {_process_number()}: ")
+        with StopSignals(console.note) as signals:
+            arguments = parse_arguments(argv, parts.extra_args_parser_fn)
             for line in arguments.notes:
                 console.note(line)
-            parts = _Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn)
+            parts.check()
             outcome = _execute(arguments, parts, console, signals)
-        except PortwrightError as error:
-            _fail(error, console, debug)
-        except KeyboardInterrupt:
-            console.error("interrupted; the last checkpoint is whole, and the same command resumes from it.")
-            raise SystemExit(int(ExitStatus.INTERRUPTED)) from None
-        except Exception as error:
-            if debug or isinstance(error, SystemExit):
-                raise
-            _fail_in_user_code(error, console)
-    if outcome.is_shown and arguments.json:
-        print(json.dumps(outcome.as_json(), indent=2, default=str, allow_nan=False))
-    elif outcome.is_shown:
-        for line in outcome.lines:
+            return outcome.as_json(), outcome.lines
+    except PortwrightError as error:
+        failure = error
+    except KeyboardInterrupt:
+        failure = PortwrightError(
+            "interrupted.", "What is in model_dir is whole; the same command goes on from there."
+        )
+        failure.status = ExitStatus.INTERRUPTED
+    except Exception as error:
+        failure = _blame(error)
+        failure.__cause__ = error
+    if debug:
+        traceback.print_exception(failure)
+    console.error(str(failure))
+    return {"status": int(failure.status), "error": failure.message, "cure": failure.cure}, []
+
+
+def _process_number() -> int:
+    """This process among those of torchrun or srun, before torch is there to be asked."""
+    name = "RANK" if "RANK" in os.environ else "SLURM_PROCID" if "SLURM_STEP_ID" in os.environ else ""
+    number = os.environ.get(name, "0")
+    return int(number) if number.isdecimal() else 0
+
+
+def _print_result(lines: Sequence[str]) -> None:
+    try:
+        for line in lines:
             print(line)
-    if outcome.status != ExitStatus.OK:
-        raise SystemExit(int(outcome.status))
-    return outcome.as_json()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-class _Parts:
-    def __init__(self, model_fn: Any, train_data_fn: Any, eval_data_fn: Any, default_params_fn: Any) -> None:
-        if not callable(model_fn):
-            raise UserError(
-                f"run() got model_fn={model_fn!r}.", "Pass the class or function that makes the model."
-            )
-        self.model_fn, self.train_data_fn, self.eval_data_fn = model_fn, train_data_fn, eval_data_fn
-        self.default_params_fn = default_params_fn
+@contextmanager
+def _own_stdout(wanted: bool) -> Iterator[None]:
+    """Sends what anybody else prints, data workers and C code too, to stderr, so that stdout holds our document alone."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: StopSignals) -> Outcome:
@@ -91,8 +152,6 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     if arguments.compile_only:
         params = params.with_runconfig(compile=True)
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
-    if not backend.world.is_main:
-        console = Console("ERROR", prefix=f"process {backend.world.rank}: ")
     job = JobSpec(
         params,
         parts.model_fn,
@@ -140,8 +199,15 @@ def _user_schemas(parts: _Parts) -> Mapping[str, Any]:
 
 
 def _model_dir(arguments: Arguments, params: Params) -> Path:
-    chosen = arguments.model_dir or params.runconfig.model_dir
-    return Path(chosen) if chosen is not None else _script_folder() / "model_dir"
+    chosen = arguments.model_dir if arguments.model_dir is not None else params.runconfig.model_dir
+    if chosen is None:
+        return _script_folder() / "model_dir"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:  # ~somebody who has no home
+        raise UserError(
+            f"cannot use model_dir '{chosen}': {error}", "Choose another folder with --model_dir."
+        ) from error
 
 
 def _script_folder() -> Path:
@@ -160,26 +226,23 @@ def _level(argv: Sequence[str]) -> str:
     return "INFO"
 
 
-def _fail(error: PortwrightError, console: Console, debug: bool) -> None:
-    if debug:
-        traceback.print_exception(error)
-    console.error(str(error))
-    raise SystemExit(int(error.status)) from None
-
-
-def _fail_in_user_code(error: Exception, console: Console) -> None:
+def _blame(error: Exception) -> PortwrightError:
     """An exception that is not ours, most often from the user's model or data: say where, in one line."""
+    text = " ".join(str(error).split()) or "no message"
+    if "onnection closed by peer" in text or "onnection reset by peer" in text:
+        return UserError("another process of this run has ended.", "Its own message says why.")
     frames = traceback.extract_tb(error.__traceback__)
     own = os.sep + "portwright" + os.sep
-    place = (
-        next(
-            (f for f in reversed(frames) if "site-packages" not in f.filename and own not in f.filename), None
-        )
-        or frames[-1]
+    models = own + "models" + os.sep
+    place = next(
+        (
+            f
+            for f in reversed(frames)
+            if "site-packages" not in f.filename and (own not in f.filename or models in f.filename)
+        ),
+        frames[-1],
     )
-    text = " ".join(str(error).split()) or "no message"
-    console.error(
-        f"{type(error).__name__} at {place.filename}:{place.lineno} in {place.name}: {text[:400]} "
-        "Run again with --debug to see the traceback."
+    where = f"{place.filename}:{place.lineno} in {place.name}"
+    return UserError(
+        f"{type(error).__name__} at {where}: {text[:400]}", "Run again with --debug to see the traceback."
     )
-    raise SystemExit(int(ExitStatus.USAGE)) from None

@@ -133,17 +133,21 @@ class TorchSession:
             yield
         except RuntimeError as error:
             known = loader.explain(error) if loader is not None else None
+            if known is None and "finished reduction" in str(error):
+                known = UserError(
+                    "some weights had no part in the loss of a step, and DDP waits for the gradient of every one.",
+                    "Use -D runconfig.distributed=fsdp, or remove or freeze (requires_grad=False) the unused ones.",
+                )
             if known is None:
                 raise
             raise known from error
 
     # -- training ------------------------------------------------------------------------------------------
 
-    @property
-    def steps_per_epoch(self) -> int | None:
+    def steps_in(self, num_epochs: int) -> int | None:
         if self._train_loader is None or self._train_loader.num_batches is None:
             return None
-        return max(1, self._train_loader.num_batches // self._num_accumulated)
+        return self._train_loader.num_batches * num_epochs // self._num_accumulated
 
     @property
     def steps_per_call(self) -> int:
@@ -343,6 +347,11 @@ class TorchSession:
         """Loss and metrics over the evaluation data; short last batches count by their samples."""
         loader = self._fresh_eval_loader()
         metrics.reset_all_metrics()
+        if isinstance(self._called, DistributedDataParallel):
+            for (
+                buffer
+            ) in self._module.net.buffers():  # DDP does so before a training step; what is saved is rank 0's
+                torch.distributed.broadcast(buffer.detach(), 0)
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         with self._explaining(loader), self._evaluating():
             for index, batch in enumerate(islice(loader, num_steps)):
@@ -378,7 +387,11 @@ class TorchSession:
 
     def _fresh_eval_loader(self) -> ResumableLoader:
         if self._eval_loader is None:
-            self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
+            # At the same place of the same stream in every run: what the user's function draws must neither move the
+            # training's generators nor depend on when the first evaluation comes.
+            with untouched_rng(self._device):
+                seed_all(self._seed)
+                self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
         return self._eval_loader
 
     @contextmanager

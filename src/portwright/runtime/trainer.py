@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import ExitStatus, UserError
-from portwright.job.logs import Console, RunLog
+from portwright.job.logs import Console, RunLog, read_metrics
 from portwright.job.progress import Progress
 from portwright.job.runconfig import RunConfig
 from portwright.job.signals import StopSignals
@@ -37,6 +37,10 @@ class Outcome:
         own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
         document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
         return document
+
+
+class _Stopped(Exception):
+    """A signal came in the middle of an evaluation."""
 
 
 class Trainer:
@@ -71,27 +75,35 @@ class Trainer:
 
     def last_step(self) -> int:
         """Where this run ends, from whichever way of saying so the params use."""
-        config, per_epoch = self._config, self._session.steps_per_epoch
-        if config.steps_per_epoch is not None:
-            per_epoch = config.steps_per_epoch
+        config = self._config
         ends = []
         if config.max_steps is not None:
             ends.append(config.max_steps)
         if config.num_steps is not None:
             ends.append(self._step + config.num_steps)
         if config.num_epochs is not None:
-            if per_epoch is None:
-                raise UserError(
-                    "runconfig.num_epochs is set, but the length of the training data is not known.",
-                    "Set runconfig.steps_per_epoch, or use runconfig.max_steps.",
-                )
-            ends.append(config.num_epochs * per_epoch)
+            ends.append(self._steps_in(config.num_epochs))
         if not ends:
             raise UserError(
                 "nothing says how long to train.",
                 "Set runconfig.max_steps or num_epochs, or give --max_steps.",
             )
         return min(ends)
+
+    def _steps_in(self, num_epochs: int) -> int:
+        per_epoch = self._config.steps_per_epoch
+        num_steps = per_epoch * num_epochs if per_epoch is not None else self._session.steps_in(num_epochs)
+        if num_steps is None:
+            raise UserError(
+                "runconfig.num_epochs is set, but the length of the training data is not known.",
+                "Set runconfig.steps_per_epoch, or use runconfig.max_steps.",
+            )
+        if num_steps == 0:
+            raise UserError(
+                f"{num_epochs} epoch(s) have fewer batches than optimizer.grad_accum_steps, so not one update comes about.",
+                "Lower grad_accum_steps, or train for more epochs.",
+            )
+        return num_steps
 
     def _check_alignment(self, last_step: int, eval_every: int) -> None:
         """A device that takes several steps a call can stop only between calls."""
@@ -133,6 +145,8 @@ class Trainer:
             with progress:
                 if config.save_initial_checkpoint and self._step == 0:
                     self._save(writer)
+                if eval_every and self._step and self._step % eval_every == 0 and not self._is_evaluated():
+                    self.evaluate(log)  # a stop or a kill came between the checkpoint and this evaluation
                 while self._step < last_step:
                     end = (
                         min(last_step, (self._step // eval_every + 1) * eval_every)
@@ -142,12 +156,13 @@ class Trainer:
                     self._run_stretch(end, last_step, writer, log, progress)
                     stop = self._agreed_stop()
                     if stop is not None and (evaluates or self._step < last_step):
-                        if config.checkpoint_steps != 0:
-                            self._save(writer)
+                        self._save(writer)
                         break
                     stop = None
-                    if evaluates:
-                        self.evaluate(log)
+                    if evaluates and not self.evaluate(log):
+                        stop = self._agreed_stop()
+                        self._save(writer)
+                        break
         finally:
             self._outcome.seconds = time.perf_counter() - started
             self._outcome.step = self._step
@@ -157,14 +172,12 @@ class Trainer:
                 writer.close()
         if stop is not None:
             reason, self._outcome.status = stop
-            saved = (
-                f"saved checkpoint_{self._step}"
-                if config.checkpoint_steps != 0
-                else "checkpoint_steps is 0, so nothing was saved"
-            )
-            self._console.note(
-                f"stopped by {reason} at step {self._step}: {saved}. The same command resumes."
-            )
+            saved = f"saved checkpoint_{self._step}. The same command resumes."
+            if config.checkpoint_steps == 0:
+                # Nothing to requeue for: it would start from the beginning, again and again.
+                self._outcome.status = ExitStatus.INTERRUPTED
+                saved = "checkpoint_steps is 0, so nothing was saved and the same command starts anew."
+            self._console.note(f"stopped by {reason} at step {self._step}: {saved}")
         # A process that ends before the others is taken for a failure by torchrun, which then kills them: the first one
         # may still be writing.
         self._world.barrier()
@@ -221,7 +234,7 @@ class Trainer:
         log.write("train", event.step, values, event.losses if self._config.save_losses else ())
 
     def _save(self, writer: CheckpointWriter | None) -> None:
-        if self._step == self._saved_step:
+        if self._step == self._saved_step or self._config.checkpoint_steps == 0:
             return
         shards, counters = self._session.state(), self._session.counters()
         if writer is not None:
@@ -232,13 +245,28 @@ class Trainer:
         self._saved_step = self._step
         self._outcome.checkpoint = str(self._model_dir / f"checkpoint_{self._step}")
 
+    def _is_evaluated(self) -> bool:
+        """Whether the log has an evaluation at the current step; all processes get the first one's answer."""
+        path = self._model_dir / "train" / "metrics.jsonl"
+        found = (
+            self._world.is_main
+            and path.is_file()
+            and any(line["step"] == self._step and line["kind"] == "eval" for line in read_metrics(path))
+        )
+        return bool(self._world.gather(found)[0])
+
     def evaluate(self, log: RunLog | None = None) -> dict[str, float]:
-        """Evaluates the weights as they are and logs the result at the current step."""
+        """Evaluates the weights as they are and logs the result at the current step; nothing when a signal stops it."""
         progress = Progress(
             "eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False
         )
         with progress:
-            values = self._session.evaluate(self._config.eval_steps, lambda done: progress.update(done, {}))
+            try:
+                values = self._session.evaluate(
+                    self._config.eval_steps, lambda done: self._on_batch(done, progress)
+                )
+            except _Stopped:
+                return {}
         if log is not None:
             log.write("eval", self._step, values)
         elif self._world.is_main:
@@ -249,6 +277,12 @@ class Trainer:
             self._console.info(f"eval at step {self._step}: {shown}")
         return values
 
+    def _on_batch(self, done: int, progress: Progress) -> None:
+        # Several processes must finish it together; one may stop in the middle.
+        if self._signals.requested and self._world.size == 1:
+            raise _Stopped
+        progress.update(done, {})
+
     def _log_evaluation(self, values: dict[str, float]) -> None:
         try:
             with self._open_log("eval") as log:
@@ -257,6 +291,10 @@ class Trainer:
             UserError
         ) as error:  # somebody else's run can be evaluated, though nothing can be written there
             self._console.warning(f"the evaluation is not logged: {error.message}")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._signals.requested
 
     def at_step(self, step: int) -> None:
         self._step = step

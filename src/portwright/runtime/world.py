@@ -72,6 +72,10 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         ) from None
 
 
+class OtherProcessFailed(UserError):
+    """Another process of this run has failed, and says so itself."""
+
+
 class World:
     """The processes of one run; with one process every method costs nothing."""
 
@@ -136,14 +140,18 @@ class World:
         """Runs an action on every process; if it fails on one, all stop with that error instead of waiting for ever."""
         if self.size == 1:
             return action()
-        result, failure = None, None
+        result: Any = None
+        failure: Exception | None = None
         try:
             result = action()
-        except UserError as error:
+        except Exception as error:
             failure = error
-        for rank, problem in enumerate(self.gather((failure.message, failure.cure) if failure else None)):
+        told = None if failure is None else (str(failure) or type(failure).__name__)
+        for rank, problem in enumerate(self.gather(told)):
+            if failure is not None:
+                raise failure
             if problem is not None:
-                raise failure or UserError(f"rank {rank}: {problem[0]}", problem[1])
+                raise OtherProcessFailed(f"process {rank} failed: {problem}")
         return result
 
     def close(self) -> None:

@@ -89,9 +89,9 @@ class CsxSession:
             self._schedule = job.params.optimizer.schedule
         self._num_samples = 0
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        return self._make_loader("train_input").num_batches
+    def steps_in(self, num_epochs: int) -> int | None:
+        num_batches = self._make_loader("train_input").num_batches
+        return None if num_batches is None else num_batches * num_epochs
 
     @property
     def steps_per_call(self) -> int:
