@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import struct
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-
-TRAIN = ("CPU", "--mode", "train", "--params", "configs/params.yaml", "--max_steps", "4")
-
-
-class Folder:
-    """A model folder to break, and a way to run it inside this process."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.arguments: tuple[str, ...] = TRAIN
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        text = (self.path / name).read_text()
-        assert old in text, f"{old!r} is not in {name}"
-        (self.path / name).write_text(text.replace(old, new))
-
-    def run(self) -> int:
-        saved_argv, saved_path, saved_folder = sys.argv, list(sys.path), Path.cwd()
-        os.chdir(self.path)
-        sys.argv = ["run.py", *self.arguments]
-        sys.path.insert(0, str(self.path))
-        try:
-            runpy.run_path("run.py", run_name="__main__")
-        except SystemExit as stop:
-            return int(stop.code or 0)
-        finally:
-            sys.argv, sys.path[:] = saved_argv, saved_path
-            os.chdir(saved_folder)
-            for name in ("model", "data", "utils"):
-                sys.modules.pop(name, None)
-        return 0
-
-
-@pytest.fixture
-def folder(model_folder: Path) -> Folder:
-    return Folder(model_folder)
-
+from conftest import TRAIN, Folder
 
 CASES: list[tuple[Callable[[Folder], None], str]] = []
 
