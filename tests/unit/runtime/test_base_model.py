@@ -101,6 +101,40 @@ def test_a_batch_that_is_a_dict_is_spread_by_name() -> None:
     assert set(outputs) == {"logits"}
 
 
+class Hugging(Plain):
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, **more: Any
+    ) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        assert set(more) == {"attention_mask"}
+        return {"loss": nn.functional.mse_loss(self.net(x), labels)}
+
+
+def test_a_forward_that_takes_any_name_gets_every_key() -> None:
+    batch = {"x": BATCH[0], "labels": BATCH[1], "attention_mask": torch.ones(4)}
+    assert split_loss(LossModule(Hugging({}))(batch))[0].ndim == 0
+
+
+def test_keys_that_do_not_fit_are_named() -> None:
+    with pytest.raises(UserError, match="inputs"):
+        LossModule(Spread({}))({"inputs": BATCH[0], "y": BATCH[1]})
+
+
+def test_weights_outside_the_model_are_refused_unless_frozen() -> None:
+    class Outside(Seeds):
+        def __init__(self, params: dict[str, Any], frozen: bool) -> None:
+            super().__init__(params)
+            self.teacher = nn.Linear(2, 2).requires_grad_(not frozen)
+
+    LossModule(Outside({}, frozen=True))
+    with pytest.raises(UserError, match="teacher"):
+        LossModule(Outside({}, frozen=False))
+
+
+def test_a_finished_model_is_no_model_fn() -> None:
+    with pytest.raises(UserError, match="Pass the class"):
+        make_model(Net(), {}, None)
+
+
 def test_canonical_names_are_those_of_the_users_module() -> None:
     assert set(LossModule(Seeds({})).net.state_dict()) == {"layer.weight", "layer.bias"}
     assert set(LossModule(Plain({})).net.state_dict()) == {"net.layer.weight", "net.layer.bias"}
