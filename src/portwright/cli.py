@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,7 +61,9 @@ def new(
         )
         return
     print(f"made {made} — it trains as it is; edit model.py, data.py and configs/params.yaml. Next:")
-    print(f"  cd {made}\n  python run.py CPU --mode train --params configs/params.yaml --validate_only")
+    print(
+        f"  cd {shlex.quote(str(made))}\n  python run.py CPU --mode train --params configs/params.yaml --validate_only"
+    )
     print("  python run.py CPU --mode train_and_eval --params configs/params.yaml")
 
 
@@ -70,6 +73,10 @@ def new(
 def run(
     context: typer.Context,
     path: Annotated[str, typer.Argument(help="A run.py, a folder with one, or a reference model's name.")],
+    compat: Annotated[
+        str | None,
+        typer.Option(help="Lend the names of another library to the script: modelzoo (1.6; before PATH)."),
+    ] = None,
 ) -> None:
     """Run a model folder's run.py with the rest of the command line: portwright run DIR CPU --mode train.
 
@@ -77,7 +84,7 @@ def run(
     """
     from portwright.job.run_script import run_script
 
-    run_script(path, context.args)
+    run_script(path, context.args, compat=compat)
 
 
 @app.command()

@@ -12,8 +12,11 @@ from portwright.errors import UserError, suggest
 from portwright.job.signals import install_early
 
 
-def run_script(path: str, arguments: Sequence[str]) -> None:
-    """`path` is a run.py, a folder that has one, or, where no such path exists, a reference model's name."""
+def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None) -> None:
+    """`path` is a run.py, a folder that has one, or, where no such path exists, a reference model's name.
+
+    With `compat`, imports of that library's names find Portwright's objects.
+    """
     script = _find_script(path)
     arguments = list(arguments)
     if not any(
@@ -25,7 +28,18 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     install_early()  # before torch is imported: a signal in that time is remembered instead of killing the run
-    runpy.run_path(str(script), run_name="__main__")
+    if compat is None:
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    from portwright.compat.lend import explain_import_error, lend
+
+    lend(compat)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except ImportError as error:
+        if "--debug" in arguments:
+            raise
+        raise explain_import_error(script, error) from error
 
 
 def _find_script(path: str) -> Path:

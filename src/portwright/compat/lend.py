@@ -1,0 +1,43 @@
+"""Lending the names of another library to code that was written for it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from portwright.errors import UserError, suggest
+
+LIBRARIES = ("modelzoo",)
+
+
+def lend(library: str) -> None:
+    """From here on, imports of the library's names in this process find Portwright's objects."""
+    if library not in LIBRARIES:
+        raise UserError(f"unknown library '{library}' for --compat.", suggest(library, LIBRARIES))
+    from portwright.compat.modelzoo_names import make_finder
+    from portwright.compat.old_calls import accept_old_calls
+
+    make_finder().install()
+    accept_old_calls()
+
+
+def explain_import_error(script: Path, error: ImportError) -> UserError:
+    """What to tell a user whose script imports something that is neither lent nor installed."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    own = next((f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent), None)
+    where = f"{own.filename}:{own.lineno}" if own is not None else str(script)
+    package = (error.name or "").partition(".")[0]
+    if package in (*LIBRARIES, "cerebras"):
+        text = str(error).removesuffix(" (unknown location)").removesuffix(".")
+        return UserError(
+            f"{where}: {text}.",
+            "docs/compat.md says what is lent; everything else must lie where the script finds it.",
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return UserError(
+            f"{where} imports '{error.name}', which is not installed.",
+            f"Install it, such as by pip install {package}.",
+        )
+    return UserError(
+        f"{where}: {error}.", f"Install a release of {package or 'it'} that has it, or see --debug."
+    )

@@ -1,0 +1,195 @@
+"""What is lent under the model zoo's names: data, and the function that lends it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from portwright.compat.finder import Attributes, LendingFinder
+
+_HERE = "portwright.compat"
+_ZOO = "modelzoo.common.pytorch"  # release 1.6
+_METRICS = "portwright.runtime.metrics"
+
+# The modules that held layers, in release 1.6 and in 2.x, and their classes.
+_LAYERS_1 = {
+    "AttentionLayer": ("MultiheadAttention",),
+    "EmbeddingLayer": ("EmbeddingLayer",),
+    "FeedForwardNetwork": ("FeedForwardNetwork", "SingleFeedForwardLayer"),
+    "RelativePositionEmbeddingLayer": ("RelativePositionEmbeddingLayer",),
+    "Transformer": ("Transformer",),
+    "TransformerDecoder": ("TransformerDecoder",),
+    "TransformerDecoderLayer": ("TransformerDecoderLayer",),
+    "TransformerEncoder": ("TransformerEncoder",),
+    "TransformerEncoderLayer": ("TransformerEncoderLayer",),
+}
+_LAYERS_2 = {
+    **_LAYERS_1,
+    "GPTJDecoderLayer": ("GPTJDecoderLayer",),
+    "MultiQueryAttentionLayer": ("MultiQueryAttention",),
+}
+# Those of 2.x that have no defaults of their own there.
+_PLAIN_LAYERS_2 = {
+    "AlibiPositionEmbeddingLayer": "AlibiPositionEmbeddingLayer",
+    "FixedPositionEmbeddingLayer": "FixedPositionEmbeddingLayer",
+    "RMSNorm": "RMSNorm",
+    "RotaryPositionEmbeddingHelper": "RotaryPositionEmbeddingHelper",
+}
+_ACTIVATIONS = {
+    "ACT2FN": "portwright.layers.activations:ACTIVATIONS",
+    "get_activation": "portwright.layers:get_activation",
+}
+_INITIALIZERS = {"create_initializer": "portwright.layers:get_initializer"}
+_WEIGHT_INITIALIZERS = {
+    "trunc_normal_": "torch.nn.init:trunc_normal_",
+    **{
+        name: f"{_HERE}.modelzoo_parts:{name}"
+        for name in ("variance_scaling_", "lecun_normal_", "lecun_uniform_")
+    },
+}
+_LOSSES = {
+    name: f"portwright.losses:{name}"
+    for name in ("GPTLMHeadModelLoss", "BertPretrainModelLoss", "T5ForConditionalGenerationLoss")
+}
+
+_OWN_METRICS = {
+    name: f"{_HERE}.modelzoo_metrics:{name}"
+    for name in ("CBMetric", "DeviceOutputs", "compute_all_metrics", "get_all_metrics", "reset_all_metrics")
+}
+_METRIC_MODULES: dict[str, Attributes] = {
+    "accuracy": {"AccuracyMetric": f"{_METRICS}:AccuracyMetric"},
+    "fbeta_score": {"FBetaScoreMetric": f"{_METRICS}:FBetaScoreMetric"},
+    "perplexity": {"PerplexityMetric": f"{_METRICS}:PerplexityMetric"},
+    "rouge_score": {"RougeScoreMetric": f"{_HERE}.modelzoo_metrics:RougeScoreMetric"},
+    "cb_metric": _OWN_METRICS,
+}
+
+_OPTIMIZERS = (
+    "ASGD", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "CSOptimizer", "Lamb", "NAdam",
+    "RAdam", "RMSprop", "Rprop",
+)  # fmt: skip
+_SCHEDULERS = (
+    "Constant", "CosineAnnealing", "CosineDecay", "Exponential", "InverseExponentialTimeDecay", "LRScheduler",
+    "MultiStep", "PiecewiseConstant", "Polynomial", "Step",
+)  # fmt: skip
+_OPTIMIZER_MODULES = {
+    **{name: (name,) for name in _OPTIMIZERS if not name.startswith("Adam")},
+    "AdamBase": ("Adam", "AdamW"),
+    "Adamax": ("Adamax",),
+}
+
+_DATA = (
+    "BufferedShuffleDataset", "get_input_dtype", "get_params", "group_optimizer_params", "read_params_file", "to_tensor",
+    "update_defaults", "visit_structure",
+)  # fmt: skip
+
+
+# Names that packages dropped after release 1.6, and that its code still imports.
+_DROPPED: dict[str, Attributes] = {
+    "huggingface_hub": {name: f"{_HERE}.old_calls:{name}" for name in ("HfFolder", "Repository")},
+    "transformers.utils.versions": {"importlib_metadata": "importlib.metadata"},
+}
+
+
+def _layers(package: str, modules: dict[str, tuple[str, ...]], table: str) -> dict[str, Attributes]:
+    """A package of layers: every class in the package itself, and in the module that it stood in."""
+    places = {name: f"{_HERE}.modelzoo_layers:{table}:{name}" for names in modules.values() for name in names}
+    found: dict[str, Attributes] = {package: places}
+    for module, names in modules.items():
+        found[f"{package}.{module}"] = {name: places[name] for name in names}
+    return found
+
+
+def _release_1() -> dict[str, Attributes]:
+    optimizers = {name: f"{_HERE}.modelzoo_optim:{name}" for name in _OPTIMIZERS}
+    metrics = {
+        **_OWN_METRICS,
+        **{n: place for module in _METRIC_MODULES.values() for n, place in module.items()},
+    }
+    return {
+        _ZOO: {
+            "cb_model": f"{_HERE}.modelzoo_cb_model",
+            **{
+                name: f"{_HERE}.modelzoo_modes:{name}"
+                for name in ("modes", "amp", "cbtorch", "name_scope", "AP_DISABLED")
+            },
+        },
+        # It would refuse to start beside the packages of today, none of which the models need.
+        "modelzoo.transformers.pytorch.huggingface_common.dependency_versions_check": {
+            "dep_version_check": f"{_HERE}.old_calls:dep_version_check"
+        },
+        f"{_ZOO}.PyTorchBaseModel": {"PyTorchBaseModel": f"{_HERE}.modelzoo_base_model:PyTorchBaseModel"},
+        f"{_ZOO}.run_utils": {"run": f"{_HERE}.modelzoo_run:run"},
+        f"{_ZOO}.utils": {
+            **{name: f"{_HERE}.modelzoo_data:{name}" for name in _DATA},
+            "to_cpu": f"{_HERE}.modelzoo_cb_model:to_cpu",
+        },
+        f"{_ZOO}.input_utils": {"bucketed_batch": f"{_HERE}.modelzoo_data:bucketed_batch"},
+        f"{_ZOO}.loss_utils": {"extract_loss": f"{_HERE}.modelzoo_data:extract_loss"},
+        **_layers(f"{_ZOO}.layers", _LAYERS_1, "LAYERS_1"),
+        f"{_ZOO}.layers.utils": {
+            "_get_clones": f"{_HERE}.modelzoo_parts:get_clones",
+            "_get_activation_fn": "portwright.layers:get_activation",
+        },
+        f"{_ZOO}.model_utils": {},
+        f"{_ZOO}.model_utils.GPTLMHeadModelLoss": {"GPTLMHeadModelLoss": _LOSSES["GPTLMHeadModelLoss"]},
+        f"{_ZOO}.model_utils.RotaryPositionEmbeddingHelper": {
+            "RotaryPositionEmbeddingHelper": f"{_HERE}.modelzoo_parts:RotaryPositionEmbeddingHelper"
+        },
+        f"{_ZOO}.model_utils.activations": _ACTIVATIONS,
+        f"{_ZOO}.model_utils.create_initializer": _INITIALIZERS,
+        f"{_ZOO}.model_utils.weight_initializers": _WEIGHT_INITIALIZERS,
+        f"{_ZOO}.metrics": metrics,
+        **{f"{_ZOO}.metrics.{module}": names for module, names in _METRIC_MODULES.items()},
+        f"{_ZOO}.metrics.metric_utils": {
+            name: f"{_HERE}.modelzoo_metrics:{name}" for name in ("divide_no_nan", "compute_confusion_matrix")
+        },
+        f"{_ZOO}.optim": {**optimizers, "lr_scheduler": f"{_HERE}.modelzoo_lr_scheduler"},
+        f"{_ZOO}.optim.lr_scheduler": {name: f"{_HERE}.modelzoo_lr_scheduler:{name}" for name in _SCHEDULERS},
+        **{
+            f"{_ZOO}.optim.{module}": {n: optimizers[n] for n in names}
+            for module, names in _OPTIMIZER_MODULES.items()
+        },
+    }
+
+
+def _release_2() -> dict[str, Attributes]:
+    package = "cerebras.modelzoo"
+    layers = _layers(f"{package}.layers", _LAYERS_2, "LAYERS_2")
+    plain = {name: f"portwright.layers:{name}" for name in _PLAIN_LAYERS_2.values()}
+    demo = f"{package}.models.nlp.layers_api_demo"
+    return {
+        **layers,
+        f"{package}.layers": {**layers[f"{package}.layers"], **plain},
+        **{f"{package}.layers.{module}": {name: plain[name]} for module, name in _PLAIN_LAYERS_2.items()},
+        f"{package}.layers.activations": _ACTIVATIONS,
+        f"{package}.layers.create_initializer": _INITIALIZERS,
+        f"{package}.layers.weight_initializers": _WEIGHT_INITIALIZERS,
+        f"{package}.losses": _LOSSES,
+        **{f"{package}.losses.{name}": {name: place} for name, place in _LOSSES.items()},
+        demo: {},
+        f"{demo}.cb_transformer": {
+            "TransformerModel": "portwright.models.alphabet.literal_transformer:TransformerModel"
+        },
+        f"{demo}.pytorch_transformer": {
+            name: f"portwright.models.alphabet.pytorch_transformer:{name}"
+            for name in ("TransformerModel", "PositionalEncoding", "generate_square_subsequent_mask")
+        },
+    }
+
+
+def make_finder() -> LendingFinder:
+    """The finder of all names: `modelzoo.common.pytorch` is lent whole, `cerebras.modelzoo` where its SDK is not.
+
+    With the SDK installed its own model zoo works, and an import of `cerebras` means that one.
+    """
+    lent = {**_release_1(), **_release_2()}
+    return LendingFinder(lent, whole=(_ZOO,), prefer_disk=_is_own_on_disk, added=_DROPPED)
+
+
+def _is_own_on_disk(name: str) -> bool:
+    if ".layers_api_demo" in name:
+        return True
+    try:
+        return find_spec("cerebras.pytorch") is not None
+    except ModuleNotFoundError:  # there is no cerebras at all
+        return False
