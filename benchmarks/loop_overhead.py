@@ -254,7 +254,7 @@ def main() -> int:
     arguments = parse_arguments(__doc__)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    num_steps, num_rounds = (400, 2) if arguments.quick else (3000, 11)
+    num_steps, num_rounds = (400, 2) if arguments.quick else (2000, 11)
     x, y = make_data(200)
     in_memory = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
     sources: dict[str, Batches] = {
