@@ -75,7 +75,9 @@ def run(
     path: Annotated[str, typer.Argument(help="A run.py, a folder with one, or a reference model's name.")],
     compat: Annotated[
         str | None,
-        typer.Option(help="Lend the names of another library to the script: modelzoo (release 1.6, and layers of 2.x)."),
+        typer.Option(
+            help="Lend the names of another library to the script: modelzoo (release 1.6, and layers of 2.x)."
+        ),
     ] = None,
 ) -> None:
     """Run a model folder's run.py with the rest of the command line: portwright run DIR CPU --mode train.

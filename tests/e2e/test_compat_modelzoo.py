@@ -101,6 +101,20 @@ def test_a_loss_that_is_not_finite_is_explained_though_the_model_empties_its_bat
     assert "KeyError" not in done.stderr
 
 
+def test_a_part_of_pretrained_weights_is_taken_over(tmp_path: Path) -> None:
+    outcome(COUNTING, "CPU", "--mode", "train", "--max_steps", "2", "--model_dir", "small", cwd=tmp_path)
+    done = run(
+        COUNTING, "CPU", "--mode", "train", "--max_steps", "1", "--model_dir", "large", "-D", "model.num_hidden_layers=3",
+        "-D", "runconfig.save_initial_checkpoint=true", "--checkpoint_path", "small/checkpoint_2", "--is_pretrained_checkpoint",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "left as initialised: decoder.layers.2." in done.stderr
+    small, large = weights(tmp_path / "small" / "checkpoint_2"), weights(tmp_path / "large" / "checkpoint_0")
+    assert small.keys() < large.keys()
+    assert all(small[name].equal(large[name]) for name in small)
+
+
 def test_names_of_2_x(tmp_path: Path) -> None:
     result = outcome(STYLE / "later", "CPU", "--mode", "train_and_eval", "--model_dir", "m", cwd=tmp_path)
     assert result["step"] == 3

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime.zoo_names import from_zoo_names, has_zoo_names
 from portwright.target import Shard
 
 _NUM_LISTED = 5
@@ -38,6 +39,13 @@ def match_names(
         shards = list(shards)
         specs = {shard.name: shard.tensor for shard in shards}
     found = {name.removeprefix("model/"): spec for name, spec in specs.items() if name.startswith("model/")}
+    if has_zoo_names(found, wanted):
+        shards = from_zoo_names(shards)
+        found = {shard.name.removeprefix("model/"): shard.tensor for shard in shards}
+        if on_note is not None:
+            on_note(
+                "The checkpoint has the names of the model zoo's layers, which were translated; only its weights count."
+            )
     prefix = _prefix_between(found.keys(), wanted.keys())
     rename = _renaming(prefix)
     _check({rename(name): spec for name, spec in found.items()}, wanted)

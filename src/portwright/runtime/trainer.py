@@ -14,6 +14,7 @@ from portwright.job.progress import Progress
 from portwright.job.runconfig import RunConfig
 from portwright.job.signals import StopSignals
 from portwright.runtime.checkpoint import CheckpointWriter, LoadedCheckpoint
+from portwright.runtime.pretrained import take_over
 from portwright.target import Event, Session, Stretch, World
 
 
@@ -62,9 +63,11 @@ class Trainer:
         self._saved_step = -1
 
     def resume(self, loaded: LoadedCheckpoint, *, weights_only: bool) -> None:
-        self._session.load_state(loaded.shards, None if weights_only else loaded.counters)
         if weights_only:
+            shards = list(take_over(loaded.shards, self._session.state(), self._console.warning))
+            self._session.load_state(shards, None)
             return
+        self._session.load_state(loaded.shards, loaded.counters)
         self._step = loaded.step
         if loaded.counters is None:
             self._console.note(
