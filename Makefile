@@ -61,7 +61,7 @@ docs: $(STAMP)
 	$(BIN)/python -m portwright.docs docs
 
 bench: $(BENCH_STAMP)
-	@status=0; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || status=1; done; exit $$status
+	@status=0; for script in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || status=1; done; exit $$status
 
 clean:
 	rm -rf $(VENV) model_dir .pytest_cache .mypy_cache .ruff_cache
