@@ -198,6 +198,16 @@ def test_never_saving_is_never_promised(folder: Folder, capfd: pytest.CaptureFix
     assert "starts anew" in capfd.readouterr().err
 
 
+def test_a_finished_run_still_says_where_its_checkpoint_is(
+    folder: Folder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert run(folder, *BOTH, "--json") == 0
+        outcome = json.loads(capfd.readouterr().out)
+        assert outcome["checkpoint"].endswith("checkpoint_4")
+        assert outcome["values"]["eval/accuracy"] > 0
+
+
 def test_the_lock_is_free_again_after_a_failure(folder: Folder) -> None:
     assert (
         run(folder, *TRAIN, "-D", "optimizer.optimizer_type=SGD", "-D", "optimizer.learning_rate=1e39") == 3

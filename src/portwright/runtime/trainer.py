@@ -75,6 +75,7 @@ class Trainer:
             )
         else:
             self._saved_step = loaded.step
+            self._outcome.checkpoint = str(loaded.path)
 
     def last_step(self) -> int:
         """Where this run ends, from whichever way of saying so the params use."""
