@@ -86,6 +86,9 @@ def run(
     """
     from portwright.job.run_script import run_script
 
+    if path in ("-h", "--help"):  # behind a path they are the script's own
+        print(context.get_help())
+        return
     run_script(path, context.args, compat=compat)
 
 

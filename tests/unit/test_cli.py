@@ -74,6 +74,11 @@ def test_new_does_not_overwrite(tmp_path: Path) -> None:
     assert "exists already" in again.stderr
 
 
+def test_help_of_run_is_ours_and_behind_a_path_the_scripts(tmp_path: Path) -> None:
+    assert "--compat" in portwright("run", "--help", cwd=tmp_path).stdout
+    assert "--mode" in portwright("run", "fc_mnist", "CPU", "--help", cwd=tmp_path).stdout
+
+
 def test_schema_of_a_folder(tmp_path: Path) -> None:
     assert portwright("new", "m", cwd=tmp_path).returncode == 0
     schema = json.loads(portwright("schema", "m", cwd=tmp_path).stdout)

@@ -26,6 +26,7 @@ from portwright.layers.norms import RMSNorm, get_norm
 from portwright.layers.positions import (
     AlibiPositionEmbeddingLayer,
     FixedPositionEmbeddingLayer,
+    RelativePositionEmbedding,
     RelativePositionEmbeddingLayer,
 )
 from portwright.layers.rotary import RotaryPositionEmbeddingHelper
@@ -45,6 +46,7 @@ __all__ = [
     "MultiQueryAttention",
     "MultiheadAttention",
     "RMSNorm",
+    "RelativePositionEmbedding",
     "RelativePositionEmbeddingLayer",
     "RotaryPositionEmbeddingHelper",
     "SingleFeedForwardLayer",
