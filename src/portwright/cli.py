@@ -19,6 +19,7 @@ app = typer.Typer(
     epilog="Exit status: 0 good, 1 findings or unsupported, 2 bad input, 3 non-finite loss, 85 saved and wants to be requeued, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -39,7 +40,7 @@ def options(
     pass
 
 
-@app.command()
+@app.command(short_help="Make a model folder to start from.")
 def new(
     name: Annotated[str, typer.Argument(help="The folder to make, such as mymodel.")],
     framework: Annotated[str, typer.Option(help="pytorch")] = "pytorch",
@@ -68,7 +69,8 @@ def new(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    short_help="Run a model folder's run.py, or a reference model.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def run(
     context: typer.Context,
@@ -105,7 +107,7 @@ def models(as_json: Json = False) -> None:
         print(f"{name:<16}{path}")
 
 
-@app.command()
+@app.command(short_help="List the targets and what can run here.")
 def targets(as_json: Json = False) -> None:
     """List the targets, and say of each whether it can run here."""
     from portwright.discover import find_targets
@@ -120,7 +122,7 @@ def targets(as_json: Json = False) -> None:
         )
 
 
-@app.command()
+@app.command(short_help="Print the JSON schema of params.yaml, for editors.")
 def schema(
     folder: Annotated[
         Path | None, typer.Argument(help="A model folder whose utils.py may declare PARAMS_SCHEMA.")
@@ -150,7 +152,7 @@ def schema(
         )
 
 
-@app.command()
+@app.command(short_help="List a run's checkpoints and verify their checksums.")
 def checkpoints(
     model_dir: Annotated[Path, typer.Argument(help="The folder that holds checkpoint_*.")],
     as_json: Json = False,
