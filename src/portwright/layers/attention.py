@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from portwright.errors import UserError, suggest
-from portwright.layers.attention_inputs import add_batch, check_inputs
+from portwright.layers.attention_inputs import add_batch, check_batches, check_inputs
 from portwright.layers.bias import attend, attend_with_weights, make_attention_bias
 from portwright.layers.cache import KeyValue, KVCache, append_to_past, get_held, past_length
 from portwright.layers.initializers import InitializerSpec, get_initializer
@@ -236,6 +236,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             k, v = append_to_past(past_kv, k, v)
         if rotary is not None:
             q = rotary.rotate_tensor(q, offset=num_past, position_ids=position_ids)
+        check_batches(q, k, self.batch_first)
         present_kv: KVCache | KeyValue = past_kv if isinstance(past_kv, KVCache) else (k, v)
         k, v, num_appended = self._append_learned(k, v)
 

@@ -40,3 +40,12 @@ def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     if value is key:
         return batched_query, batched_key, batched_key
     return batched_query, batched_key, value[None]
+
+
+def check_batches(q: Tensor, k: Tensor, batch_first: bool) -> None:
+    """Refuses a query and keys of different batches, which a kernel would broadcast where one of them is 1."""
+    if q.shape[0] != k.shape[0]:
+        raise UserError(
+            f"query and key have batches of {q.shape[0]} and {k.shape[0]}.",
+            f"Give both the same; batch_first is {batch_first}.",
+        )

@@ -105,6 +105,14 @@ class _Walk:
         self.notes += _notes_on(module, name)
         new_type = self.types.get(type(module))
         if reason is not None:
+            if isinstance(made, nn.TransformerEncoder) and any(
+                isinstance(part, Block) for part in made.layers
+            ):
+                made.use_nested_tensor = False
+                self.notes.append(
+                    f"{name or '(the module itself)'}: nested tensors are off, since its layers are ours now; in evaluation its "
+                    "padded positions are computed, where torch leaves zeros"
+                )
             self.unconverted.append(Unconverted(name, type(module).__name__, reason))
         elif new_type is not None:
             made.__class__ = new_type
@@ -142,7 +150,7 @@ def _convert(
 
 def _copy_structure(module: nn.Module) -> nn.Module:
     """A module of the same type with the same parameters, buffers and attributes, but registries of its own."""
-    made = module.__class__.__new__(module.__class__)
+    made = object.__new__(type(module))
     made.__dict__ = {
         key: copy.copy(value) if isinstance(value, dict | set) and key.startswith("_") else value
         for key, value in module.__dict__.items()
@@ -233,6 +241,8 @@ def _why_not_plain(module: nn.Module) -> str | None:
             if module._qkv_same_embed_dim
             else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         )
+        if type(module.out_proj).forward is not nn.Linear.forward or module.out_proj._forward_hooks:
+            return "its out_proj does more than torch's attention lets it: torch reads the weight alone"
         missing = [weight for weight in weights if module._parameters.get(weight) is None]
         if missing:
             return f"{missing[0]} is not a plain parameter (pruned or reparametrized)"

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
 from portwright.layers.attention import MultiheadAttention
-from portwright.layers.attention_inputs import add_batch, check_inputs
+from portwright.layers.attention_inputs import add_batch, check_batches, check_inputs
 from portwright.layers.initializers import InitializerSpec, get_initializer
 
 SHARE_STYLES = ("no-share", "share-headwise", "share-kv", "share-layerwise")
+
+_MASKED_BELOW = -100.0  # of a float mask: no score comes back from there
 
 
 class LinformerAttention(MultiheadAttention):
@@ -123,11 +125,16 @@ class LinformerAttention(MultiheadAttention):
                 f"There are {k.shape[2]} keys and kv_len is {self.kv_len}.",
                 "Make the layer with a larger kv_len.",
             )
+        check_batches(q, k, self.batch_first)
         if key_padding_mask is not None:
+            if (
+                key_padding_mask.is_floating_point()
+            ):  # added to scores elsewhere; here a key is either there or not
+                key_padding_mask = key_padding_mask < _MASKED_BELOW
             if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (k.shape[0], k.shape[2]):
                 raise UserError(
                     f"key_padding_mask is {key_padding_mask.dtype} of shape {tuple(key_padding_mask.shape)}.",
-                    f"Give bool of shape {(k.shape[0], k.shape[2])}, True for padding.",
+                    f"Give bool of shape {(k.shape[0], k.shape[2])}, True for padding, or float, below {_MASKED_BELOW:g} for padding.",
                 )
             padding = key_padding_mask[:, None, :, None]
             k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)

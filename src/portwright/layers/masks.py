@@ -220,7 +220,7 @@ def is_known_causal(mask: Tensor) -> bool:
 
     Within torch.compile and torch.export the answer is no: give the layers `is_causal=True` there.
     """
-    if torch.compiler.is_compiling() or mask.is_inference():
+    if torch.compiler.is_compiling() or mask.is_inference() or mask.requires_grad:
         return False
     return getattr(mask, _CAUSAL_TAG, None) == mask._version
 

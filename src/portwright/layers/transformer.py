@@ -65,7 +65,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         """Encodes; `is_causal` needs no mask, and None does not look for a causal one in the values."""
         zero_padding = self._zeroes_padding(src, mask, src_key_padding_mask)
         output, causal, padding = src, bool(is_causal), src_key_padding_mask
-        if all(isinstance(layer, Block) for layer in self.layers):
+        if all(_takes_merged(layer) for layer in self.layers):
             mask, padding, causal = _merge(self.layers, src, mask, padding, causal)
         else:  # layers that torch's encoder would have called get the masks that it would have given them
             mask = None if mask is None else _as_float(mask, src)
@@ -135,7 +135,7 @@ class TransformerDecoder(nn.TransformerDecoder):
                 f"past_kv has {len(past_kv)} entries for {len(self.layers)} layers.", "Give one a layer."
             )
         output, causal, padding = tgt, bool(tgt_is_causal), tgt_key_padding_mask
-        if past_kv is None and all(isinstance(layer, Block) for layer in self.layers):
+        if past_kv is None and all(_takes_merged(layer) for layer in self.layers):
             tgt_mask, padding, causal = _merge(self.layers, tgt, tgt_mask, padding, causal)
         extras = given(
             rotary_position_embedding_helper=rotary_position_embedding_helper,
@@ -287,6 +287,19 @@ def _merge(
     x = x.transpose(0, 1) if seq_first else x
     batch = x.shape[0] if x.dim() == 3 else 1
     return merge_for_layers(mask, padding, is_causal, x=x, batch=batch, heads=attention.num_heads)
+
+
+def _takes_merged(layer: nn.Module) -> bool:
+    """Whether nobody's own code stands between a layer's arguments and our attention."""
+    own = TransformerDecoderLayer if isinstance(layer, TransformerDecoderLayer) else TransformerEncoderLayer
+    kept = isinstance(layer, Block) and all(
+        getattr(type(layer), name) is getattr(own, name) for name in ("forward", "_sa_block")
+    )
+    return (
+        kept
+        and "forward" not in layer.__dict__
+        and type(layer.self_attn).__module__.startswith("portwright.")
+    )
 
 
 def _torch_would_nest(layer: nn.Module) -> bool:

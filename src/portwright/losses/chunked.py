@@ -9,6 +9,7 @@ Shapes: n tokens, d hidden width, v words of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -203,6 +204,8 @@ def chunked_cross_entropy(
     coefficients = coefficients.where(targets_n != ignore_index, 0)
     options = (ignore_index, float(label_smoothing), chunk_tokens or chunk_length(weight.shape[0]))
     if reduction == "mean":
+        if targets_n.numel() == 0:
+            return hidden.sum() * math.nan
         coefficients = coefficients / coefficients.sum()
     needs = [tensor is not None and tensor.requires_grad for tensor in head]
     is_one_number = reduction != "none"

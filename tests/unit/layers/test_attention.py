@@ -671,8 +671,10 @@ def test_linformer_refuses_what_has_no_meaning():
         attention(longer, longer, longer)
     with pytest.raises(UserError, match="Did you mean 'share-kv'"):
         LinformerAttention(8, 2, param_share_style="share_kv")
-    with pytest.raises(UserError, match="float32 of shape"):
-        attention(x, x, x, key_padding_mask=torch.zeros(2, 5))
+    with pytest.raises(UserError, match="int64 of shape"):
+        attention(x, x, x, key_padding_mask=torch.zeros(2, 5, dtype=torch.int64))
+    with pytest.raises(UserError, match="bool of shape"):
+        attention(x, x, x, key_padding_mask=torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8)])
