@@ -137,9 +137,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(small_folder: Path) -> No
     while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") > 2):
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
-    ).stdout.split()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGUSR1)
     _, output = finish(process)
     assert "saved checkpoint_" in output, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,10 @@ def test_pretrained_checkpoint_starts_at_step_0(model_folder: Path, run_script) 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="torch.compile needs a C++ compiler, and none is here",
+)
 def test_compile_only_then_train_compiled(model_folder: Path, run_script) -> None:
     compiled = run_script(model_folder, "CPU", "--mode", "train", *PARAMS, "--compile_only", "--json")
     assert compiled.returncode == 0, compiled.stderr

@@ -1,5 +1,7 @@
 """Every layer compiles into one graph and exports, in training and in evaluation, with every kind of mask."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -243,6 +245,10 @@ def test_exports_with_batch_and_length_left_open(name):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")),
+    reason="inductor needs a C++ compiler, and none is here",
+)
 def test_inductor_gives_the_same_training_step():
     torch.manual_seed(0)
     layer = TransformerEncoderLayer(8, 2, **SMALL)
