@@ -333,6 +333,9 @@ def test_a_worker_that_got_sigterm_does_not_outlive_its_parent(start: type[Child
         STUCK.replace("<grace>", "3600").replace("<work>", "time.sleep(3600)").replace("<end>", end)
     )
     assert child.end()[0] == 0  # which waits for all that hold its output open
+    deadline = time.monotonic() + 30
+    while _process_states(child.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a process closes its files a little before it is gone
     assert _process_states(child.process.pid) == []
 
 
