@@ -263,7 +263,7 @@ LOADER = """
 
     with StopSignals() as signals:
         batches = iter(DataLoader(Slow(), batch_size=2, num_workers=2, worker_init_fn=init))
-        next(batches)
+        next(batches), next(batches)  # one of each worker: both are up
         print("training")
         num_after = 0
         while num_after < 60:  # long enough for a dead worker to be noticed
