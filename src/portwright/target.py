@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
+    from portwright.graph.kernels import KernelTable
     from portwright.job.params import Params
 
 Mode = Literal["train", "eval", "train_and_eval", "eval_all", "predict"]
@@ -168,6 +169,26 @@ class Flag:
         return next(name for name in self.names if name.startswith("--")).lstrip("-").replace("-", "_")
 
 
+ExecutionMode = Literal["resident", "layer_pipelined", "weight_streaming"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Published constants of a target's machine; what has no public source stays None."""
+
+    name: str
+    memory_bytes: int  # that a step can live in: on chip, or the device's memory
+    modes: tuple[ExecutionMode, ...]
+    sources: Mapping[str, str]  # field name: where its figure is from
+    num_cores: int | None = None
+    core_memory_bytes: int | None = None
+    fabric: tuple[int, int] | None = None  # usable columns and rows of cores
+    streaming_bytes: int | None = None  # memory beside the chip that weights can stream from
+    io_bytes_per_second: float | None = None
+    flops_per_second: float | None = None
+    num_chips: int = 1
+
+
 @dataclass(frozen=True)
 class Target:
     """One kind of machine; a file in targets/ defines `TARGET`."""
@@ -179,4 +200,6 @@ class Target:
     sections: Mapping[str, type[BaseModel]] = field(default_factory=dict)  # of params.yaml
     flags: tuple[Flag, ...] = ()
     has_cluster: bool = False  # the keys of runconfig that speak to a vendor's cluster matter here
+    kernels: Callable[[], KernelTable] | None = None  # None: whatever torch runs, it runs
+    hardware: Callable[[], Hardware] | None = None  # what `plan` measures a model against
     preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never
