@@ -9,7 +9,7 @@ ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
 CSX := $(ENVS)/csx-2.10.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-vendor lint format docs bench clean
+.PHONY: help demo test test-gpu test-vendor csx-env lint format docs bench clean
 
 help:
 	@echo "make demo         train and evaluate the reference MLP on handwritten digits"
@@ -30,10 +30,9 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	@touch $(BENCH_STAMP)
 
-$(CSX)/.installed: constraints-csx.txt
-	$(PYTHON) -m venv $(CSX)
-	$(CSX)/bin/pip install -q -r constraints-csx.txt
-	@touch $@
+# Quick where it is whole already; mends what a killed call left.
+csx-env: $(STAMP)
+	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/portwright env csx
 
 demo: $(STAMP)
 	$(BIN)/portwright run fc_mnist CPU --mode train_and_eval --model_dir model_dir/demo
@@ -44,8 +43,8 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu
 
-test-vendor: $(STAMP) $(CSX)/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
+test-vendor: $(STAMP) csx-env
+	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
 
 lint: $(STAMP)
 	$(BIN)/python -m portwright.docs docs --check

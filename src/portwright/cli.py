@@ -109,17 +109,35 @@ def models(as_json: Json = False) -> None:
 
 @app.command(short_help="List the targets and what can run here.")
 def targets(as_json: Json = False) -> None:
-    """List the targets, and say of each whether it can run here."""
-    from portwright.discover import find_targets
+    """List the targets: whether each can run here, with which software, and what is missing and how to get it."""
+    from portwright.job.target_list import describe_targets
 
-    rows = [{"name": t.name, "summary": t.summary, "why_not": t.why_not()} for t in find_targets().values()]
+    rows = describe_targets()
     if as_json:
-        _print_json({"targets": [{**row, "available": row["why_not"] is None} for row in rows]})
+        _print_json({"targets": rows})
         return
     for row in rows:
-        print(
-            f"{row['name']:<6}{row['summary']}: {'can run here' if row['why_not'] is None else row['why_not']}"
-        )
+        print(f"{row['name']:<6}{row['summary']}: {row['says']}")
+
+
+@app.command(short_help="Make the environment that a vendor's software needs.")
+def env(
+    target: Annotated[str, typer.Argument(help="The target, such as csx.")],
+    python: Annotated[
+        Path | None,
+        typer.Option(help="Use this interpreter, of an environment that has the software already."),
+    ] = None,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Make it anew.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make the environment that a target's software needs, outside of every project; quick where it is there already."""
+    from portwright.job.target_list import provide_environment
+
+    made = provide_environment(target, python, recreate, lambda line: print(line, file=sys.stderr))
+    if as_json:
+        _print_json(made)
+        return
+    print(f"{made['sdk_name']} {made['sdk']}: {made['interpreter']}")
 
 
 @app.command(short_help="Print the JSON schema of params.yaml, for editors.")

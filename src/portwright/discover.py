@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,6 +45,20 @@ def get_target(name: str) -> Target:
     if name.upper() not in targets:
         raise UserError(f"unknown target '{name}'.", suggest(name.upper(), targets))
     return targets[name.upper()]
+
+
+def peek_target(argv: Sequence[str]) -> Target | None:
+    """The target that a command line names, before it is parsed; None where it names none, or asks for help."""
+    if not argv or any(word in ("-h", "--help") for word in argv):
+        return None
+    targets = find_targets()
+    if not argv[0].startswith("-"):
+        return targets.get(argv[0].upper())
+    given = {word.partition("=")[0] for word in argv}
+    return next(
+        (t for t in targets.values() for flag in t.flags if flag.chooses and given.intersection(flag.names)),
+        None,
+    )
 
 
 def models_folder() -> Path:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from portwright.graph.kernels import KernelTable
     from portwright.job.params import Params
+    from portwright.job.vendor_env import VendorEnvironment
 
 Mode = Literal["train", "eval", "train_and_eval", "eval_all", "predict"]
 
@@ -202,4 +203,5 @@ class Target:
     has_cluster: bool = False  # the keys of runconfig that speak to a vendor's cluster matter here
     kernels: Callable[[], KernelTable] | None = None  # None: whatever torch runs, it runs
     hardware: Callable[[], Hardware] | None = None  # what `plan` measures a model against
+    environment: VendorEnvironment | None = None  # where its software lives, if not beside ours
     preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never

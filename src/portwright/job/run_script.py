@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from portwright.discover import find_models
+from portwright.discover import find_models, peek_target
 from portwright.errors import UserError, suggest
+from portwright.job.console import Console
+from portwright.job.hand_over import hand_over_if_elsewhere
 from portwright.job.signals import install_early
 
 
@@ -19,6 +21,7 @@ def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None
     """
     script = _find_script(path)
     arguments = list(arguments)
+    _go_where_the_target_is(path, arguments, compat)
     if not any(
         word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments
     ):
@@ -40,6 +43,16 @@ def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None
         if "--debug" in arguments:
             raise
         raise explain_import_error(script, error) from error
+
+
+def _go_where_the_target_is(path: str, arguments: list[str], compat: str | None) -> None:
+    """Before the script, and with it torch, is imported."""
+    target = peek_target(arguments)
+    if target is None or not {path, *arguments} <= set(sys.orig_argv):
+        return  # inside another program, which must go on
+    lent = [] if compat is None else ["--compat", compat]
+    words = ["-m", "portwright.cli", "run", *lent, path, *arguments]
+    hand_over_if_elsewhere(target.environment, words, Console().note)
 
 
 def _find_script(path: str) -> Path:

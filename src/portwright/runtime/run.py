@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from portwright.discover import peek_target
 from portwright.errors import ExitStatus, PortwrightError, UnsupportedError, UserError
+from portwright.job.hand_over import command_words, hand_over_if_elsewhere
 from portwright.job.logs import Console
 from portwright.job.params import Params, load_params
 from portwright.job.signals import StopSignals
@@ -41,6 +43,7 @@ def run(
     argv = sys.argv[1:] if argv is None else argv
     as_json = "--json" in argv
     parts = _Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
+    _go_where_the_target_is(argv)
     with _own_stdout(as_json):
         document, lines = _attempt(argv, parts)
     if _process_number() == 0:
@@ -48,6 +51,13 @@ def run(
     if document["status"] != ExitStatus.OK:
         raise SystemExit(document["status"])
     return document
+
+
+def _go_where_the_target_is(argv: Sequence[str]) -> None:
+    """Goes on in the target's own environment, if it has one; whatever is wrong with the command line is told later."""
+    target, words = peek_target(argv), command_words(argv)
+    if target is not None and words is not None:
+        hand_over_if_elsewhere(target.environment, words, Console(level=_level(argv)).note)
 
 
 @dataclass(frozen=True)
