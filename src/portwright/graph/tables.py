@@ -68,6 +68,7 @@ _OTHER_SPELLINGS = {
     "__rshift__": "bitwise_right_shift",
     "_index_put_impl": "index_put",
     "_reshape_alias": "view",
+    "_reshape_alias_copy": "view",
     "_reshape_copy": "view",
     "_unsafe_index": "index",
     "_unsafe_index_put": "index_put",
