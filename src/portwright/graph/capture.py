@@ -1,0 +1,212 @@
+"""A training step of a user's model as a Graph, without its memory and without its values.
+
+The model is made and its step is run under fake tensors; every op below autograd is recorded, forward and backward, as an
+accelerator's lazy front end would see it. docs/decisions/0002 says why it is not torch.export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from portwright.errors import PortwrightError, UserError
+from portwright.graph.factory import ConstructionMode, lend_fakes
+from portwright.graph.graph import Graph, Module, Stop
+from portwright.graph.inputs import TensorSpec, map_tensors
+from portwright.graph.places import PlaceFinder
+from portwright.graph.tape import Tape
+from portwright.graph.trace import CallWatch, Recorder, watch_modules
+from portwright.runtime.base_model import LossModule, split_loss
+from portwright.runtime.rng import untouched_rng
+
+
+def capture(
+    model_factory: Callable[[], Any],
+    batch: Any,
+    *,
+    trains: bool = True,
+    casts: AbstractContextManager[Any] | None = None,
+    optimizer: str = "",
+    root: Path | None = None,
+) -> Graph:
+    """Records one step of the model that the factory makes, on a batch of tensors or of TensorSpec.
+
+    The factory gives what `run` takes: a PyTorchBaseModel, an nn.Module that returns its loss, or any callable of a batch.
+    `casts` is active in the forward pass; code under `root` counts as the user's. What the user's code does wrong is in
+    `Graph.stops`; UserError is left to a batch or a factory that cannot be used.
+    """
+    start = time.perf_counter()
+    finder = PlaceFinder(root)
+    tape = Tape(finder, _run_step.__code__)
+    info: dict[str, Any] = {"torch": torch.__version__}
+    with ExitStack() as stack:
+        stack.enter_context(_kept_globals())
+        fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        model = _make(model_factory, tape)
+        net = model.net if isinstance(model, LossModule) else None
+        if net is not None:
+            stack.enter_context(lend_fakes(net, fake_mode))
+            _name_weights(net, tape)
+        inputs, batch_size = _make_batch(batch, tape)
+        paths = {} if net is None else {id(part): path for path, part in net.named_modules()}
+        if isinstance(model, LossModule):
+            model.train(trains)
+        stack.enter_context(watch_modules(tape, paths))
+        loss: int = -1
+        try:
+            loss = _run_step(model, inputs, trains, casts or nullcontext(), tape, info)
+        except Exception as error:
+            _note_failure(error, tape, finder)
+        modules = () if net is None else tuple(_list_modules(net))
+    info["seconds"] = time.perf_counter() - start
+    return Graph(
+        tuple(tape.nodes),
+        tuple(tape.values),
+        modules,
+        tuple(tape.stops),
+        batch_size,
+        trains,
+        loss,
+        optimizer,
+        info,
+    )
+
+
+def _run_step(
+    model: Callable[[Any], Any],
+    inputs: Any,
+    trains: bool,
+    casts: AbstractContextManager[Any],
+    tape: Tape,
+    info: dict[str, Any],
+) -> int:
+    # Frames outside this function are not part of the step.
+    call = model.call if isinstance(model, LossModule) else model
+    with Recorder(tape), CallWatch(tape, in_step=True):
+        with casts, torch.set_grad_enabled(trains):
+            result = call(inputs)
+            loss = _find_loss(result, trains, info)
+        if loss is None:
+            return -1
+        index = tape.index(loss)
+        if trains:
+            if not loss.requires_grad:
+                raise RuntimeError("the loss does not depend on a weight that is trained")
+            tape.phase = "backward"
+            # torch.autograd.backward would count as a torch function of the user's.
+            torch.autograd.Variable._execution_engine.run_backward(
+                (loss,),
+                (torch.ones_like(loss),),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+        return index
+
+
+def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None:
+    try:
+        return split_loss(result)[0]
+    except UserError:
+        if not trains:
+            return None
+    outputs: list[Tensor] = []
+
+    def keep(tensor: Any, name: str) -> None:
+        if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point:
+            outputs.append(tensor)
+
+    map_tensors(vars(result) if hasattr(result, "__dict__") else result, keep)
+    trained = [tensor for tensor in outputs if tensor.requires_grad]
+    if not trained:
+        raise RuntimeError(
+            f"the model returned {type(result).__name__}, and no loss or output in it that can be trained"
+        )
+    info["loss"] = "the mean of the model's outputs, since it returns no loss"
+    total = trained[0].mean()
+    for tensor in trained[1:]:
+        total = total + tensor.mean()
+    return total
+
+
+def _note_failure(error: Exception, tape: Tape, finder: PlaceFinder) -> None:
+    if tape.stops:
+        # What fails behind a guess may fail because of it.
+        tape.end_early()
+        return
+    if isinstance(error, PortwrightError):
+        message = str(error)
+    else:
+        message = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )
+    place = finder.find_raised(error, _run_step.__code__)
+    tape.end_early(Stop("failure", "", tape.failed_module or "", place, message))
+
+
+def _make(model_factory: Callable[[], Any], tape: Tape) -> Any:
+    with ConstructionMode(), CallWatch(tape, in_step=False):
+        made = model_factory()
+    if isinstance(made, LossModule):
+        return made
+    if isinstance(made, nn.Module) or isinstance(getattr(made, "model", None), nn.Module):
+        return LossModule(made)
+    if not callable(made):
+        raise UserError(
+            f"the model's factory returned {type(made).__name__}.",
+            "Return a PyTorchBaseModel, an nn.Module, or a function of a batch.",
+        )
+    return made
+
+
+def _name_weights(net: nn.Module, tape: Tape) -> None:
+    for name, parameter in net.named_parameters():
+        tape.add_given(parameter, "parameter", name, name.rpartition(".")[0])
+    for name, buffer in net.named_buffers():
+        tape.add_given(buffer, "buffer", name, name.rpartition(".")[0])
+
+
+def _make_batch(batch: Any, tape: Tape) -> tuple[Any, int]:
+    sizes: list[int] = []
+
+    def make(tensor: Tensor | TensorSpec, name: str) -> Tensor:
+        dtype = getattr(torch, tensor.dtype) if isinstance(tensor, TensorSpec) else tensor.dtype
+        made = torch.empty(tuple(tensor.shape), dtype=dtype)
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            made.requires_grad_()
+        tape.add_given(made, "input", name)
+        if made.ndim:
+            sizes.append(made.shape[0])
+        return made
+
+    made = map_tensors(batch, make)
+    return made, sizes[0] if sizes else 1
+
+
+def _list_modules(net: nn.Module) -> Iterator[Module]:
+    counted: set[int] = set()
+    for path, part in net.named_modules():
+        own = [p for p in part._parameters.values() if p is not None and id(p) not in counted]
+        counted.update(id(p) for p in own)
+        yield Module(path, type(part).__name__, sum(p.numel() for p in own))
+
+
+@contextmanager
+def _kept_globals() -> Iterator[None]:
+    """Whatever a user's factory or step sets for the whole process is set back."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        with untouched_rng(torch.device("cpu")):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)

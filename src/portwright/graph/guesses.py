@@ -1,0 +1,142 @@
+"""How a trace goes on behind a value that it does not have.
+
+Fake tensors have shapes and no values. Where the step asks for a value, or for a shape that follows from values, capture
+notes a stop and goes on with a guess, so that the user's code runs further and one capture finds what else there is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.graph.graph import Place, Ref
+from portwright.graph.tape import Tape
+
+aten = torch.ops.aten
+
+# A loop that waits for a condition would wait for ever; the guess turns after so many reads at one line.
+_MOST_EQUAL_GUESSES = 8
+_MOST_GUESSES = 200
+
+
+class EndlessLoopError(RuntimeError):
+    """The step reads a value at one line again and again."""
+
+
+class Guesses:
+    """What stands for values that are not known."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._asked: Counter[Place | None] = Counter()
+
+    def scalar(self, tensor: Tensor) -> bool | int | float | complex:
+        """What a read of one value gives: false for a condition unless all() made it, and one for a number."""
+        place, _ = self._tape.place()
+        self._asked[place] += 1
+        if self._asked[place] > _MOST_GUESSES:
+            raise EndlessLoopError(f"a value is read more than {_MOST_GUESSES} times at this line")
+        if tensor.dtype is torch.bool:
+            likely = self._condition(self._tape.index(tensor))
+            return likely if self._asked[place] <= _MOST_EQUAL_GUESSES else not likely
+        if tensor.dtype.is_complex:
+            return 1 + 0j
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    def _condition(self, value: int) -> bool:
+        made_by = self._tape.makers.get(value)
+        if made_by is None:
+            return False
+        node = self._tape.nodes[made_by]
+        name = node.op.split(".")[1]
+        if name in ("all", "isclose", "isfinite"):
+            return True
+        if name in ("logical_not", "bitwise_not") and isinstance(node.args[0], Ref):
+            return not self._condition(node.args[0].value)
+        return False
+
+
+def _like(source: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return source.new_empty(shape, dtype=dtype)
+
+
+def _nonzero(x: Tensor) -> Any:
+    return _like(x, x.numel(), x.ndim, dtype=torch.int64)
+
+
+def _masked_select(x: Tensor, mask: Tensor) -> Any:
+    return _like(x, (x.bool() & mask).numel())
+
+
+def _index(x: Tensor, indices: list[Tensor | None]) -> Any:
+    selected: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            selected += [_like(index, index.numel(), dtype=torch.int64) for _ in range(index.ndim)]
+        else:
+            selected.append(index)
+    return aten.index.Tensor(x, selected)
+
+
+def _counts(x: Tensor, length: int, wanted: bool) -> Tensor:
+    return _like(x, length if wanted else 0, dtype=torch.int64)
+
+
+def _unique2(
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    inverse = _like(x, *(x.shape if return_inverse else (0,)), dtype=torch.int64)
+    return _like(x, x.numel()), inverse, _counts(x, x.numel(), return_counts)
+
+
+def _unique_dim(
+    x: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    length = x.shape[dim]
+    return x.clone(), _counts(x, length, return_inverse), _counts(x, length, return_counts)
+
+
+def _unique_consecutive(
+    x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    if dim is not None:
+        return _unique_dim(x, dim, True, return_inverse, return_counts)
+    return _unique2(x, True, return_inverse, return_counts)
+
+
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    dtype = (
+        torch.int64 if weights is None else (weights.dtype if weights.is_floating_point() else torch.float64)
+    )
+    return _like(x, max(minlength, 1), dtype=dtype)
+
+
+def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    return _like(repeats, repeats.numel() if output_size is None else output_size, dtype=torch.int64)
+
+
+DYNAMIC: dict[Any, Callable[..., Any]] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique2,
+    aten._unique.default: lambda x, *options: _unique2(x, *options)[:2],
+    aten.unique_dim.default: _unique_dim,
+    aten.unique_consecutive.default: _unique_consecutive,
+    aten.unique_dim_consecutive.default: lambda x, dim, *options: _unique_dim(x, dim, True, *options),
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+}
+
+
+def guess_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """How to guess the result of an op whose shape depends on values; None where it does not."""
+    if func is aten.index.Tensor:
+        has_mask = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        return _index if has_mask else None
+    if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+        return None
+    return DYNAMIC.get(func)
