@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from portwright.target import Backend, Flag, Target
+from portwright.target import Backend, Flag, Hardware, Target
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
@@ -14,11 +15,27 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
     return TorchBackend("cpu", flags, note)
 
 
+def hardware() -> Hardware:
+    """This machine, as its operating system describes it."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        memory = 0
+    return Hardware(
+        name="this machine's processor",
+        memory_bytes=memory,
+        modes=("resident",),
+        num_cores=os.cpu_count(),
+        sources={"memory_bytes": "the operating system", "num_cores": "the operating system"},
+    )
+
+
 TARGET = Target(
     name="CPU",
     summary="this machine's processor",
     make_backend=make_backend,
     why_not=lambda: None,
     flags=(Flag(("-cpu", "--cpu"), "without a target: CPU", is_switch=True, chooses=True),),
+    hardware=hardware,
     preference=1,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from portwright.errors import UnsupportedError
-from portwright.target import Backend, Target
+from portwright.target import Backend, Hardware, Target
 
 
 def why_not() -> str | None:
@@ -28,10 +28,27 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
     return TorchBackend("cuda", flags, note)
 
 
+def hardware() -> Hardware:
+    """The first GPU that torch sees; without one its memory is not known (0), and nothing is said about what fits."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Hardware(name="a GPU", memory_bytes=0, modes=("resident",), sources={})
+    device = torch.cuda.get_device_properties(0)
+    return Hardware(
+        name=device.name,
+        memory_bytes=device.total_memory,
+        modes=("resident",),
+        num_cores=device.multi_processor_count,
+        sources={"memory_bytes": "the device", "num_cores": "the device (multiprocessors)"},
+    )
+
+
 TARGET = Target(
     name="GPU",
     summary="one GPU a process, through torch",
     make_backend=make_backend,
     why_not=why_not,
+    hardware=hardware,
     preference=2,
 )

@@ -1,0 +1,275 @@
+"""Whether a step fits a machine, in which execution mode, and what it would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from portwright.errors import UserError, suggest
+from portwright.graph.calibration import wanted_cores
+from portwright.graph.flops import Flops
+from portwright.graph.memory import Memory, largest_batch, most_bytes
+from portwright.graph.placement import Rectangle, Shares, place, share_cores
+from portwright.graph.sizes import show_bytes
+from portwright.graph.stages import Stage, split_stages
+from portwright.target import ExecutionMode, Hardware
+
+PIPELINED_PARAMETERS = 10**9  # PSC Neocortex: layer pipelined is for models of less than a billion parameters
+_SPELLINGS = {"pipeline": "layer_pipelined", "pipelined": "layer_pipelined", "streaming": "weight_streaming"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One execution mode tried on one machine."""
+
+    mode: ExecutionMode
+    fits: bool | None  # None: the machine's memory is not known
+    needed_bytes: int
+    capacity_bytes: int
+    why: str  # in words
+    largest_batch: int | None  # None: the batch does not matter, or the memory is not known
+    formula: str
+    rectangles: tuple[Rectangle, ...] = ()  # one a layer, on a fabric
+    shares: Shares | None = None  # of the cores of a fabric
+    stages: tuple[Stage, ...] = ()
+    why_mode: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step asks of a machine."""
+
+    memory: Memory
+    flops: Flops
+    num_parameters: int
+    trains: bool
+    names: tuple[str, ...]  # of the layers
+
+    @property
+    def products(self) -> float:
+        """Operations of a sample in products; of a model without any, all of them."""
+        return self.flops.total.products or self.flops.total.total
+
+    @property
+    def wanted_cores(self) -> float:
+        """Cores that the work would take on a fabric, were there no limit."""
+        return wanted_cores(self.products)
+
+    @property
+    def work(self) -> list[float]:
+        return [self.flops.of(i).total for i in range(len(self.names))]
+
+    def stage_bytes(self, layer: int) -> int:
+        """What a layer keeps on the chip whatever the batch."""
+        m = self.memory.layers[layer]
+        return m.weights + m.weight_copies + m.gradients + m.optimizer
+
+    def in_flight(self, layer: int, batch_size: int) -> int:
+        """Samples whose activations a pipelined layer holds: those that passed it and have not yet come back."""
+        deep = 2 * (len(self.names) - layer) - 1
+        return min(batch_size, deep) if self.trains else 1
+
+
+def parse_mode(text: str | None) -> ExecutionMode | None:
+    if text is None or text == "auto":
+        return None
+    mode = _SPELLINGS.get(text.lower(), text.lower().replace("-", "_"))
+    if mode not in _TRIED:
+        raise UserError(f"unknown execution mode '{text}'.", suggest(mode, ["auto", *_TRIED]))
+    return mode  # type: ignore[return-value]
+
+
+def choose_fit(load: Load, machine: Hardware, forced: ExecutionMode | None = None) -> Fit:
+    """Layer pipelined where it fits and the model is small enough, weight streaming otherwise, or what is forced."""
+    modes = machine.modes or ("resident",)
+    if forced is not None and forced not in modes:
+        raise UserError(f"{machine.name} has no execution mode {forced}.", f"It has: {', '.join(modes)}.")
+    tried = {mode: _TRIED[mode](load, machine) for mode in (modes if forced is None else (forced,))}
+    if forced is not None:
+        return replace(tried[forced], why_mode="asked for with --mode")
+    if len(modes) == 1:
+        return replace(tried[modes[0]], why_mode=f"the only one that {machine.name} has")
+    pipelined, streaming = tried.get("layer_pipelined"), tried.get("weight_streaming")
+    is_small = load.num_parameters < PIPELINED_PARAMETERS
+    size = f"{load.num_parameters:,} parameters"
+    if pipelined is not None and pipelined.fits and is_small:
+        return replace(
+            pipelined, why_mode=f"{size} are below a billion, and all layers fit on the chip together"
+        )
+    if streaming is not None:
+        why = f"{size} are a billion or more"
+        if is_small and pipelined is not None:
+            why = f"{size} are below a billion, but pipelined they do not fit: {pipelined.why}"
+        return replace(streaming, why_mode=why)
+    best = next((fit for fit in tried.values() if fit.fits), next(iter(tried.values())))
+    return replace(best, why_mode="the first that fits" if best.fits else "none fits; this one comes first")
+
+
+def _resident(load: Load, machine: Hardware) -> Fit:
+    memory, capacity = load.memory, machine.memory_bytes
+    best = largest_batch(memory.moments, memory.batch_size, capacity - memory.resident) if capacity else None
+    formula = "weights + optimizer + most at once of gradients, copies of weights, inputs and activations"
+    if not capacity:
+        why = f"a step takes {show_bytes(memory.peak)}; the memory of {machine.name} is not known here"
+        return Fit("resident", None, memory.peak, 0, why, None, formula)
+    fits = memory.peak <= capacity
+    why = f"a step takes {show_bytes(memory.peak)} of {show_bytes(capacity)}"
+    return Fit("resident", fits, memory.peak, capacity, why, best, formula)
+
+
+def _streamed(load: Load, machine: Hardware) -> Fit:
+    """Activations of the batch stay on the chip; a layer's weights pass through it, the next one's on their way."""
+    memory, capacity = load.memory, _on_chip(machine)
+    passing = 2 * max((m.weights + m.gradients for m in memory.layers), default=0)
+    moments = memory.activation_moments
+    needed = passing + most_bytes(moments, memory.batch_size, memory.batch_size)
+    best = largest_batch(moments, memory.batch_size, capacity - passing)
+    formula = (
+        "most activations and inputs at once + 2 * (weights and gradients of the largest layer: one at work, the next on its way); "
+        "weights and optimizer state live beside the chip"
+    )
+    why = (
+        f"activations of {memory.batch_size} samples and the weights of two layers take {show_bytes(needed)} of "
+        f"{show_bytes(capacity)} on the chip"
+    )
+    beside = memory.weights + memory.optimizer
+    if machine.streaming_bytes is not None and beside > machine.streaming_bytes:
+        why = f"weights and optimizer take {show_bytes(beside)} of {show_bytes(machine.streaming_bytes)} beside the chip"
+        return Fit("weight_streaming", False, beside, machine.streaming_bytes, why, 0, formula)
+    return Fit("weight_streaming", needed <= capacity, needed, capacity, why, best, formula)
+
+
+def _pipelined(load: Load, machine: Hardware) -> Fit:
+    if machine.fabric is None:
+        return _split_over_chips(load, machine)
+    return _placed(load, machine, machine.fabric)
+
+
+def _placed(load: Load, machine: Hardware, fabric: tuple[int, int]) -> Fit:
+    """All layers side by side on one fabric, each on cores that hold its weights, state and activations in flight."""
+    core_bytes = machine.core_memory_bytes or machine.memory_bytes // (fabric[0] * fabric[1])
+    available, capacity = fabric[0] * fabric[1], _on_chip(machine)
+    memory, num_layers = load.memory, len(load.names)
+
+    def needs(batch_size: int) -> list[int]:
+        return [
+            load.stage_bytes(i)
+            + -(-memory.layers[i].activations // memory.batch_size) * load.in_flight(i, batch_size)
+            for i in range(num_layers)
+        ]
+
+    def fits(batch_size: int) -> bool:
+        return sum(max(1, -(-need // core_bytes)) for need in needs(batch_size)) <= available
+
+    bytes_of = needs(memory.batch_size)
+    needed = sum(bytes_of)
+    least = [need / core_bytes for need in bytes_of]
+    best = _search_batch(fits, 2 * num_layers)
+    formula = (
+        "sum over layers of weights + copies + gradients + optimizer + activations of one sample * samples in flight, "
+        "min(batch, 2 * (layers behind it) + 1); in whole cores"
+    )
+    why = f"all layers together take {show_bytes(needed)} of {show_bytes(capacity)} on the chip"
+    shares, rectangles = _lay_out(load.work, least, load.wanted_cores, fabric)
+    if rectangles is None or shares is None:
+        if fits(memory.batch_size):
+            why += (
+                f"; their {num_layers} rectangles do not fit on the fabric of {fabric[0]} x {fabric[1]} cores"
+            )
+        return Fit("layer_pipelined", False, needed, capacity, why, best, formula)
+    return Fit("layer_pipelined", True, needed, capacity, why, best, formula, tuple(rectangles), shares)
+
+
+def _lay_out(
+    work: Sequence[float], least: Sequence[float], wanted: float, fabric: tuple[int, int]
+) -> tuple[Shares | None, list[Rectangle] | None]:
+    """Cores and rectangles; on a full fabric rounding takes some room, so a little less is tried."""
+    available = fabric[0] * fabric[1]
+    for fill in (1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5):
+        shares = share_cores(work, least, wanted, fill * available)
+        if shares is None:
+            continue
+        rectangles = place([max(1, math.ceil(c - 1e-6)) for c in shares.cores], fabric)
+        if rectangles is not None:
+            return shares, rectangles
+    return None, None
+
+
+def _split_over_chips(load: Load, machine: Hardware) -> Fit:
+    """Layers in stages, one chip each; each stage on as many chips as it takes to hold the model."""
+    memory = load.memory
+    chip_bytes = machine.memory_bytes // machine.num_chips
+    chip_cores = (machine.num_cores or machine.num_chips) // machine.num_chips
+    saved = [m.activations for m in memory.layers]
+    fixed = [load.stage_bytes(i) for i in range(len(load.names))]
+
+    def stages_at(batch_size: int) -> list[Stage] | None:
+        scaled = [-(-s * batch_size // memory.batch_size) for s in saved]
+        peak = memory.peak_at(batch_size)
+        for count in range(1, machine.num_chips + 1):
+            split = split_stages(load.work, fixed, scaled, count, chip_bytes, chip_cores, load.trains, peak)
+            if split is not None:
+                return split
+        return None
+
+    stages = stages_at(memory.batch_size)
+    largest = _search_batch(lambda b: stages_at(b) is not None, None)
+    formula = (
+        "per stage: weights + copies + gradients + optimizer + saved activations * batches in flight, 2 * (stages behind it) + 1; "
+        "one stage: the peak of the step"
+    )
+    capacity = machine.memory_bytes
+    if stages is None:
+        why = (
+            f"a step takes {show_bytes(memory.peak)}, and no split over {machine.num_chips} chip(s) of "
+            f"{show_bytes(chip_bytes)} holds its stages"
+        )
+        return Fit("layer_pipelined", False, memory.peak, capacity, why, largest, formula)
+    needed = sum(stage.memory_bytes for stage in stages)
+    why = f"{len(stages)} stage(s) take {show_bytes(needed)} on {len(stages)} chip(s) of {show_bytes(chip_bytes)}"
+    return Fit("layer_pipelined", True, needed, capacity, why, largest, formula, stages=tuple(stages))
+
+
+def _search_batch(fits: Callable[[int], bool], limit: int | None) -> int | None:
+    """The largest batch that fits, by doubling and halving; None if the batch does not matter from `limit` on."""
+    if not fits(1):
+        return 0
+    if limit is not None and fits(limit):
+        return None
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, high * 2
+        if high > 2**40:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _on_chip(machine: Hardware) -> int:
+    """Memory that layers can have: that of the usable cores where these are known."""
+    if machine.fabric is not None and machine.core_memory_bytes is not None:
+        return min(machine.memory_bytes, math.prod(machine.fabric) * machine.core_memory_bytes)
+    return machine.memory_bytes
+
+
+_TRIED: dict[str, Callable[[Load, Hardware], Fit]] = {
+    "resident": _resident,
+    "layer_pipelined": _pipelined,
+    "weight_streaming": _streamed,
+}
+
+
+def fit_as_json(fit: Fit) -> dict[str, Any]:
+    return {
+        "fits": fit.fits,
+        "mode": fit.mode,
+        "why_mode": fit.why_mode,
+        "why_fits": fit.why,
+        "needed_bytes": fit.needed_bytes,
+        "capacity_bytes": fit.capacity_bytes or None,
+        "largest_batch": fit.largest_batch,
+    }
