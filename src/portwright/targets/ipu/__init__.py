@@ -1,0 +1,68 @@
+"""Graphcore IPUs: what a model would need there, without the vendor's software; running on them is not here yet."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from portwright.errors import UnsupportedError
+from portwright.target import Hardware, Target
+
+if TYPE_CHECKING:
+    from portwright.graph.kernels import KernelTable
+
+_MEANWHILE = "portwright plan --target ipu works without it."
+_DATASHEET = "Graphcore Bow-2000 datasheet"
+
+
+def why_not() -> str:
+    if importlib.util.find_spec("poptorch") is not None:
+        return f"PopTorch is installed, but this release does not run on IPUs yet; {_MEANWHILE}"
+    return (
+        "PopTorch is not installed, and this release does not run on IPUs yet. No public package index has it: it comes with "
+        f"Graphcore's Poplar SDK 3.4, and its sources are github.com/graphcore/poptorch (sdk-release-3.4). {_MEANWHILE}"
+    )
+
+
+def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> NoReturn:
+    raise UnsupportedError("the target IPU cannot run here:", why_not())
+
+
+def kernels() -> KernelTable:
+    from portwright.targets.ipu.kernels import table
+
+    return table()
+
+
+def hardware() -> Hardware:
+    """One Bow-2000: four IPUs of 1,472 tiles and 900 MB each."""
+    return Hardware(
+        name="Bow-2000 (4 IPUs)",
+        memory_bytes=3_600_000_000,
+        modes=("layer_pipelined", "weight_streaming"),
+        num_cores=5_888,
+        core_memory_bytes=624_000,
+        streaming_bytes=256_000_000_000,
+        flops_per_second=1.4e15,
+        num_chips=4,
+        sources={
+            "memory_bytes": f"{_DATASHEET}: 3.6 GB in-processor memory, so 900 MB an IPU",
+            "num_cores": f"{_DATASHEET}: 5,888 tiles, so 1,472 an IPU",
+            "core_memory_bytes": "about 624 KB a tile, derived from memory and tiles of an IPU",
+            "streaming_bytes": f"{_DATASHEET}: up to 256 GB of streaming memory",
+            "flops_per_second": f"{_DATASHEET}: 1.4 PFLOP/s in FP16",
+            "num_chips": _DATASHEET,
+            "modes": "PopTorch 3.4 user guide: pipelined and phased execution",
+        },
+    )
+
+
+TARGET = Target(
+    name="IPU",
+    summary="a Graphcore IPU system, to plan for",
+    make_backend=make_backend,
+    why_not=why_not,
+    kernels=kernels,
+    hardware=hardware,
+)

@@ -1,0 +1,258 @@
+"""What PopTorch 3.4 runs on an IPU: its documented list and the handlers of its public sources (kernels.tsv).
+
+PopTorch differentiates what it runs by itself and brings its own optimizers, so a backward op is judged by the forward op
+whose gradient it is, and the optimizer by its name. No SDK and no IPU was asked.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from portwright.graph.graph import Graph, Node, Ref, Value
+from portwright.graph.kernels import Verdict
+from portwright.graph.tables import TableFile, argument
+
+LABEL = (
+    "PopTorch 3.4: its documented list and the handlers of its public sources, not tried on an IPU; "
+    "there int64 becomes int32 and float64 becomes float32"
+)
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "LAMB")
+_RECURRENT = {"RNN", "GRU", "LSTM"}
+
+
+class IpuTable(TableFile):
+    """PopTorch's table, with what depends on more than one node."""
+
+    _graph: Graph | None = None
+    _stacked: dict[int, str]  # first node of a recurrent module that PopTorch does not take: why
+
+    def judge(self, graph: Graph, node: Node) -> Verdict:
+        if node.phase == "optimizer":
+            return _judge_optimizer(graph)
+        if node.phase == "backward":
+            # Without a forward node it belongs to the gradients' bookkeeping, which is PopTorch's own too.
+            return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
+        if self._graph is not graph:
+            self._graph, self._stacked = graph, dict(_refused_recurrences(graph))
+        if node.index in self._stacked:
+            return Verdict("refused", self._stacked[node.index], CURES["one_layer_one_way"])
+        return super().judge(graph, node)
+
+
+def _judge_optimizer(graph: Graph) -> Verdict:
+    if not graph.optimizer or graph.optimizer.lower() in {name.lower() for name in OPTIMIZERS}:
+        return Verdict("native")
+    return Verdict(
+        "refused",
+        f"PopTorch has no optimizer {graph.optimizer}",
+        f"Use one of {', '.join(OPTIMIZERS)}.",
+    )
+
+
+def _refused_recurrences(graph: Graph) -> list[tuple[int, str]]:
+    """Recurrent modules with several layers, both directions, or without biases: their cells look like any other ops."""
+    found: list[tuple[int, str]] = []
+    kinds = {module.path: module.kind for module in graph.modules if module.kind in _RECURRENT}
+    if not kinds:
+        return found
+    names = {value.name for value in graph.values if value.kind == "parameter"}
+    for path, kind in kinds.items():
+        prefix = f"{path}." if path else ""
+        first = next((n.index for n in graph.nodes if n.module == path and n.phase == "forward"), None)
+        if first is None:
+            continue
+        if f"{prefix}weight_ih_l1" in names:
+            found.append((first, f"torch.nn.{kind} with several layers; PopTorch takes one"))
+        elif f"{prefix}weight_ih_l0_reverse" in names:
+            found.append((first, f"torch.nn.{kind} in both directions; PopTorch takes one"))
+        elif kind != "GRU" and f"{prefix}bias_ih_l0" not in names:
+            found.append((first, f"torch.nn.{kind} without biases; PopTorch takes that of GRU only"))
+    return found
+
+
+def sorted_only(graph: Graph, node: Node) -> str | None:
+    """sorted=True."""
+    return None if argument(node, "sorted", 4, True) else "torch.topk with sorted=False"
+
+
+def no_spectral_norm(graph: Graph, node: Node) -> str | None:
+    """for matrices neither the 2-norm nor the nuclear norm."""
+    order = argument(node, "ord", 1)
+    dims = argument(node, "dim", 2)
+    is_matrix = "matrix" in node.op or (
+        len(dims) == 2 if isinstance(dims, list | tuple) else _rank(graph, node) == 2
+    )
+    return f"the norm ord={order!r} of a matrix" if is_matrix and order in (2, -2, "nuc") else None
+
+
+def no_dilated_transpose(graph: Graph, node: Node) -> str | None:
+    """no dilation where the convolution is transposed."""
+    dilation = argument(node, "dilation", 5, [1])
+    if argument(node, "transposed", 6, False) and any(step != 1 for step in dilation):
+        return f"a transposed convolution with dilation={tuple(dilation)}"
+    return None
+
+
+def indices_unused(graph: Graph, node: Node) -> str | None:
+    """return_indices=False."""
+    if len(node.outputs) < 2:
+        return None
+    indices = node.outputs[1]
+    used = any(indices in other.inputs for other in graph.of_phase("forward"))
+    return "a max pool whose indices are used" if used else None
+
+
+def has_scale_second(graph: Graph, node: Node) -> str | None:
+    """affine=True."""
+    return _without_scale(node, argument(node, "weight", 1))
+
+
+def has_scale_third(graph: Graph, node: Node) -> str | None:
+    """affine=True."""
+    return _without_scale(node, argument(node, "weight", 2))
+
+
+def _without_scale(node: Node, weight: Any) -> str | None:
+    name = node.op.split(".")[1].removeprefix("native_")
+    return (
+        f"{name} without weights (affine=False), which the user guide leaves out" if weight is None else None
+    )
+
+
+def plain_embedding(graph: Graph, node: Node) -> str | None:
+    """no padding_idx, scale_grad_by_freq or sparse."""
+    padding = argument(node, "padding_idx", 2, -1)
+    return _not_plain(
+        "torch.nn.Embedding", padding, argument(node, "scale_grad_by_freq", 3), argument(node, "sparse", 4)
+    )
+
+
+def plain_embedding_bag(graph: Graph, node: Node) -> str | None:
+    """no padding_idx, scale_grad_by_freq or sparse."""
+    padding = argument(node, "padding_idx", 8, -1)
+    return _not_plain(
+        "torch.nn.EmbeddingBag", padding, argument(node, "scale_grad_by_freq", 3), argument(node, "sparse", 5)
+    )
+
+
+def _not_plain(name: str, padding: Any, scaled: Any, sparse: Any) -> str | None:
+    if isinstance(padding, int) and padding >= 0:
+        return f"{name} with padding_idx={padding}"
+    given = "scale_grad_by_freq" if scaled else "sparse" if sparse else ""
+    return f"{name} with {given}=True" if given else None
+
+
+def no_class_weight(graph: Graph, node: Node) -> str | None:
+    """no weight for each class."""
+    return None if argument(node, "weight", 2) is None else "a loss with a weight for each class"
+
+
+def reduced_ctc(graph: Graph, node: Node) -> str | None:
+    """reduction 'mean' or 'sum'."""
+    return "torch.nn.CTCLoss with reduction='none'" if argument(node, "reduction", 5, 1) == 0 else None
+
+
+def no_align_corners(graph: Graph, node: Node) -> str | None:
+    """align_corners=False."""
+    return "upsampling with align_corners=True" if argument(node, "align_corners", 2, False) else None
+
+
+def whole_factor(graph: Graph, node: Node) -> str | None:
+    """the same whole factor for height and width."""
+    before, after = graph.values[node.inputs[0]].shape[-2:], graph.values[node.outputs[0]].shape[-2:]
+    factors = [new / old for old, new in zip(before, after, strict=True)]
+    if factors[0] == factors[1] and factors[0] == int(factors[0]):
+        return None
+    return f"bilinear upsampling from {tuple(before)} to {tuple(after)}"
+
+
+def constant_input(graph: Graph, node: Node) -> str | None:
+    """only of a constant, such as torch.ones(n, n)."""
+    return None if _is_constant(graph, node) else "torch.triu of a tensor that is not a constant"
+
+
+def _is_constant(graph: Graph, node: Node) -> bool:
+    makers = {output: other for other in graph.nodes[: node.index] for output in other.outputs}
+    pending = list(node.inputs)
+    while pending:
+        value = pending.pop()
+        if value in makers:
+            pending += makers[value].inputs
+        elif graph.values[value].kind != "constant":
+            return False
+    return True
+
+
+def one_layer_one_way(graph: Graph, node: Node) -> str | None:
+    """one layer, one direction, no dropout, and biases except for GRU."""
+    if ".mkldnn_rnn_layer" in node.op:
+        return None  # one layer and direction by itself: the module's weights say what it belongs to
+    layers, dropout = argument(node, "num_layers", 4, 1), argument(node, "dropout", 5, 0.0)
+    name = node.op.split(".")[1].upper().partition("_")[0]
+    if layers != 1:
+        return f"torch.nn.{name} with {layers} layers; PopTorch takes one"
+    if argument(node, "bidirectional", 7, False):
+        return f"torch.nn.{name} in both directions; PopTorch takes one"
+    if dropout:
+        return f"torch.nn.{name} with dropout={dropout}"
+    if name != "GRU" and not argument(node, "has_biases", 3, True):
+        return f"torch.nn.{name} without biases; PopTorch takes that of GRU only"
+    return None
+
+
+def _rank(graph: Graph, node: Node) -> int:
+    first: Value | None = graph.values[node.args[0].value] if isinstance(node.args[0], Ref) else None
+    return len(first.shape) if first else 0
+
+
+CONSTRAINTS = {
+    check.__name__: check
+    for check in (
+        sorted_only,
+        no_spectral_norm,
+        no_dilated_transpose,
+        indices_unused,
+        has_scale_second,
+        has_scale_third,
+        plain_embedding,
+        plain_embedding_bag,
+        no_class_weight,
+        reduced_ctc,
+        no_align_corners,
+        whole_factor,
+        constant_input,
+        one_layer_one_way,
+    )
+}
+CURES = {
+    "sorted_only": "Use sorted=True.",
+    "no_spectral_norm": "Use the Frobenius norm, ord='fro'.",
+    "no_dilated_transpose": "Put zeros into the kernel yourself, and use dilation=1.",
+    "indices_unused": "Leave return_indices out; upsample by torch.nn.Upsample instead of MaxUnpool.",
+    "has_scale_second": "Use affine=True; with weight 1 and bias 0, kept fixed, it computes the same.",
+    "has_scale_third": "Use affine=True; with weight 1 and bias 0, kept fixed, it computes the same.",
+    "plain_embedding": "Leave it out; multiply by (ids != padding_idx) to keep the padding at zero.",
+    "plain_embedding_bag": "Leave it out; multiply by (ids != padding_idx) to keep the padding at zero.",
+    "no_class_weight": "Use reduction='none' and multiply by weight[target] yourself.",
+    "reduced_ctc": "Use reduction='mean' or 'sum'.",
+    "no_align_corners": "Use align_corners=False.",
+    "whole_factor": "Use a whole scale_factor, the same both ways.",
+    "constant_input": "Make the mask once in __init__ and keep it as a buffer; masked_fill and where are supported.",
+    "one_layer_one_way": "Stack modules of one layer each; for both directions, run a second one on the flipped input.",
+}
+
+
+def _unlisted(op: str) -> tuple[str, str]:
+    return (
+        f"{op} is neither in PopTorch 3.4's documented list nor among the handlers of its sources",
+        "See portwright ops --target ipu for what is.",
+    )
+
+
+@cache
+def table() -> IpuTable:
+    return IpuTable(
+        Path(__file__).with_name("kernels.tsv"), CONSTRAINTS, LABEL, cures=CURES, unlisted=_unlisted
+    )

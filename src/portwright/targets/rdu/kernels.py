@@ -1,0 +1,84 @@
+"""What SambaNova's public documents and examples show to run on an RDU (kernels.tsv), and nothing beyond.
+
+The vendor's compiler takes more than that, so a refusal here means "not shown in public", and says so. SambaFlow differentiates
+what it runs by itself and has its own SGD and AdamW: a backward op is judged by the forward op whose gradient it is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from portwright.graph.graph import Graph, Node
+from portwright.graph.kernels import Verdict
+from portwright.graph.tables import TableFile, argument
+
+LABEL = "conservative: only what SambaNova's public documents and examples show; SambaFlow takes more, and none of it was tried"
+OPTIMIZERS = ("SGD", "AdamW")
+
+
+class RduTable(TableFile):
+    """The public part of SambaFlow's table."""
+
+    def judge(self, graph: Graph, node: Node) -> Verdict:
+        if node.phase == "optimizer":
+            return _judge_optimizer(graph)
+        if node.phase == "backward":
+            return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
+        return super().judge(graph, node)
+
+
+def _judge_optimizer(graph: Graph) -> Verdict:
+    if not graph.optimizer or graph.optimizer.lower() in {name.lower() for name in OPTIMIZERS}:
+        return Verdict("native")
+    return Verdict(
+        "refused",
+        f"no public document shows the optimizer {graph.optimizer} on an RDU (a conservative refusal)",
+        f"Use one of {', '.join(OPTIMIZERS)}, or ask SambaNova.",
+    )
+
+
+def no_alpha(graph: Graph, node: Node) -> str | None:
+    """alpha=1."""
+    alpha = argument(node, "alpha", 2, 1)
+    return (
+        None
+        if alpha == 1
+        else f"{node.op} with alpha={alpha}, which the API reference supports on the CPU only"
+    )
+
+
+def two_dimensional(graph: Graph, node: Node) -> str | None:
+    """two dimensions, not transposed, one group."""
+    stride, groups = argument(node, "stride", 3, ()), argument(node, "groups", 8, 1)
+    if len(stride) == 2 and not argument(node, "transposed", 6, False) and groups == 1:
+        return None
+    return (
+        f"a convolution in {len(stride)} dimension(s), groups={groups}; public examples have two dimensions, not transposed, "
+        "one group (a conservative refusal)"
+    )
+
+
+def indices_unused(graph: Graph, node: Node) -> str | None:
+    """return_indices=False."""
+    indices = node.outputs[1] if len(node.outputs) > 1 else -1
+    used = any(indices in other.inputs for other in graph.of_phase("forward"))
+    return "a max pool whose indices are used, which no public example does" if used else None
+
+
+CONSTRAINTS = {check.__name__: check for check in (no_alpha, two_dimensional, indices_unused)}
+CURES = {"no_alpha": "Multiply first: x + alpha * y.", "two_dimensional": "Compile it on the system itself."}
+
+
+def _unlisted(op: str) -> tuple[str, str]:
+    return (
+        f"{op} is not in the public list (a conservative refusal: SambaFlow may well run it)",
+        "Compile it on the system itself, or ask SambaNova; portwright ops --target rdu lists what is public.",
+    )
+
+
+@cache
+def table() -> RduTable:
+    return RduTable(
+        Path(__file__).with_name("kernels.tsv"), CONSTRAINTS, LABEL, cures=CURES, unlisted=_unlisted
+    )
