@@ -16,15 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from portwright.errors import PortwrightError, UserError
+from portwright.errors import UserError
 from portwright.graph.factory import ConstructionMode, lend_fakes
 from portwright.graph.graph import Graph, Module, Stop
+from portwright.graph.hosts import Hosts
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.places import PlaceFinder
 from portwright.graph.tape import Tape
-from portwright.graph.trace import CallWatch, Recorder, watch_modules
+from portwright.graph.trace import Recorder
+from portwright.graph.trace_calls import CallWatch
+from portwright.graph.trace_modules import watch_modules
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
+
+# What torch says where its own C++ code reads a tensor that has no data.
+_NO_DATA = ("data is not allocated yet", "Cannot access data pointer", "doesn't have storage")
 
 
 def capture(
@@ -44,27 +50,30 @@ def capture(
     """
     start = time.perf_counter()
     finder = PlaceFinder(root)
-    tape = Tape(finder, _run_step.__code__)
+    tape = Tape(finder, (_run_step.__code__, _make.__code__))
     info: dict[str, Any] = {"torch": torch.__version__}
+    modules: tuple[Module, ...] = ()
+    loss, batch_size = -1, 1
     with ExitStack() as stack:
         stack.enter_context(_kept_globals())
         fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        model = _make(model_factory, tape)
-        net = model.net if isinstance(model, LossModule) else None
-        if net is not None:
-            stack.enter_context(lend_fakes(net, fake_mode))
-            _name_weights(net, tape)
-        inputs, batch_size = _make_batch(batch, tape)
-        paths = {} if net is None else {id(part): path for path, part in net.named_modules()}
-        if isinstance(model, LossModule):
-            model.train(trains)
-        stack.enter_context(watch_modules(tape, paths))
-        loss: int = -1
+        hosts = Hosts(fake_mode)
         try:
-            loss = _run_step(model, inputs, trains, casts or nullcontext(), tape, info)
-        except Exception as error:
+            inputs, batch_size = _make_batch(batch, tape)
+            model = _make(model_factory, tape, hosts)
+            paths: dict[int, str] = {}
+            if isinstance(model, LossModule):
+                stack.enter_context(lend_fakes(model.net, fake_mode))
+                _name_weights(model.net, tape)
+                modules = tuple(_list_modules(model.net))
+                paths = {id(part): path for path, part in model.net.named_modules()}
+                model.train(trains)
+            stack.enter_context(watch_modules(tape, paths))
+            loss = _run_step(model, inputs, trains, casts or nullcontext(), tape, hosts, info)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
             _note_failure(error, tape, finder)
-        modules = () if net is None else tuple(_list_modules(net))
     info["seconds"] = time.perf_counter() - start
     return Graph(
         tuple(tape.nodes),
@@ -85,11 +94,16 @@ def _run_step(
     trains: bool,
     casts: AbstractContextManager[Any],
     tape: Tape,
+    hosts: Hosts,
     info: dict[str, Any],
 ) -> int:
     # Frames outside this function are not part of the step.
     call = model.call if isinstance(model, LossModule) else model
-    with Recorder(tape), CallWatch(tape, in_step=True):
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        Recorder(tape, hosts),
+        CallWatch(tape, hosts, in_step=True),
+    ):
         with casts, torch.set_grad_enabled(trains):
             result = call(inputs)
             loss = _find_loss(result, trains, info)
@@ -138,23 +152,23 @@ def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None
     return total
 
 
-def _note_failure(error: Exception, tape: Tape, finder: PlaceFinder) -> None:
-    if tape.stops:
+def _note_failure(error: BaseException, tape: Tape, finder: PlaceFinder) -> None:
+    if tape.has_guessed:
         # What fails behind a guess may fail because of it.
         tape.end_early()
         return
-    if isinstance(error, PortwrightError):
-        message = str(error)
-    else:
-        message = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        )
-    place = finder.find_raised(error, _run_step.__code__)
+    said = str(error).strip()
+    place = finder.find_raised(error, (_run_step.__code__, _make.__code__))
+    if any(part in said for part in _NO_DATA):
+        message = "the values of a tensor are read on the host"
+        tape.end_early(Stop("host_read", "", tape.failed_module or "", place, message))
+        return
+    message = f"{type(error).__name__}: {said.splitlines()[0]}" if said else type(error).__name__
     tape.end_early(Stop("failure", "", tape.failed_module or "", place, message))
 
 
-def _make(model_factory: Callable[[], Any], tape: Tape) -> Any:
-    with ConstructionMode(), CallWatch(tape, in_step=False):
+def _make(model_factory: Callable[[], Any], tape: Tape, hosts: Hosts) -> Any:
+    with ConstructionMode(hosts), CallWatch(tape, hosts, in_step=False):
         made = model_factory()
     if isinstance(made, LossModule):
         return made
@@ -202,11 +216,17 @@ def _list_modules(net: nn.Module) -> Iterator[Module]:
 
 @contextmanager
 def _kept_globals() -> Iterator[None]:
-    """Whatever a user's factory or step sets for the whole process is set back."""
+    """Whatever a user's factory or step sets for the whole process is set back.
+
+    Meanwhile the CPU's own fused recurrent layers are off, since no accelerator has them.
+    """
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    uses_onednn: bool = torch._C._get_mkldnn_enabled()
     try:
+        torch._C._set_mkldnn_enabled(False)
         with untouched_rng(torch.device("cpu")):
             yield
     finally:
+        torch._C._set_mkldnn_enabled(uses_onednn)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)

@@ -6,50 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-# Small tensors that a constructor makes are real: models read them, such as a linspace of dropout rates.
-_MOST_REAL_ELEMENTS = 4096
+from portwright.graph.hosts import Hosts
+from portwright.graph.trace import tensors_in
 
 
 class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes small tensors real and large ones fake."""
+    """Makes large tensors fake and small ones real: models read them, such as a linspace of dropout rates."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Hosts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._hosts = hosts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = list(_tensors((args, kwargs)))
-        if not any(isinstance(t, FakeTensor) for t in given):
-            if given:
-                is_small = sum(t.numel() for t in given) <= _MOST_REAL_ELEMENTS
-            else:
-                result = func(*args, **kwargs)
-                is_small = sum(t.numel() for t in _tensors(result)) <= _MOST_REAL_ELEMENTS
-                if not is_small:
-                    return result
-            if is_small:
-                with _disable_current_modes():
-                    return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default:
-            tensor = args[0]
-            if isinstance(tensor, FakeTensor) and tensor.constant is None:
-                return torch.zeros((), dtype=tensor.dtype).item()
-        return func(*args, **kwargs)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+        result = self._hosts.compute(func, args, kwargs or {})
+        for tensor in tensors_in((result,)):
+            if not isinstance(tensor, FakeTensor):
+                self._hosts.note_device(tensor)
+        return result
 
 
 @contextmanager

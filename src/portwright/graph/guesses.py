@@ -119,6 +119,19 @@ def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> An
     return _like(repeats, repeats.numel() if output_size is None else output_size, dtype=torch.int64)
 
 
+def _ctc_loss(log_probs: Tensor, targets: Tensor, *options: Any) -> Any:
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    longest = targets.shape[1] if targets.ndim == 2 else max(1, targets.shape[0] // max(1, batch))
+    return _like(log_probs, batch), _like(log_probs, batch, steps, 2 * longest + 1)
+
+
+def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    columns = () if is_vector else (b.shape[-1],)
+    empty = [_like(a, 0), _like(a, 0, dtype=torch.int64), _like(a, 0)]
+    return (_like(a, *a.shape[:-2], a.shape[-1], *columns), *empty)
+
+
 DYNAMIC: dict[Any, Callable[..., Any]] = {
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
@@ -129,6 +142,9 @@ DYNAMIC: dict[Any, Callable[..., Any]] = {
     aten.unique_dim_consecutive.default: lambda x, dim, *options: _unique_dim(x, dim, True, *options),
     aten.bincount.default: _bincount,
     aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
 }
 
 

@@ -38,12 +38,12 @@ class PlaceFinder:
         self._kinds: dict[CodeType, int] = {}
         self._places: dict[tuple[CodeType, int], Place] = {}
 
-    def find(self, frame: FrameType | None, boundary: CodeType) -> tuple[Place | None, bool]:
-        """The place, and whether it is the user's own; frames outside of `boundary` do not count."""
+    def find(self, frame: FrameType | None, boundaries: tuple[CodeType, ...]) -> tuple[Place | None, bool]:
+        """The place, and whether it is the user's own; frames outside of a boundary do not count."""
         kinds, fallback = self._kinds, None
         while frame is not None:
             code = frame.f_code
-            if code is boundary:
+            if code in boundaries:
                 break
             kind = kinds.get(code)
             if kind is None:
@@ -57,7 +57,7 @@ class PlaceFinder:
             return None, False
         return self._place(fallback.f_code, fallback.f_lineno), False
 
-    def find_raised(self, error: BaseException, boundary: CodeType) -> Place | None:
+    def find_raised(self, error: BaseException, boundaries: tuple[CodeType, ...]) -> Place | None:
         """Where an exception came from: the innermost line of the user's in its traceback."""
         best: tuple[int, Place] | None = None
         trace: TracebackType | None = error.__traceback__
@@ -67,7 +67,7 @@ class PlaceFinder:
             kind = self._kind(code.co_filename)
             if inside and kind != _HIDDEN and (best is None or kind >= best[0]):
                 best = kind, self._place(code, trace.tb_lineno)
-            inside = inside or code is boundary
+            inside = inside or code in boundaries
             trace = trace.tb_next
         return None if best is None else best[1]
 

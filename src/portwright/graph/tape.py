@@ -29,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Tape:
     """Numbers tensors and op calls in the order in which they are seen."""
 
-    def __init__(self, finder: PlaceFinder, boundary: CodeType) -> None:
+    def __init__(self, finder: PlaceFinder, boundaries: tuple[CodeType, ...]) -> None:
         self.values: list[Value] = []
         self.nodes: list[Node] = []
         self.stops: list[Stop] = []
@@ -39,8 +39,9 @@ class Tape:
             tuple[str, str | None]
         ] = []  # that are running: path, and the library's class if it is one
         self.makers: dict[int, int] = {}  # value -> node
+        self.has_guessed = False
         self.failed_module: str | None = None  # innermost module that an exception has left
-        self._finder, self._boundary = finder, boundary
+        self._finder, self._boundaries = finder, boundaries
         self._key = object()  # marks of another trace are not ours
         self._real: dict[int, tuple[Tensor, int]] = {}
         self._storages: dict[int, int] = {}  # of values that live as long as the trace
@@ -109,6 +110,11 @@ class Tape:
             Node(index, op, self.phase, plain_args, plain_kwargs, tuple(inputs), tuple(outputs), module, place, call, forward)
         )  # fmt: skip
 
+    def add_guess(self, kind: Any, op: str, message: str) -> None:
+        """Records a stop behind which the trace goes on with a guess."""
+        self.has_guessed = True
+        self.add_stop(kind, op, message)
+
     def add_stop(self, kind: Any, op: str, message: str, place: Place | None = None) -> None:
         """Records a stop once for each place."""
         if place is None:
@@ -124,7 +130,7 @@ class Tape:
         self.stops[-1] = replace(self.stops[-1], is_last=True)
 
     def place(self) -> tuple[Place | None, bool]:
-        return self._finder.find(sys._getframe(1), self._boundary)
+        return self._finder.find(sys._getframe(1), self._boundaries)
 
     @property
     def module(self) -> str:
@@ -204,6 +210,7 @@ class Tape:
 
 
 def storage_id(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # sparse: no two share one
         return id(tensor)
-    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,85 @@
+"""Tensors that a step makes on the host.
+
+On an accelerator the weights and the batch are on the device, and `torch.arange(8)` inside of forward is not: it is an
+ordinary tensor of the CPU, which may be read and printed, and which may not meet a tensor of the device unless it is
+moved there. Under capture the host's tensors are real where they are small, and the device's are fake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+_MARK = "_portwright_on_host"
+_MOST_REAL_ELEMENTS = 4096
+
+
+class Hosts:
+    """Tells the host's tensors from the device's."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self.makes = True  # whether a tensor that is made now is the host's
+        self._fake_mode = fake_mode
+        self._of_device: WeakIdKeyDictionary = WeakIdKeyDictionary()  # real ones that a constructor made
+
+    def note_device(self, tensor: Tensor) -> None:
+        """A real tensor of a constructor; on an accelerator it would be made on the device."""
+        self._of_device[tensor] = True
+
+    def has(self, tensor: Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return hasattr(tensor, _MARK)
+        return tensor not in self._of_device
+
+    def stays(self, func: Any, given: list[Tensor]) -> bool:
+        """Whether an op computes on the host: all that it reads is there."""
+        if func is torch.ops.aten.lift_fresh.default:
+            return self.makes
+        if not given:
+            return self.makes
+        return all(self.has(tensor) for tensor in given)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Computes on the host."""
+        result = self.compute(func, args, kwargs)
+        for tensor in _tensors(result):
+            if isinstance(tensor, FakeTensor):
+                setattr(tensor, _MARK, True)
+        return result
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Computes for real where the tensors are real and small, and on fakes where not."""
+        given = _tensors((args, kwargs))
+        if not any(isinstance(t, FakeTensor) for t in given):
+            is_small = sum(t.numel() for t in given) <= _MOST_REAL_ELEMENTS
+            if not given:
+                is_small = sum(t.numel() for t in _tensors(func(*args, **kwargs))) <= _MOST_REAL_ELEMENTS
+            if is_small:
+                with _disable_current_modes():
+                    return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and getattr(args[0], "constant", None) is None:
+            with _disable_current_modes():
+                return torch.ones((), dtype=args[0].dtype).item()
+        return func(*args, **kwargs)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return self._fake_mode.from_tensor(tensor)
+        if hasattr(tensor, _MARK):
+            delattr(tensor, _MARK)
+        return tensor
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors(part)]
+    return []

@@ -1,0 +1,208 @@
+"""Knows which torch function the user's code called, and sees tensors leave the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import _disable_current_modes
+
+from portwright.graph.hosts import Hosts
+from portwright.graph.tape import Tape
+
+
+class CallWatch(TorchFunctionMode):
+    """Names the torch function that runs, and decides where tensors are made and moved.
+
+    Under capture all tensors are on the CPU. A device that is given as an object is taken for the device of the step, as in
+    `.to(x.device)`, unless the user's line says "cpu"; one that is given as a string is what it says.
+    """
+
+    def __init__(self, tape: Tape, hosts: Hosts, in_step: bool) -> None:
+        super().__init__()
+        self.tape, self.hosts, self.in_step = tape, hosts, in_step
+        self._names: dict[Any, str] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        special = _SPECIAL.get(func)
+        if special is not None:
+            done, args, kwargs = special(self, func, args, kwargs)
+            if done:
+                return args
+        tape, hosts = self.tape, self.hosts
+        outer_call, outer_makes = tape.call, hosts.makes
+        hosts.makes = self.in_step and not _has_tensor(args) and not _has_tensor(kwargs.values())
+        if kwargs.get("device") is not None:
+            hosts.makes = hosts.makes and self.is_host(kwargs["device"])
+            kwargs = {**kwargs, "device": self.real_device(kwargs["device"])}
+        tape.call = outer_call or self._name(func)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            tape.call, hosts.makes = outer_call, outer_makes
+
+    def _name(self, func: Any) -> str:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = resolve_name(func) or getattr(func, "__name__", "")
+        return name
+
+    def is_host(self, device: Any) -> bool:
+        if isinstance(device, str):
+            return device.partition(":")[0] == "cpu"
+        place, _ = self.tape.place()
+        return place is not None and "cpu" in place.code and getattr(device, "type", "") == "cpu"
+
+    def real_device(self, device: Any) -> Any:
+        """Where a tensor is made under capture, whatever the user's code names."""
+        try:
+            named = torch.device(device)
+        except (RuntimeError, TypeError):
+            return device  # the call itself will refuse it
+        if named.type in ("cpu", "meta"):
+            return named
+        self.note_device(named)
+        return torch.device("cpu")
+
+    def note_device(self, device: Any) -> None:
+        self.tape.add_stop(
+            "host_tensor",
+            "aten._to_copy.default",
+            f"the device {str(device)!r} is named, which is not the target's",
+        )
+
+    def note_read(self, op: str, name: str) -> None:
+        self.tape.add_guess("host_read", op, f"a tensor is read on the host by torch.Tensor.{name}")
+
+    def reads(self, tensor: Any) -> bool:
+        """Whether the values of a tensor are not to be had."""
+        return isinstance(tensor, FakeTensor) and tensor.constant is None
+
+    def leaves(self, tensor: Any) -> bool:
+        return self.in_step and self.reads(tensor) and not self.hosts.has(tensor)
+
+
+_Outcome = tuple[bool, Any, Any]  # whether it is done; then the result, else args and kwargs to go on with
+
+
+def _has_tensor(values: Any) -> bool:
+    for value in values:
+        if isinstance(value, Tensor):
+            return True
+        if isinstance(value, list | tuple) and _has_tensor(value):
+            return True
+    return False
+
+
+def _to(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    tensor, rest = args[0], list(args[1:])
+    goal = rest[0] if rest and isinstance(rest[0], str | torch.device | Tensor) else kwargs.get("device")
+    goal = kwargs.get("other", goal)
+    if goal is None:
+        return False, args, kwargs
+    if isinstance(goal, Tensor):
+        if watch.in_step and watch.hosts.has(tensor) and not watch.hosts.has(goal):
+            tensor = watch.hosts.to_device(tensor)
+        return False, (tensor, *rest), kwargs
+    goes_to_host = watch.is_host(goal)
+    if goes_to_host and watch.leaves(tensor):
+        watch.note_read("aten._to_copy.default", "to")
+    elif not goes_to_host and watch.in_step and watch.hosts.has(tensor):
+        tensor = watch.hosts.to_device(tensor)
+    if rest and rest[0] is goal:
+        rest[0] = watch.real_device(goal)
+    return False, (tensor, *rest), kwargs
+
+
+def _type(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    kind = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if not isinstance(kind, str) or not watch.in_step:
+        return False, args, kwargs
+    watch.tape.add_stop(
+        "host_tensor",
+        "aten._to_copy.default",
+        f"the tensor type {kind!r} is named, which belongs to another device",
+    )
+    return False, (args[0], kind.replace(".cuda.", ".")), {}
+
+
+def _cpu(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    if watch.leaves(args[0]):
+        watch.note_read("aten._to_copy.default", "cpu")
+    return False, args, kwargs
+
+
+def _cuda(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    watch.note_device(func.__name__)
+    tensor = args[0]
+    return True, watch.hosts.to_device(tensor) if watch.in_step and watch.hosts.has(tensor) else tensor, None
+
+
+def _numpy(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    tensor = args[0]
+    if not watch.reads(tensor):
+        return False, args, kwargs
+    if watch.leaves(tensor):
+        watch.note_read("aten._to_copy.default", func.__name__)
+    dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
+    with _disable_current_modes():
+        # One element that shows itself everywhere: an array of a large tensor's size would be as large.
+        return True, torch.ones((), dtype=dtype).expand(tensor.shape).numpy(), None
+
+
+def _tolist(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    tensor = args[0]
+    if not watch.reads(tensor):
+        return False, args, kwargs
+    if watch.leaves(tensor):
+        watch.note_read("aten._local_scalar_dense.default", "tolist")
+    with _disable_current_modes():
+        listed: Any = torch.ones((), dtype=tensor.dtype).item()
+    for size in reversed(tensor.shape):
+        listed = [listed] * size
+    return True, listed, None
+
+
+def _show(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    if not watch.leaves(args[0]):
+        return False, args, kwargs
+    watch.note_read("aten._to_copy.default", func.__name__)
+    return True, f"tensor(..., size={tuple(args[0].shape)}, dtype={args[0].dtype})", None
+
+
+def _dropout(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    """One op with a mask of booleans, as on every accelerator; the CPU alone composes it."""
+    names = ("input", "p", "training" if func is F.dropout else "train", "inplace")
+    given = {"p": 0.5, names[2]: True, **dict(zip(names, args, strict=False)), **kwargs}
+    tensor, rate = given["input"], given["p"]
+    is_plain = watch.in_step and isinstance(tensor, Tensor) and not watch.hosts.has(tensor)
+    if not is_plain or not given[names[2]] or given.get("inplace") or not 0 < rate < 1:
+        return False, args, kwargs
+    watch.tape.call, outer = watch.tape.call or "torch.nn.functional.dropout", watch.tape.call
+    try:
+        return True, torch.native_dropout(tensor, rate, True)[0], None
+    finally:
+        watch.tape.call = outer
+
+
+_SPECIAL: dict[Any, Callable[[CallWatch, Any, Any, Any], _Outcome]] = {
+    Tensor.to: _to,
+    Tensor.type_as: _to,
+    Tensor.type: _type,
+    Tensor.cpu: _cpu,
+    Tensor.cuda: _cuda,
+    Tensor.xpu: _cuda,
+    Tensor.numpy: _numpy,
+    Tensor.__array__: _numpy,
+    Tensor.tolist: _tolist,
+    Tensor.__repr__: _show,
+    Tensor.__format__: _show,
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+}
