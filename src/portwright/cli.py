@@ -140,6 +140,32 @@ def env(
     print(f"{made['sdk_name']} {made['sdk']}: {made['interpreter']}")
 
 
+@app.command(short_help="List the ops and layers that a target runs.")
+def ops(
+    target: Annotated[str, typer.Option(help="The target, such as csx.")],
+    name: Annotated[
+        str, typer.Argument(help="A part of a name, such as conv2d, torch.nn.LSTM or aten.flip; all without it.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the ops and layers that a target runs: dtypes, constraints, and where each row is known from.
+
+    Status 1 when NAME is refused there; its reason and an equal form are told.
+    """
+    import shutil
+
+    from portwright.discover import get_target
+    from portwright.graph.ops import find_ops, render
+
+    answer = find_ops(get_target(target), name)
+    if as_json:
+        _print_json(answer.as_json())
+    else:
+        print("\n".join(render(answer, shutil.get_terminal_size((100, 24)).columns)).rstrip())
+    if answer.is_refusal:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
 @app.command(short_help="Print the JSON schema of params.yaml, for editors.")
 def schema(
     folder: Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 from portwright.graph.graph import Graph, Node, Ref, Value
 from portwright.graph.kernels import Verdict
-from portwright.graph.tables import TableFile, argument
+from portwright.graph.tables import TableFile, argument, base_name
 
 LABEL = (
     "PopTorch 3.4: its documented list and the handlers of its public sources, not tried on an IPU; "
@@ -20,13 +20,14 @@ LABEL = (
 )
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "LAMB")
 _RECURRENT = {"RNN", "GRU", "LSTM"}
+_CELLS = {f"aten.{name}" for name in ("mkldnn_rnn_layer", "lstm", "gru", "mm", "addmm", "linear", "matmul")}
 
 
 class IpuTable(TableFile):
     """PopTorch's table, with what depends on more than one node."""
 
     _graph: Graph | None = None
-    _stacked: dict[int, str]  # first node of a recurrent module that PopTorch does not take: why
+    _stacked: dict[int, str]  # a node of a recurrent module that PopTorch does not take: why
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
         if node.phase == "optimizer":
@@ -60,9 +61,10 @@ def _refused_recurrences(graph: Graph) -> list[tuple[int, str]]:
     names = {value.name for value in graph.values if value.kind == "parameter"}
     for path, kind in kinds.items():
         prefix = f"{path}." if path else ""
-        first = next((n.index for n in graph.nodes if n.module == path and n.phase == "forward"), None)
-        if first is None:
+        inside = [n for n in graph.of_phase("forward") if n.module == path]
+        if not inside:
             continue
+        first = next((n.index for n in inside if base_name(n.op) in _CELLS), inside[0].index)
         if f"{prefix}weight_ih_l1" in names:
             found.append((first, f"torch.nn.{kind} with several layers; PopTorch takes one"))
         elif f"{prefix}weight_ih_l0_reverse" in names:

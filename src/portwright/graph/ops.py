@@ -1,0 +1,247 @@
+"""What a target runs, for people: the answer to `portwright ops`, as text and as JSON; torch is not needed for it."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from portwright.errors import UserError
+from portwright.graph.kernels import KernelTable, Row, Verdict
+from portwright.graph.tables import base_name, functional_name
+from portwright.target import Target
+
+_GROUPS = {
+    "native": "run by a kernel of the target",
+    "decomposed": "run in parts",
+    "free": "cost nothing",
+    "refused": "refused",
+}
+_MOST_BLOCKS = 12  # more rows than this are listed in lines
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A table that can speak of an op without seeing a node."""
+
+    def explain(self, op: str) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row, with what is said of it where it is refused."""
+
+    row: Row
+    reason: str = ""
+    cure: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        row = self.row
+        told: dict[str, Any] = {
+            "op": row.op,
+            "api": list(row.api),
+            "how": row.how,
+            "dtypes": list(row.dtypes),
+            "constraints": list(row.constraints),
+            "source": row.source,
+        }
+        return told | ({"reason": self.reason, "cure": self.cure} if row.how == "refused" else {})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `portwright ops` found; `near` are names like the one that was asked for, where it has no row."""
+
+    target: str
+    label: str
+    name: str
+    runs_everything: bool
+    ops: tuple[Op, ...]
+    near: tuple[str, ...] = ()
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether something was asked for and nothing of it runs."""
+        return bool(self.name) and bool(self.ops) and all(op.row.how == "refused" for op in self.ops)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "label": self.label,
+            "name": self.name,
+            "runs_everything": self.runs_everything,
+            "ops": [op.as_json() for op in self.ops],
+            "near": list(self.near),
+        }
+
+
+def find_ops(target: Target, name: str = "") -> Answer:
+    """The rows of a target's table whose op or public name contains `name`, or is exactly that."""
+    if target.kernels is None:
+        label = f"{target.name} runs whatever torch runs here, so it has no table"
+        return Answer(target.name, label, name, True, ())
+    table, asked = target.kernels(), _tidy(name)
+    rows = list(table.rows())
+    found = _exact(rows, asked) or [row for row in rows if _contains(row, asked)]
+    near: tuple[str, ...] = ()
+    if not found:
+        near = _nearest(rows, asked)
+        found = [_unlisted(table, name, asked, near, target)]
+    return Answer(
+        target.name, table.label, name, False, tuple(_with_reason(table, row) for row in found), near
+    )
+
+
+def _tidy(name: str) -> str:
+    return name.strip().removesuffix("()").removeprefix("torch.ops.").replace("::", ".")
+
+
+def _exact(rows: Iterable[Row], asked: str) -> list[Row]:
+    rows = list(rows)
+    by_api = [row for row in rows if asked.lower() in (api.lower() for api in row.api)]
+    if by_api or asked.count(".") == 0:
+        return by_api
+    same = [row for row in rows if functional_name(row.op) == functional_name(asked)]
+    if same:
+        return same
+    is_whole = asked.count(".") == 1  # without an overload: all of them are meant
+    return [
+        row
+        for row in rows
+        if base_name(row.op) == base_name(asked) and (is_whole or row.op == base_name(row.op))
+    ]
+
+
+def _contains(row: Row, asked: str) -> bool:
+    return any(asked.lower() in name.lower() for name in (row.op, *row.api))
+
+
+def _nearest(rows: Iterable[Row], asked: str) -> tuple[str, ...]:
+    """Names whose last part is like the last part of what was asked for, those of the same kind first."""
+    kind, _, last = asked.lower().rpartition(".")
+    by_last: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for name in (row.op, *row.api):
+            by_last.setdefault(name.lower().rpartition(".")[2], {})[name] = None
+    like = difflib.get_close_matches(last, by_last, n=3, cutoff=0.65)
+    same_kind = [
+        next((name for name in by_last[n] if name.lower().rpartition(".")[0] == kind), next(iter(by_last[n])))
+        for n in like
+    ]
+    return tuple(same_kind)
+
+
+def _unlisted(table: KernelTable, name: str, asked: str, near: tuple[str, ...], target: Target) -> Row:
+    """A name with the look of an op or an API may well exist, and is refused; any other is a mistake."""
+    if not asked.startswith(("aten.", "torch.", "prims.", "torchvision.")):
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise UserError(
+            f"the table of {target.name} has no op, layer or function like '{name}'.",
+            f"{hint}portwright ops --target {target.name.lower()} lists them all.",
+        )
+    return Row(asked, (), "refused", (), (), "absent from the table")
+
+
+def _with_reason(table: KernelTable, row: Row) -> Op:
+    if row.how != "refused":
+        return Op(row)
+    verdict = table.explain(row.op) if isinstance(table, Explains) else Verdict("refused")
+    return Op(row, verdict.reason or f"{row.op} is not in the table of this target", verdict.cure)
+
+
+def render(answer: Answer, width: int) -> Iterator[str]:
+    """Lines for a terminal of that width."""
+    width = max(width, 40)
+    yield from _wrap(f"{answer.target}: {answer.label}.", width)
+    if answer.runs_everything:
+        return
+    yield ""
+    if answer.name and len(answer.ops) <= _MOST_BLOCKS:
+        for op in answer.ops:
+            yield from _block(op, width)
+    else:
+        yield from _listing(answer, width)
+    if answer.near:
+        yield from _wrap(f"Near it: {', '.join(answer.near)}.", width)
+
+
+def _block(op: Op, width: int) -> Iterator[str]:
+    row = op.row
+    yield f"{row.op}: {row.how}"
+    cells = (
+        ("names", ", ".join(row.api)),
+        ("dtypes", ", ".join(row.dtypes) or ("" if row.how == "refused" else "any")),
+        ("limits", "; ".join(row.constraints)),
+        ("reason", op.reason),
+        ("instead", op.cure),
+        ("source", row.source),
+    )
+    for title, text in cells:
+        if text:
+            yield from _wrap(text, width, f"  {title:<9}")
+    yield ""
+
+
+def _listing(answer: Answer, width: int) -> Iterator[str]:
+    sources: dict[str, int] = {}
+    common = _most_common(op.row.dtypes for op in answer.ops if op.row.how != "refused")
+    if common:
+        yield from _wrap(f"dtypes, where nothing else is said: {', '.join(common)}", width)
+        yield ""
+    column = min(max((len(op.row.op) for op in answer.ops), default=0), max(width // 3, 20)) + 2
+    for how, title in _GROUPS.items():
+        members = [op for op in answer.ops if op.row.how == how and not _is_gradient(op.row)]
+        if members:
+            yield f"{title} ({len(members)})"
+        for op in sorted(members, key=lambda op: op.row.op):
+            yield from _line(op, width, column, common, sources)
+        if members:
+            yield ""
+    gradients = sorted(op.row.op for op in answer.ops if _is_gradient(op.row))
+    if gradients:
+        yield f"gradients of these ({len(gradients)})"
+        yield from _wrap(", ".join(gradients), width, "  ")
+        yield ""
+    yield "sources"
+    for source, number in sources.items():
+        yield from _wrap(source, width, f"  [{number}] ")
+
+
+def _line(op: Op, width: int, column: int, common: tuple[str, ...], sources: dict[str, int]) -> Iterator[str]:
+    row = op.row
+    number = sources.setdefault(row.source, len(sources) + 1)
+    notes = [*row.api]
+    notes += [f"limits: {'; '.join(row.constraints)}"] if row.constraints else []
+    if row.how != "refused" and row.dtypes != common:
+        notes.append(f"dtypes {', '.join(row.dtypes) or 'any'}")
+    text = ", ".join(notes)
+    text += f"{'; ' if text else ''}instead: {op.cure}" if op.cure else ""
+    first = f"  {row.op}"
+    if len(first) >= column + 1:
+        yield first
+        first = ""
+    yield from _wrap(f"{text} [{number}]".strip(), width, f"{first:<{column + 2}}")
+
+
+def _is_gradient(row: Row) -> bool:
+    return "_backward" in row.op and not row.constraints and row.how != "refused"
+
+
+def _most_common(dtypes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    counted: dict[tuple[str, ...], int] = {}
+    for each in dtypes:
+        counted[each] = counted.get(each, 0) + 1
+    return max(counted, key=lambda each: counted[each]) if counted else ()
+
+
+def _wrap(text: str, width: int, first: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
