@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitStatus(IntEnum):
@@ -23,10 +24,11 @@ class PortwrightError(Exception):
 
     status: ExitStatus = ExitStatus.USAGE
 
-    def __init__(self, message: str, cure: str = "") -> None:
+    def __init__(self, message: str, cure: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.cure = cure
+        self.details: dict[str, Any] = dict(details or {})  # for --json, beside message and cure
 
     def __str__(self) -> str:
         message = self.message.rstrip()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -121,6 +121,27 @@ class Session(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What a vendor's own compiler makes of a step without running it."""
+
+    lines: tuple[str, ...]  # for a person
+    details: Mapping[str, Any]  # for --json
+
+
+@runtime_checkable
+class CompilerSession(Protocol):
+    """A session that has a vendor's compiler to ask; a refusal is an UnsupportedError that names the user's line."""
+
+    def lower(self, phases: tuple[str, ...]) -> Lowered:
+        """Asks about the steps named, of train and eval; runs nothing."""
+        ...
+
+    def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
+        """Goes as far as the compiler goes here, and leaves what it made in `folder`."""
+        ...
 
 
 class World(Protocol):

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def open_csx(job: contract.JobSpec) -> contract.Session:
-    from portwright.targets.csx.session import CsxBackend
+    from portwright.targets.csx.backend import CsxBackend
 
     return CsxBackend({"on_cpu": True}, print).open(job)
 

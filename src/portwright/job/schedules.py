@@ -12,7 +12,7 @@ from portwright.errors import suggest
 from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show, unknown_key
 from portwright.job.schedule_specs import SCHEDULES, Constant, ScheduleSpec
 
-__all__ = ["SCHEDULES", "Schedule", "ScheduleSpec", "check_schedule", "parse_schedule"]
+__all__ = ["SCHEDULES", "Schedule", "ScheduleSpec", "check_schedule", "parse_schedule", "read_specs"]
 
 
 class Schedule(Protocol):
@@ -51,6 +51,13 @@ def parse_schedule(value: Any, *, disable_lr_steps_reset: bool = False) -> Sched
         return specs[0]
     lengths = [spec.num_steps or 0 for spec in specs[:-1]]
     return _Sequence(specs, lengths, restart=not disable_lr_steps_reset)
+
+
+def read_specs(value: Any) -> list[ScheduleSpec]:
+    """The schedules that a learning rate consists of, for who realises them otherwise than by calling them."""
+    specs, problems = _read(value, ("learning_rate",))
+    raise_problems(problems)
+    return specs
 
 
 def check_schedule(value: Any, at: KeyPath) -> list[Problem]:

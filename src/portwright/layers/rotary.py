@@ -50,7 +50,8 @@ class DerivedTables(nn.Module):
         raise NotImplementedError
 
     def _register_tables(self, device: torch.device | str | None) -> None:
-        chosen = torch.get_default_device() if device is None else torch.device(device)
+        # Asked of a tensor: torch 2.4's get_default_device does not see a `with torch.device(...)`.
+        chosen = torch.empty(0).device if device is None else torch.device(device)
         for name, table in self._make_tables(chosen).items():
             self.register_buffer(name, table, persistent=False)
 

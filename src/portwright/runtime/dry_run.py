@@ -17,7 +17,7 @@ from portwright.job.rundir import atomic_write_text
 from portwright.runtime.arguments import Arguments
 from portwright.runtime.batches import walk_tensors
 from portwright.runtime.trainer import Outcome
-from portwright.target import JobSpec, Session, Stretch
+from portwright.target import CompilerSession, JobSpec, Session, Stretch
 
 _PATH_KEYS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 
@@ -31,6 +31,13 @@ def validate(
     described: dict[str, Any] = {"batches": {}}
     for name in (["train_input"] if trains else []) + (["eval_input"] if arguments.mode != "train" else []):
         described["batches"][name] = _describe_batches(session.sample_batches(name, 2), name, console)
+    if isinstance(session, CompilerSession):
+        lowered = session.lower(phases_of(arguments.mode))
+        described |= lowered.details
+        _say_batches(described, outcome)
+        outcome.lines.extend(lowered.lines)
+        outcome.more["validated"] = described
+        return
     if trains:
         described["train_loss"] = _one_step(session)
     if arguments.mode in ("eval", "train_and_eval", "eval_all"):
@@ -40,15 +47,23 @@ def validate(
         described["predict"] = {name: list(tensor.shape) for name, tensor in outputs.items()}
     num_parameters = sum(s.tensor.numel() for s in session.state() if s.name.startswith("model/"))
     described["parameters"] = num_parameters
-    for name, batch in described["batches"].items():
-        outcome.lines.append(
-            f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items())
-        )
+    _say_batches(described, outcome)
     outcome.lines.append(f"parameters and buffers: {num_parameters:,}")
     if "train_loss" in described:
         outcome.lines.append(f"one training step: loss {described['train_loss']:.6g}")
     outcome.lines.append(f"valid on {arguments.target.name}; no weights were written")
     outcome.more["validated"] = described
+
+
+def phases_of(mode: str) -> tuple[str, ...]:
+    return {"train": ("train",), "train_and_eval": ("train", "eval")}.get(mode, ("eval",))
+
+
+def _say_batches(described: Mapping[str, Any], outcome: Outcome) -> None:
+    for name, batch in described["batches"].items():
+        outcome.lines.append(
+            f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items())
+        )
 
 
 def check_paths(job: JobSpec) -> None:
@@ -99,6 +114,11 @@ def compile_step(
 ) -> None:
     """Compiles forward and backward by running one step, and records what the compiler's folder is for."""
     folder = arguments.compile_dir or Path(outcome.model_dir) / "compile"
+    if isinstance(session, CompilerSession):
+        lowered = session.compile(folder, phases_of(arguments.mode))
+        outcome.lines.extend(lowered.lines)
+        outcome.more["compiled"] = dict(lowered.details)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     if arguments.mode in ("train", "train_and_eval"):

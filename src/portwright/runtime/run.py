@@ -110,7 +110,8 @@ def _attempt(argv: Sequence[str], parts: _Parts) -> tuple[dict[str, Any], list[s
     if debug:
         traceback.print_exception(failure)
     console.error(str(failure))
-    return {"status": int(failure.status), "error": failure.message, "cure": failure.cure}, []
+    told = {"status": int(failure.status), "error": failure.message, "cure": failure.cure}
+    return {**failure.details, **told}, []
 
 
 def _process_number() -> int:
@@ -155,11 +156,13 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     reason = arguments.target.why_not()
     if reason is not None:
         raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
-    if params.runconfig.compile or arguments.compile_only:
+    # A target with an environment of its own has a compiler of its own, too.
+    compiles = params.runconfig.compile or arguments.compile_only
+    if compiles and arguments.target.environment is None:
         from portwright.runtime.compile import prepare_compile
 
         prepare_compile(arguments.compile_dir or model_dir / "compile", console)
-    if arguments.compile_only:
+    if arguments.compile_only and arguments.target.environment is None:
         params = params.with_runconfig(compile=True)
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
     job = JobSpec(

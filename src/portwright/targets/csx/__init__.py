@@ -30,7 +30,7 @@ def why_not() -> str | None:
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
-    from portwright.targets.csx.session import CsxBackend
+    from portwright.targets.csx.backend import CsxBackend
 
     return CsxBackend(flags, note)
 

@@ -1,305 +1,331 @@
-"""Cerebras CS systems, through the vendor's own SDK (`cerebras.pytorch`).
-
-What runs so far is the SDK's CPU backend (`--on_cpu`): the vendor owns the model's construction, the loader, tracing and the
-optimizer there just as on the wafer, so it is what our seam was cut along. The SDK pins torch 2.4 and lives in an environment
-of its own.
-"""
+"""A model in the SDK's hands: it owns construction, loader, tracing and optimizer, here as on the wafer."""
 
 from __future__ import annotations
 
 import math
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import cerebras.pytorch as cstorch
+import torch
 
 from portwright.errors import NonFiniteError, UnsupportedError, UserError
-from portwright.job.vendor_env import find_known
+from portwright.runtime import metrics
+from portwright.runtime.base_model import LossModule, make_model, split_loss
+from portwright.runtime.batches import walk_tensors
+from portwright.runtime.checkpoint import match_names
+from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.target import Event, JobSpec, Shard, Stretch
-from portwright.targets.csx.environment import ENVIRONMENT
+from portwright.targets.csx.cluster import ClusterSettings
+from portwright.targets.csx.feed import advance, make_batches, make_feed
+from portwright.targets.csx.metrics import metrics_through_closures
+from portwright.targets.csx.optimizers import load_state, read_state
+from portwright.targets.csx.precision import choose_precision
+from portwright.targets.csx.step import Update
 
-if TYPE_CHECKING:
-    import torch
-
-    from portwright.data.loader import ResumableLoader
-
-
-class CsxBackend:
-    """The SDK's backend, of which a process can have only one."""
-
-    def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
-        if not ENVIRONMENT.is_here():
-            known = find_known(ENVIRONMENT)
-            raise UnsupportedError(
-                f"the Cerebras SDK is not in {sys.executable}, and this call stands inside another program.",
-                f"Call run() in a process of {known.python if known else 'an environment that has it'}.",
-            )
-        if not flags.get("on_cpu"):
-            raise UnsupportedError(
-                "this release drives the Cerebras SDK on its CPU backend only, not a CS system.",
-                "Add --on_cpu.",
-            )
-        from portwright.runtime.world import Launch, World
-
-        self.world = World(Launch(), "cpu", None)
-        self._note = note
-
-    def open(self, job: JobSpec) -> CsxSession:
-        return CsxSession(job, self._note)
-
-    def close(self) -> None:
-        self.world.close()
+_CPU = torch.device("cpu")
 
 
 class CsxSession:
-    """A model in the SDK's hands; values come back only through its closures, and state only at its checkpoints."""
+    """Values come back only through the SDK's closures, and state only at its checkpoints."""
 
-    def __init__(self, job: JobSpec, note: Callable[[str], None]) -> None:
-        import cerebras.pytorch as cstorch
-
-        from portwright.runtime.base_model import make_model
-        from portwright.runtime.rng import seed_all
-
-        self._cstorch, self._job, self._note = cstorch, job, note
-        folder = job.artifact_dir or tempfile.mkdtemp(prefix="portwright-csx-")
-        backend = (
-            cstorch.backend() if _has_backend(cstorch) else cstorch.backend("CPU", artifact_dir=str(folder))
+    def __init__(
+        self,
+        job: JobSpec,
+        backend: Any,
+        note: Callable[[str], None],
+        flags: Mapping[str, Any],
+        settings: ClusterSettings,
+    ) -> None:
+        self._job, self._backend, self._note, self._settings, self._flags = (
+            job,
+            backend,
+            note,
+            settings,
+            flags,
         )
-        seed_all(job.params.runconfig.seed)
-        with backend.device:
-            self._module = make_model(job.model_fn, job.params.values, None)
+        self._traces = bool(backend.is_csx)
+        autocast = choose_precision(cstorch, job.params, note, traces=self._traces)
+        self._module = self._make_module()
         self._compiled = cstorch.compile(self._module, backend)
         self._position: dict[str, Any] | None = None
-        self._optimizer: Any = None
+        self._num_samples, self._num_updates = 0, 0
+        self._update: Update | None = None
+        self._autocast = autocast
+        self._kept: list[Shard] | None = None  # what the last checkpoint step of a cluster gave
         if job.mode in ("train", "train_and_eval"):
-            self._optimizer = _make_optimizer(cstorch, self._module.net, job)
-            self._schedule = job.params.optimizer.schedule
-        self._num_samples = 0
+            spec = job.params.optimizer
+            self._update = Update(cstorch, self._module, spec, traces=self._traces, autocast=autocast)
+            self._num_merged = spec.grad_accum_steps if self._traces else 1
+            if self._num_merged > 1:
+                note(
+                    f"grad_accum_steps: {self._num_merged} batches become one of {self._num_merged} times the size, which gives the same "
+                    "update where the loss is a mean over samples; the compiler splits it into micro-batches."
+                )
+
+    def _make_module(self) -> LossModule:
+        """Made inside the SDK's device, so that no weight of a large model is ever in host memory."""
+        try:
+            return self._make_module_once()
+        except AssertionError as error:
+            if not _is_host_tensor(error):
+                raise
+        self._note(
+            "the model makes tensors on the host while it is built, so all its weights are initialised there first."
+        )
+        cstorch.backends.csx.debug.lazy_initialization = False
+        return self._make_module_once()
+
+    def _make_module_once(self) -> LossModule:
+        seed_all(self._job.params.runconfig.seed)
+        with self._backend.device:
+            module = make_model(self._job.model_fn, self._job.params.values, None)
+            if self._flags.get("legalise"):
+                self._legalise(module)
+        return module
+
+    def _legalise(self, module: LossModule) -> None:
+        from portwright.layers.legal import legalise
+
+        legalised = legalise(module.net, "csx")
+        if legalised.model is not module.net:
+            raise UnsupportedError(
+                f"the model itself, {type(module.net).__name__}, is a layer that --legalise swaps, and it cannot be swapped in place.",
+                "Put it inside a module of your own.",
+            )
+        for line in str(legalised.report()).splitlines():
+            self._note(f"legalise: {line}")
+
+    # -- training ------------------------------------------------------------------------------------------
 
     def steps_in(self, num_epochs: int) -> int | None:
-        num_batches = self._make_loader("train_input").num_batches
-        return None if num_batches is None else num_batches * num_epochs
+        num_batches = self._loader("train_input").num_batches
+        return (
+            None
+            if num_batches is None
+            else num_batches * num_epochs // self._job.params.optimizer.grad_accum_steps
+        )
 
     @property
     def steps_per_call(self) -> int:
         return 1
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
-        return [batch for batch, _ in zip(self._make_loader(name), range(num_batches), strict=False)]
+        return [batch for batch, _ in zip(self._loader(name), range(num_batches), strict=False)]
 
-    def _make_loader(self, name: str) -> ResumableLoader:
-        from portwright.data.loader import ResumableLoader
+    def _loader(self, name: str) -> Any:
+        return make_feed(self._job, name, self._position).loader()
 
-        trains = name == "train_input"
-        data_fn = self._job.train_data_fn if trains else self._job.eval_data_fn
-        if data_fn is None:
-            raise UserError(f"mode {self._job.mode} needs a function for {name}.", "Pass it to run().")
-        loader = ResumableLoader(
-            data_fn(self._job.params.values), name=name, seed=self._job.params.runconfig.seed, repeat=trains
-        )
-        if trains and self._position is not None:
-            loader.seek(self._position)
-        return loader
+    def _executor(
+        self, name: str, num_steps: int, checkpoint_steps: int | None = None, num_merged: int = 1
+    ) -> Any:
+        feed = make_feed(self._job, name, self._position, num_merged)
+        loader = cstorch.utils.data.DataLoader(make_batches, feed)
+        return cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
         """The SDK runs a stretch as one executor, which starts its loader anew: so the loader starts at our position."""
-        cstorch, optimizer, compiled = self._cstorch, self._optimizer, self._compiled
-        from portwright.runtime.base_model import split_loss
-
+        update = self._updater()
         self._module.train()
+        seen: list[dict[str, float]] = []
         losses: list[float] = []
-        start = self._make_loader("train_input")
-        position, batch_size = start.position(), start.batch_size or 0
-        num_steps = stretch.last_step - stretch.first_step
-
-        @cstorch.trace  # type: ignore[untyped-decorator]
-        def step_once(batch: Any) -> Any:
-            loss, _ = split_loss(compiled(batch))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
+        start = self._loader("train_input")
+        position, batch_size = (
+            start.position(),
+            (start.batch_size or 0) * self._job.params.optimizer.grad_accum_steps,
+        )
+        per_update = update.num_accumulated
+        update.start_at(stretch.first_step)
+        step_once = cstorch.trace(update.make_step(self._compiled))
 
         @cstorch.step_closure  # type: ignore[untyped-decorator]
-        def keep(loss: torch.Tensor) -> None:
-            losses.append(loss.item())
+        def keep(outputs: Mapping[str, torch.Tensor]) -> None:
+            if outputs:
+                seen.append({name: tensor.item() for name, tensor in outputs.items()})
+                losses.append(seen[-1]["loss"])
 
-        executor = cstorch.utils.data.DataExecutor(
-            cstorch.utils.data.DataLoader(lambda: self._make_loader("train_input")),
-            num_steps=num_steps,
-            checkpoint_steps=stretch.boundary_steps or None,
+        @cstorch.checkpoint_closure  # type: ignore[untyped-decorator]
+        def keep_state() -> None:
+            self._kept = list(self._read_state())
+
+        executor = self._executor(
+            "train_input",
+            (stretch.last_step - stretch.first_step) * per_update,
+            _checkpoint_steps(stretch, per_update),
+            self._num_merged,
         )
         step, batches = stretch.first_step, iter(executor)
         batch = next(batches, None)
+        update.set_learning_rate(step)
         while batch is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = self._schedule(step)
             keep(step_once(batch))
-            step += 1
+            if self._traces:
+                keep_state()
             # Closures run when the next batch is asked for: only then are this step's loss and state there to be read.
             batch = next(batches, None)
+            if not update.is_due:
+                continue
+            step += 1
+            self._num_updates += 1
+            update.set_learning_rate(step)
             stopping = stretch.should_stop()
-            if self._job.params.runconfig.check_loss_values and not math.isfinite(losses[-1]):
-                raise NonFiniteError(
-                    f"the loss is {losses[-1]} at step {step}.",
-                    "Lower the learning rate, or look at the data.",
-                )
+            self._check_loss(losses[-1], step)
             self._num_samples += batch_size
             if stretch.is_logged(step) or stopping:
-                values = {
-                    "loss": losses[-1],
-                    "learning_rate": self._schedule(step - 1),
-                    "num_samples": float(self._num_samples),
-                }
-                yield Event("log", step, values, tuple(losses))
+                yield Event("log", step, self._logged(seen[-1], step), tuple(losses))
+                seen.clear()
                 losses.clear()
             if stretch.is_boundary(step) or stopping:
-                # The SDK fetches ahead, so the position follows from the steps done and not from the loader.
-                self._position = _advance(position, step - stretch.first_step, start.num_batches)
+                done = (step - stretch.first_step) * self._job.params.optimizer.grad_accum_steps
+                self._position = advance(position, done, start.num_batches)
                 yield Event("boundary", step)
             if stopping:
                 return
 
+    def _updater(self) -> Update:
+        if self._update is None:
+            raise UserError(f"mode {self._job.mode} does not train.", "Use --mode train.")
+        return self._update
+
+    def _check_loss(self, loss: float, step: int) -> None:
+        if self._job.params.runconfig.check_loss_values and not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss is {loss} at step {step}.", "Lower the learning rate, or look at the data."
+            )
+
+    def _logged(self, outputs: Mapping[str, float], step: int) -> dict[str, float]:
+        update = self._updater()
+        values = {
+            **outputs,
+            "learning_rate": update.learning_rate(step - 1),
+            "num_samples": float(self._num_samples),
+        }
+        if update.scaler is not None:
+            values["loss_scale"] = float(update.scaler.current_scale())
+            values["skipped_updates"] = float(update.scaler.num_skipped)
+        return values
+
+    # -- evaluation ----------------------------------------------------------------------------------------
+
     def evaluate(
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
     ) -> dict[str, float]:
-        cstorch, compiled = self._cstorch, self._compiled
-        import torch
-
-        from portwright.runtime import metrics
-        from portwright.runtime.base_model import split_loss
-
+        """Losses are weighted by the samples of their batch, as everywhere."""
         self._module.eval()
         metrics.reset_all_metrics()
-        total, num_samples = 0.0, 0
-        loader = self._make_loader("eval_input")
+        sums = [0.0, 0]
+        forward = cstorch.trace(self._make_forward())
 
-        @cstorch.trace  # type: ignore[untyped-decorator]
-        def forward(batch: Any) -> Any:
-            return split_loss(compiled(batch))[0]
+        @cstorch.step_closure  # type: ignore[untyped-decorator]
+        def keep(loss: torch.Tensor, size: int) -> None:
+            sums[0] += loss.item() * size
+            sums[1] += size
 
-        executor = cstorch.utils.data.DataExecutor(
-            cstorch.utils.data.DataLoader(lambda: self._make_loader("eval_input")),
-            num_steps=num_steps or loader.num_batches,
-        )
-        with torch.no_grad():
-            for index, batch in enumerate(executor):
-                size = next(iter(_tensors(batch))).shape[0]
-                total += float(forward(batch)) * size
-                num_samples += size
+        steps = num_steps or self._loader("eval_input").num_batches
+        if not steps:
+            raise UserError(
+                "the evaluation saw no sample, or the data have no length.",
+                "Look at eval_input and set runconfig.eval_steps.",
+            )
+        with torch.no_grad(), metrics_through_closures(cstorch, self._traces):
+            for index, batch in enumerate(self._executor("eval_input", steps)):
+                keep(forward(batch), next(tensor.shape[0] for _, tensor in walk_tensors(batch)))
                 if on_step is not None:
                     on_step(index + 1)
         self._module.train()
-        return {"loss": total / num_samples, **metrics.compute_all_metrics(say=self._note)}
+        return {"loss": sums[0] / sums[1], **metrics.compute_all_metrics(say=self._note)}
+
+    def _make_forward(self) -> Callable[[Any], Any]:
+        def forward(batch: Any) -> Any:
+            if self._autocast is None:
+                return split_loss(self._compiled(batch))[0]
+            with self._autocast():
+                return split_loss(self._compiled(batch))[0]
+
+        return forward
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]:
         raise UnsupportedError(
             "predict is not supported on CSX.", "Use --mode predict on CPU or GPU with the same checkpoint."
         )
 
+    # -- state ---------------------------------------------------------------------------------------------
+
     def state(self) -> Iterator[Shard]:
-        for name, tensor in self._module.net.state_dict().items():
-            yield Shard(f"model/{name}", tensor.detach().cpu().clone())
-        if self._optimizer is None:
+        if self._kept is not None:
+            yield from self._kept
             return
-        names = {parameter: name for name, parameter in self._module.net.named_parameters()}
-        for parameter, state in self._optimizer.state.items():
-            for key, value in state.items():
-                yield Shard(f"optimizer/{names[parameter]}/{key}", value.detach().cpu().clone())
+        yield from self._read_state()
+
+    def _read_state(self) -> Iterator[Shard]:
+        for name, tensor in self._module.net.state_dict().items():
+            yield Shard(f"model/{name}", self._to_host(tensor))
+        if self._update is not None:
+            names: dict[torch.Tensor, str] = {p: name for name, p in self._module.net.named_parameters()}
+            skipped = self._update.scaler.num_skipped if self._update.scaler is not None else 0
+            kind = self._job.params.optimizer.optimizer_type
+            for name, tensor in read_state(self._update.optimizer, names, kind, self._num_updates - skipped):
+                yield Shard(name, self._to_host(tensor))
+        for name, tensor in capture_rng(_CPU).items():
+            yield Shard(f"rng/0/{name}", tensor)
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        host: torch.Tensor = self._backend.to_cpu(tensor.detach()) if self._traces else tensor.detach()
+        return host.clone()
 
     def counters(self) -> dict[str, Any]:
-        position = self._position or self._make_loader("train_input").position()
-        return {"data": position, "num_samples": self._num_samples, "scaler": None, "world_size": 1}
+        scaler = self._update.scaler if self._update is not None else None
+        return {
+            "data": self._position or self._loader("train_input").position(),
+            "num_samples": self._num_samples,
+            "num_updates": self._num_updates,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "world_size": 1,
+        }
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        import torch
-
-        from portwright.runtime.checkpoint import match_names
-
         own = self._module.net.state_dict()
-        parameters = dict(self._module.net.named_parameters())
+        optimizer: dict[str, dict[str, torch.Tensor]] = {}
+        generators: dict[str, torch.Tensor] = {}
         for shard in match_names(shards, own, self._note):
             kind, _, name = shard.name.partition("/")
             if kind == "model":
                 with torch.no_grad():
                     own[name].copy_(shard.tensor)
-            elif kind == "optimizer" and counters is not None and self._optimizer is not None:
-                parameter, _, key = name.rpartition("/")
-                state = self._optimizer.state[parameters[parameter]]
-                if key not in state:
-                    raise UserError(
-                        f"the checkpoint has the optimizer state '{key}', and the SDK's {type(self._optimizer).__name__} keeps {', '.join(state) or 'none'}.",
-                        "A CSX run resumes from its own checkpoints; take the weights alone with --is_pretrained_checkpoint.",
-                    )
-                state[key].copy_(shard.tensor)
-        if counters is not None:
-            self._position = dict(counters["data"])
-            self._num_samples = int(counters["num_samples"])
+            elif kind in ("optimizer", "csx"):
+                path, _, key = name.rpartition("/")
+                optimizer.setdefault(path, {})[key] = shard.tensor
+            elif kind == "rng" and name.startswith("0/"):
+                generators[name.removeprefix("0/")] = shard.tensor
+        self._kept = None
+        if counters is None or self._update is None:
+            return
+        load_state(self._update.optimizer, dict(self._module.net.named_parameters()), optimizer)
+        self._position = dict(counters["data"])
+        self._num_samples = int(counters["num_samples"])
+        self._num_updates = int(counters.get("num_updates", _largest_step(optimizer)))
+        if self._update.scaler is not None and counters.get("scaler"):
+            self._update.scaler.load_state_dict(counters["scaler"])
+        if generators:
+            restore_rng(generators, _CPU)
 
     def close(self) -> None:
         pass
 
 
-def _has_backend(cstorch: Any) -> bool:
-    from cerebras.pytorch.backend import current_backend
-
-    return current_backend(raise_exception=False, raise_warning=False) is not None
-
-
-def _make_optimizer(cstorch: Any, net: torch.nn.Module, job: JobSpec) -> Any:
-    """The SDK's optimizer of the same name, with those settings that it has."""
-    import inspect
-
-    from portwright.runtime.param_groups import make_param_groups
-
-    spec = job.params.optimizer
-    for key, usual in (
-        ("grad_accum_steps", 1),
-        ("loss_scaling_factor", 1.0),
-        ("max_gradient_norm", None),
-        ("max_gradient_value", None),
-    ):
-        if getattr(spec, key) != usual:
-            raise UnsupportedError(
-                f"optimizer.{key}={getattr(spec, key)} is not supported on CSX yet.", f"Leave {key} out."
-            )
-    kind = getattr(cstorch.optim, spec.optimizer_type)
-    settings = spec.model_dump()
-    for whole, parts in (
-        ("betas", ("beta1", "beta2")),
-        ("etas", ("eta1", "eta2")),
-        ("step_sizes", ("step_size_min", "step_size_max")),
-    ):
-        if all(part in settings for part in parts):
-            settings[whole] = tuple(settings[part] for part in parts)
-    settings["nesterov"] = settings.get("use_nesterov", False)
-    accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr", "weight_decay"}
-    options = {name: value for name, value in settings.items() if name in accepted}
-    groups = [
-        {"params": group["params"], "weight_decay": group["weight_decay"]}
-        for group in make_param_groups(net, spec)
-    ]
-    return kind(groups, lr=spec.schedule(0), **options)
+def _is_host_tensor(error: AssertionError) -> bool:
+    """The SDK asserts that a parameter or buffer is born on its device, and says no more."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_name in ("buffer_hook", "parameter_hook")
 
 
-def _advance(position: Mapping[str, Any], num_done: int, num_batches: int | None) -> dict[str, Any]:
-    """Where the data stand after so many batches, of which the loader itself knows nothing."""
-    if num_batches is None:
-        raise UnsupportedError(
-            "CSX needs training data whose length is known.",
-            "Return a DataLoader over a data set with a length.",
-        )
-    epoch, batch = divmod(position["epoch"] * num_batches + position["batch"] + num_done, num_batches)
-    return {
-        **position,
-        "epoch": epoch,
-        "batch": batch,
-        "samples": position["samples"] + num_done * (position["batch_size"] or 0),
-    }
+def _checkpoint_steps(stretch: Stretch, per_update: int) -> int | None:
+    """Checkpoints that the SDK must be told of beforehand; it counts them from its own start and adds the last step itself."""
+    return stretch.boundary_steps * per_update if stretch.boundary_steps else None
 
 
-def _tensors(batch: Any) -> Iterator[Any]:
-    from portwright.runtime.batches import walk_tensors
-
-    for _, tensor in walk_tensors(batch):
-        yield tensor
+def _largest_step(optimizer: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
+    """How often a torch session has updated, which its own state says."""
+    return max((int(states["step"]) for states in optimizer.values() if "step" in states), default=0)

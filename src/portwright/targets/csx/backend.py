@@ -1,0 +1,84 @@
+"""The SDK's backend: its CPU, its front end alone, or a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from portwright.errors import UnsupportedError
+from portwright.job.vendor_env import find_known
+from portwright.target import JobSpec
+from portwright.targets.csx.cluster import ClusterSettings, make_cluster_config, read_settings
+from portwright.targets.csx.environment import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from portwright.targets.csx.session import CsxSession
+
+
+class CsxBackend:
+    """Opens sessions on the one backend that the SDK allows a process."""
+
+    def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        if not ENVIRONMENT.is_here():
+            known = find_known(ENVIRONMENT)
+            raise UnsupportedError(
+                f"the Cerebras SDK is not in {sys.executable}, and this call stands inside another program.",
+                f"Call run() in a process of {known.python if known else 'an environment that has it'}.",
+            )
+        from portwright.runtime.world import Launch, World
+
+        self.world = World(Launch(), "cpu", None)
+        self._flags, self._note = flags, note
+
+    def open(self, job: JobSpec) -> CsxSession:
+        settings = read_settings(self._flags, job.params.runconfig)
+        is_dry = bool(self._flags.get("validate_only") or self._flags.get("compile_only"))
+        if not self._flags.get("on_cpu") and not is_dry:
+            settings.require_address()
+            settings.check_reachable()
+        from portwright.targets.csx.front_end import FrontEndSession
+        from portwright.targets.csx.session import CsxSession
+
+        kind = FrontEndSession if is_dry and not self._flags.get("on_cpu") else CsxSession
+        backend = open_backend(self._flags, job, settings)
+        return kind(job, backend, self._note, self._flags, settings)
+
+    def close(self) -> None:
+        self.world.close()
+
+
+def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettings) -> Any:
+    import cerebras.pytorch as cstorch
+    from cerebras.pytorch.backend import current_backend
+
+    wanted = "CPU" if flags.get("on_cpu") else "CSX"
+    current = current_backend(raise_exception=False, raise_warning=False)
+    if current is not None:
+        if current.is_cpu != (wanted == "CPU"):
+            raise UnsupportedError(
+                "this process has another backend of the SDK open, and it allows one.",
+                "Use a process for each.",
+            )
+        return current
+    folder = str(job.artifact_dir or tempfile.mkdtemp(prefix="portwright-csx-"))
+    if wanted == "CPU":
+        return cstorch.backend("CPU", artifact_dir=folder)
+    # The wrapper that pip puts on PATH drops the exit status, and a refused step then looks accepted.
+    tools = str(Path(cstorch.__file__).parent / "lib")
+    os.environ["PATH"] = os.pathsep.join([tools, *os.environ.get("PATH", "").split(os.pathsep)])
+    options: dict[str, Any] = {"artifact_dir": folder}
+    if flags.get("validate_only") or (flags.get("compile_only") and settings.address is None):
+        options["validate_only"] = True
+    else:
+        options["cluster_config"] = make_cluster_config(cstorch, settings)
+        options["compile_only"] = bool(flags.get("compile_only"))
+        if flags.get("compile_dir") is not None:
+            options["compile_dir"] = str(flags["compile_dir"])
+    backend = cstorch.backend("CSX", **options)
+    # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
+    os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
+    return backend

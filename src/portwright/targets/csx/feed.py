@@ -1,0 +1,79 @@
+"""Batches as the SDK wants them: made by a plain function, since on a cluster it is a worker that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from portwright.data.loader import ResumableLoader
+from portwright.errors import UnsupportedError, UserError
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a loader is made from; it can be sent to another machine."""
+
+    data_fn: Callable[[Any], Any]
+    values: dict[str, Any]  # the params
+    name: str  # train_input or eval_input
+    seed: int
+    position: Mapping[str, Any] | None = None
+    num_merged: int = 1  # batches that become one
+
+    def loader(self) -> ResumableLoader:
+        trains = self.name == "train_input"
+        loader = ResumableLoader(self.data_fn(self.values), name=self.name, seed=self.seed, repeat=trains)
+        if trains and self.position is not None:
+            loader.seek(dict(self.position))
+        return loader
+
+
+def make_batches(feed: Feed) -> Any:
+    """The function that the SDK's loader calls."""
+    loader = feed.loader()
+    return loader if feed.num_merged == 1 else _Merged(loader, feed.num_merged)
+
+
+class _Merged:
+    """Several batches as one: the gradient of its mean is the mean of theirs, and the compiler splits it again as it sees fit."""
+
+    def __init__(self, loader: ResumableLoader, count: int) -> None:
+        self._loader, self._count = loader, count
+        self.batch_size = (loader.batch_size or 0) * count or None
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+        from torch.utils._pytree import tree_map
+
+        batches = iter(self._loader)
+        while group := list(islice(batches, self._count)):
+            yield tree_map(lambda *parts: torch.cat(parts), *group)
+
+
+def make_feed(job: Any, name: str, position: Mapping[str, Any] | None = None, num_merged: int = 1) -> Feed:
+    trains = name == "train_input"
+    data_fn = job.train_data_fn if trains else job.eval_data_fn
+    if data_fn is None:
+        kind = "train_data_fn" if trains else "eval_data_fn"
+        raise UserError(
+            f"mode {job.mode} needs {kind}, and run() was called without it.", f"Pass {kind}=... to run()."
+        )
+    return Feed(data_fn, job.params.values, name, job.params.runconfig.seed, position, num_merged)
+
+
+def advance(position: Mapping[str, Any], num_done: int, num_batches: int | None) -> dict[str, Any]:
+    """Where the data stand after so many batches, of which the loader itself knows nothing: the SDK fetches ahead."""
+    if num_batches is None:
+        raise UnsupportedError(
+            "CSX needs training data whose length is known.",
+            "Return a DataLoader over a data set with a length.",
+        )
+    epoch, batch = divmod(position["epoch"] * num_batches + position["batch"] + num_done, num_batches)
+    return {
+        **position,
+        "epoch": epoch,
+        "batch": batch,
+        "samples": position["samples"] + num_done * (position["batch_size"] or 0),
+    }
