@@ -73,7 +73,7 @@ PUBLIC_NAMES = {
 OTHERS: dict[str, tuple[str, str, str, str]] = {
     "aten.empty": ("native", "torch.empty", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
     "aten.empty_strided": ("native", "", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
-    "aten.alias": ("free", "", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
+    "aten.alias": ("free", "torch.nn.Identity", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
     "aten.lift_fresh": ("free", "torch.tensor", "", "bookkeeping of torch's own, which computes nothing"),
     "aten._to_copy": ("native", "torch.Tensor.to torch.Tensor.half torch.Tensor.float", "", f"{SOURCES}, ReshapeOps.cpp (to)"),
     "aten.fill": ("native", "", "", f"{GUIDE} (tensor.fill)"),

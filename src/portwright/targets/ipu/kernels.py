@@ -21,6 +21,10 @@ LABEL = (
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "LAMB")
 _RECURRENT = {"RNN", "GRU", "LSTM"}
 _CELLS = {f"aten.{name}" for name in ("mkldnn_rnn_layer", "lstm", "gru", "mm", "addmm", "linear", "matmul")}
+_VIEWS = {f"aten.{name}" for name in ("alias", "detach", "squeeze", "unsqueeze", "view")}
+_BY_SHAPE = {  # what they make depends on the shape of their input alone
+    f"aten.{name}" for name in ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
+}
 
 
 class IpuTable(TableFile):
@@ -99,11 +103,13 @@ def no_dilated_transpose(graph: Graph, node: Node) -> str | None:
 
 def indices_unused(graph: Graph, node: Node) -> str | None:
     """return_indices=False."""
-    if len(node.outputs) < 2:
-        return None
-    indices = node.outputs[1]
-    used = any(indices in other.inputs for other in graph.of_phase("forward"))
-    return "a max pool whose indices are used" if used else None
+    indices = set(node.outputs[1:2])
+    for other in graph.nodes[node.index + 1 :]:
+        if other.phase == "forward" and indices.intersection(other.inputs):
+            if base_name(other.op) not in _VIEWS:
+                return "a max pool whose indices are used"
+            indices.update(other.outputs)
+    return None
 
 
 def has_scale_second(graph: Graph, node: Node) -> str | None:
@@ -181,7 +187,8 @@ def _is_constant(graph: Graph, node: Node) -> bool:
     while pending:
         value = pending.pop()
         if value in makers:
-            pending += makers[value].inputs
+            if base_name(makers[value].op) not in _BY_SHAPE:
+                pending += makers[value].inputs
         elif graph.values[value].kind != "constant":
             return False
     return True
