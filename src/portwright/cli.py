@@ -140,11 +140,70 @@ def env(
     print(f"{made['sdk_name']} {made['sdk']}: {made['interpreter']}")
 
 
+@app.command(short_help="Say whether a model runs and fits on a target, and what to change.")
+def plan(
+    subject: Annotated[
+        str, typer.Argument(help="A model folder, a run.py, FILE.py:CALLABLE, or a reference model's name.")
+    ],
+    target: Annotated[str, typer.Option(help="Targets with commas between them, or all.")],
+    params: Annotated[
+        Path | None, typer.Option("--params", "-p", help="The params file; without it configs/params.yaml.")
+    ] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("-D", help="Change one key of the params: -D model.hidden_size=64.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="auto, resident, layer_pipelined or weight_streaming.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", help="A tensor of the batch instead of the project's own data: 'x:float32[8,784]'."
+        ),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Plan for so many samples in a batch.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Plan for this optimizer.")] = None,
+    memory: Annotated[str | None, typer.Option(help="The machine's memory, such as 24GB.")] = None,
+    legalise: Annotated[
+        bool, typer.Option("--legalise", help="Plan the model with refused layers in their legal form.")
+    ] = False,
+    compat: Annotated[str | None, typer.Option(help="As for `portwright run`: modelzoo.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write plan.json, key_metrics.json and plan.html here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a model's training step runs and fits on a target, what it takes there, and what to change.
+
+    Nothing is trained and nothing is asked of the vendor's software. Status 1 when an op is refused or it does not fit.
+    """
+    from portwright.graph.plan_command import plan_and_print
+
+    is_good = plan_and_print(
+        subject,
+        target,
+        params,
+        override or (),
+        mode,
+        inputs or (),
+        batch_size,
+        optimizer,
+        memory,
+        legalise,
+        compat,
+        out,
+        as_json,
+    )
+    if not is_good:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
 @app.command(short_help="List the ops and layers that a target runs.")
 def ops(
     target: Annotated[str, typer.Option(help="The target, such as csx.")],
     name: Annotated[
-        str, typer.Argument(help="A part of a name, such as conv2d, torch.nn.LSTM or aten.flip; all without it.")
+        str,
+        typer.Argument(help="A part of a name, such as conv2d, torch.nn.LSTM or aten.flip; all without it."),
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from portwright.errors import UserError, suggest
 from portwright.graph.calibration import wanted_cores
 from portwright.graph.flops import Flops
-from portwright.graph.memory import Memory, largest_batch, most_bytes
+from portwright.graph.memory import Memory, Moment, largest_batch, most_bytes
 from portwright.graph.placement import Rectangle, Shares, place, share_cores
 from portwright.graph.sizes import show_bytes
 from portwright.graph.stages import Stage, split_stages
@@ -35,6 +35,17 @@ class Fit:
     shares: Shares | None = None  # of the cores of a fabric
     stages: tuple[Stage, ...] = ()
     why_mode: str = ""
+
+    @property
+    def batch_note(self) -> str:
+        """Why there is no largest batch, where there is none."""
+        if self.largest_batch is not None:
+            return ""
+        if self.fits is None:
+            return "the machine's memory is not known; give it with --memory"
+        if self.mode == "layer_pipelined":
+            return "samples pass the layers one by one, so any batch fits"
+        return "what a step takes does not depend on the batch"
 
 
 @dataclass(frozen=True)
@@ -120,23 +131,25 @@ def _resident(load: Load, machine: Hardware) -> Fit:
 
 
 def _streamed(load: Load, machine: Hardware) -> Fit:
-    """Activations of the batch stay on the chip; a layer's weights pass through it, the next one's on their way."""
+    """One layer at a time is on the chip, with its weights, their gradients and what it works on; the rest is beside it."""
     memory, capacity = load.memory, _on_chip(machine)
-    passing = 2 * max((m.weights + m.gradients for m in memory.layers), default=0)
-    moments = memory.activation_moments
-    needed = passing + most_bytes(moments, memory.batch_size, memory.batch_size)
-    best = largest_batch(moments, memory.batch_size, capacity - passing)
+    moments = tuple(
+        Moment(work.scaled, work.fixed + (layer.weight_copies or layer.weights) + layer.gradients)
+        for work, layer in zip(memory.working, memory.layers, strict=True)
+    )
+    needed = most_bytes(moments, memory.batch_size, memory.batch_size)
+    best = largest_batch(moments, memory.batch_size, capacity)
     formula = (
-        "most activations and inputs at once + 2 * (weights and gradients of the largest layer: one at work, the next on its way); "
-        "weights and optimizer state live beside the chip"
+        "most over layers of its weights (in the dtype that it computes in) + their gradients + what it makes and reads at once; "
+        "all weights, optimizer state and what other layers save for the backward pass are beside the chip where they do not fit on it"
     )
+    beside = memory.weights + memory.optimizer + max(0, memory.saved - (capacity - needed))
     why = (
-        f"activations of {memory.batch_size} samples and the weights of two layers take {show_bytes(needed)} of "
-        f"{show_bytes(capacity)} on the chip"
+        f"the largest layer takes {show_bytes(needed)} of {show_bytes(capacity)} on the chip, for {memory.batch_size} sample(s); "
+        f"{show_bytes(beside)} are beside it"
     )
-    beside = memory.weights + memory.optimizer
     if machine.streaming_bytes is not None and beside > machine.streaming_bytes:
-        why = f"weights and optimizer take {show_bytes(beside)} of {show_bytes(machine.streaming_bytes)} beside the chip"
+        why += f", where {show_bytes(machine.streaming_bytes)} have room"
         return Fit("weight_streaming", False, beside, machine.streaming_bytes, why, 0, formula)
     return Fit("weight_streaming", needed <= capacity, needed, capacity, why, best, formula)
 
@@ -272,4 +285,5 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "needed_bytes": fit.needed_bytes,
         "capacity_bytes": fit.capacity_bytes or None,
         "largest_batch": fit.largest_batch,
+        "largest_batch_note": fit.batch_note or None,
     }

@@ -7,6 +7,7 @@ still reads of the forward pass is what a step must save. Weights, optimizer sta
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from portwright.graph.graph import Graph, Node
@@ -55,7 +56,9 @@ class Memory:
     layers: tuple[LayerMemory, ...]
     batch_size: int
     moments: tuple[Moment, ...]  # that can be the peak: no other exceeds them in both parts
-    activation_moments: tuple[Moment, ...]  # the same of activations and inputs alone
+    working: tuple[
+        Moment, ...
+    ]  # one a layer: most at once of what it makes and reads while it runs, gradients left out
 
     @property
     def resident(self) -> int:
@@ -150,7 +153,7 @@ class _Liveness:
             ),
             batch_size=max(graph.batch_size, 1),
             moments=_pareto(walked.moments),
-            activation_moments=_pareto(walked.activation_moments),
+            working=tuple(walked.working),
         )
 
     @property
@@ -202,6 +205,7 @@ class _Liveness:
         walked = _Walked(len(self.rows.rows))
         scaled, fixed = input_bytes, 0
         live_copies = live_gradients = 0
+        of_layer = [[0, 0] for _ in self.rows.rows]  # fixed and scaled bytes that a layer made and that live
         ending: dict[int, list[int]] = {}
         for storage in self.born:
             ending.setdefault(self.dies[storage], []).append(storage)
@@ -221,15 +225,37 @@ class _Liveness:
                 scaled, fixed = (scaled + size, fixed) if is_scaled(storage) else (scaled, fixed + size)
                 live_copies += size if storage in copies else 0
                 live_gradients += size if storage in gradients else 0
+                if storage not in copies and storage not in gradients:
+                    of_layer[self.layer[self.born[storage]]][is_scaled(storage)] += size
             activations = scaled + fixed - live_copies - live_gradients - input_bytes
             walked.see(scaled, fixed, activations, live_copies, self.layer[position], node)
-            _keep_most(walked.activation_moments, scaled, activations + input_bytes - scaled)
+            walked.see_working(self.layer[position], *self._reads_from_others(position, of_layer, is_scaled))
             for storage in ending.get(position, ()):
                 size = values[storage].num_bytes
                 scaled, fixed = (scaled - size, fixed) if is_scaled(storage) else (scaled, fixed - size)
                 live_copies -= size if storage in copies else 0
                 live_gradients -= size if storage in gradients else 0
+                if storage not in copies and storage not in gradients:
+                    of_layer[self.layer[self.born[storage]]][is_scaled(storage)] -= size
         return walked
+
+    def _reads_from_others(
+        self, position: int, of_layer: list[list[int]], is_scaled: Callable[[int], bool]
+    ) -> tuple[int, int]:
+        """Scaled and fixed bytes that a layer needs at a node: its own that live, and what the node reads of others."""
+        layer = self.layer[position]
+        fixed, scaled = of_layer[layer]
+        for storage in {self.root[i] for i in self.nodes[position].inputs}:
+            value = self.graph.values[storage]
+            if value.kind == "input":
+                scaled += value.num_bytes
+            elif storage in self.born and self.layer[self.born[storage]] != layer:
+                fixed, scaled = (
+                    (fixed, scaled + value.num_bytes)
+                    if is_scaled(storage)
+                    else (fixed + value.num_bytes, scaled)
+                )
+        return scaled, fixed
 
 
 class _Walked:
@@ -240,7 +266,7 @@ class _Walked:
         self.live = {"forward": [0] * num_layers, "backward": [0] * num_layers}
         self.most_of_layer = [0] * num_layers
         self.moments: dict[int, int] = {}  # scaled bytes: most fixed bytes beside them
-        self.activation_moments: dict[int, int] = {}
+        self.working = [Moment(0, 0)] * num_layers
 
     def see(self, scaled: int, fixed: int, activations: int, copies: int, layer: int, node: Node) -> None:
         self.most = max(self.most, scaled + fixed)
@@ -249,12 +275,13 @@ class _Walked:
         live = self.live["forward" if node.phase == "forward" else "backward"]
         live[layer] = max(live[layer], activations)
         self.most_of_layer[layer] = max(self.most_of_layer[layer], activations)
-        _keep_most(self.moments, scaled, fixed)
+        if fixed >= self.moments.get(scaled, -1):
+            self.moments[scaled] = fixed
 
-
-def _keep_most(moments: dict[int, int], scaled: int, fixed: int) -> None:
-    if fixed >= moments.get(scaled, -1):
-        moments[scaled] = fixed
+    def see_working(self, layer: int, scaled: int, fixed: int) -> None:
+        known = self.working[layer]
+        if scaled + fixed > known.scaled + known.fixed:
+            self.working[layer] = Moment(scaled, fixed)
 
 
 def _pareto(moments: dict[int, int]) -> tuple[Moment, ...]:

@@ -307,7 +307,7 @@ def _changes(
     """What to do about refusals and about what does not fit, most helpful first."""
     changes = []
     if report.refused:
-        if legalise and legalise.get("removed"):
+        if legalise and legalise["removed"] and not legalise["applied"]:
             changes.append(
                 f"--legalise would remove {legalise['removed']} of {legalise['of']} refusals by itself."
             )

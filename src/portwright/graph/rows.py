@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from portwright.graph.graph import Graph, Module, Node
 
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
+_NOT_YET = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Rows:
     """The layers of a graph, and which one a node or a parameter belongs to.
 
     A module deeper than a layer belongs to it. An op that a module above the layers calls, such as an activation between two
-    of them or the loss, belongs to the layer whose output it works on.
+    of them or the loss, belongs to the layer whose output it works on; before the first layer, to that one.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -39,15 +40,21 @@ class Rows:
         self._maker: dict[int, int] = {}  # value: layer of the node that made it
         self._of_node: list[int] = []  # by position in graph.nodes
         by_index: dict[int, int] = {}
-        for node in graph.nodes:
+        waiting: list[int] = []  # positions of what runs before the first layer
+        for position, node in enumerate(graph.nodes):
             forward = by_index.get(node.forward) if node.forward >= 0 else None
-            layer = forward if forward is not None else self._find(graph, node)
+            layer = forward if forward is not None else self._find(node)
+            if layer == _NOT_YET:
+                waiting.append(position)
+            elif waiting:
+                self._settle(waiting, layer, graph, by_index)
             self._of_node.append(layer)
             by_index[node.index] = layer
-            for value in node.outputs:
-                self._maker[value] = layer
+            self._maker.update(dict.fromkeys(node.outputs, layer))
+        if waiting:
+            self._settle(waiting, self._number(""), graph, by_index)
         for value in graph.values:
-            if value.kind in ("parameter", "buffer"):
+            if value.kind in ("parameter", "buffer", "constant"):
                 self.of_value(value.name)
 
     def of_node(self, position: int) -> int:
@@ -60,12 +67,19 @@ class Rows:
         owner = self._layer_over(path)
         return self._number(path if owner is None else owner)
 
-    def _find(self, graph: Graph, node: Node) -> int:
+    def _find(self, node: Node) -> int:
         owner = self._layer_over(node.module)
         if owner is not None:
             return self._number(owner)
-        made = [self._maker[i] for i in node.inputs if i in self._maker]
-        return max(made) if made else self._number(node.module)
+        return max((self._maker[i] for i in node.inputs if i in self._maker), default=_NOT_YET)
+
+    def _settle(self, waiting: list[int], layer: int, graph: Graph, by_index: dict[int, int]) -> None:
+        for position in waiting:
+            if position < len(self._of_node):
+                self._of_node[position] = layer
+            by_index[graph.nodes[position].index] = layer
+            self._maker.update(dict.fromkeys(graph.nodes[position].outputs, layer))
+        waiting.clear()
 
     def _layer_over(self, path: str) -> str | None:
         if path not in self._owner:

@@ -6,7 +6,7 @@ Nothing here imports the SDK or torch: a target is listed wherever Portwright ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,6 +14,10 @@ from portwright.job.hand_over import where
 from portwright.job.vendor_env import explain_missing
 from portwright.target import Backend, Flag, Target
 from portwright.targets.csx.environment import ENVIRONMENT
+from portwright.targets.csx.hardware import hardware
+
+if TYPE_CHECKING:
+    from portwright.graph.kernels import KernelTable
 
 
 class ForeignSection(BaseModel):
@@ -35,6 +39,12 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
     return CsxBackend(flags, note)
 
 
+def kernels() -> KernelTable:
+    from portwright.targets.csx.kernels import table
+
+    return table()
+
+
 TARGET = Target(
     name="CSX",
     summary="a Cerebras CS system, through the vendor's SDK",
@@ -42,6 +52,8 @@ TARGET = Target(
     why_not=why_not,
     environment=ENVIRONMENT,
     has_cluster=True,
+    kernels=kernels,
+    hardware=hardware,
     sections={"csconfig": ForeignSection, "sparsity": ForeignSection},
     flags=(
         Flag(("--on_cpu", "--on-cpu"), "run through the SDK's own CPU backend", is_switch=True),

@@ -1,0 +1,114 @@
+"""The questions of Neocortex's key-metrics form, answered as far as a plan can.
+
+The form (PSC, Compilation Key Metrics to Share) asks for the ratio of used components, the cycles a sample, the size of the data
+set, the size of a sample and the largest batch that is expected; what a reader of the form asks next is added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from portwright.graph.estimate import MADE_BY
+from portwright.graph.plan import Plan
+from portwright.graph.subject import Data
+
+SOURCE = "PSC Neocortex, Compilation Key Metrics to Share"
+_MOST_FILES = 1_000_000
+
+
+def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
+    """The document `key_metrics.json`; what is not known is null, with the reason."""
+    num_files, num_bytes = _measure(data.paths)
+    batch = max(plan.graph.batch_size, 1)
+    sample_bytes = plan.memory.inputs / batch
+    no_fabric = f"mode {plan.fit.mode} on {plan.machine.name} has no such number"
+    dataset: tuple[Any, str, str] = (None, "", "")
+    if num_files:
+        dataset = (num_bytes, "", "sum over the files that train_input names")
+    elif data.num_samples is not None:
+        dataset = (
+            round(data.num_samples * sample_bytes),
+            "",
+            "samples * bytes a sample, in memory: train_input names no files",
+        )
+    else:
+        dataset = (
+            None,
+            f"train_input names no files, and {data.why_no_samples or 'nothing says how many samples'}",
+            "",
+        )
+    return {
+        "made_by": MADE_BY,
+        "source_of_questions": SOURCE,
+        "subject": plan.subject,
+        "target": plan.report.target,
+        "answers": {
+            "ratio_of_utilized_components": _estimated(plan, "total_utilization", no_fabric),
+            "cycles_per_sample": _estimated(plan, "estimated_deltat", no_fabric),
+            "dataset_bytes": _answer(dataset[0], dataset[1], "bytes", dataset[2]),
+            "dataset_files": _answer(
+                num_files or None,
+                "" if num_files else "train_input names no files that exist",
+                "files",
+                "counted",
+            ),
+            "num_samples": _answer(data.num_samples, data.why_no_samples, "samples", "len(dataset)"),
+            "sample_bytes": _answer(
+                sample_bytes if plan.memory.inputs else None,
+                "" if plan.memory.inputs else "the step has no input",
+                "bytes",
+                "bytes of the batch's tensors / batch size",
+            ),
+            "batch_size": _answer(plan.graph.batch_size, "", "samples", "the batch that was planned"),
+            "largest_batch": _largest_batch(plan),
+            "parameters": _answer(plan.graph.num_parameters, "", "elements", "counted; shared ones once"),
+            "flops_per_sample": _estimated(plan, "flops_per_sample", ""),
+            "memory_bytes": _estimated(plan, "memory_bytes", ""),
+            "execution_mode": _answer(plan.fit.mode, "", "", plan.fit.why_mode),
+        },
+    }
+
+
+def _estimated(plan: Plan, name: str, reason: str) -> dict[str, Any]:
+    estimate = plan.estimates.get(name)
+    return _answer(None, reason, "", "") if estimate is None else {**estimate.as_json(), "reason": None}
+
+
+def _largest_batch(plan: Plan) -> dict[str, Any]:
+    if plan.fit.largest_batch is None:
+        return _answer(None, plan.fit.batch_note, "samples", "")
+    return _estimated(plan, "largest_batch", "")
+
+
+def _answer(value: Any, reason: str, unit: str, formula: str) -> dict[str, Any]:
+    return {
+        "value": value,
+        "unit": unit,
+        "estimated": False,
+        "formula": formula,
+        "reason": (reason or "not known") if value is None else None,
+    }
+
+
+def _measure(paths: tuple[Path, ...]) -> tuple[int, int]:
+    """Files and bytes below some paths."""
+    num_files = num_bytes = 0
+    for size in _sizes(paths):
+        num_files, num_bytes = num_files + 1, num_bytes + size
+        if num_files >= _MOST_FILES:
+            break
+    return num_files, num_bytes
+
+
+def _sizes(paths: tuple[Path, ...]) -> Iterator[int]:
+    for path in paths:
+        if path.is_file():
+            yield path.stat().st_size
+        for folder, _, names in os.walk(path):
+            for name in names:
+                file = Path(folder) / name
+                if file.is_file():
+                    yield file.stat().st_size

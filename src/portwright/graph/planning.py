@@ -1,0 +1,273 @@
+"""`portwright plan`: captures a subject once for each way of casting, and plans it on each target."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from portwright.discover import find_targets, get_target
+from portwright.errors import UserError
+from portwright.graph.capture import capture
+from portwright.graph.fit import parse_mode
+from portwright.graph.graph import Graph
+from portwright.graph.kernels import Verdict
+from portwright.graph.key_metrics import answer_key_metrics
+from portwright.graph.match import MatchReport, Refusal, match
+from portwright.graph.plan import Plan, make_plan
+from portwright.graph.sizes import parse_bytes
+from portwright.graph.subject import Subject
+from portwright.job.atomic import atomic_write_text
+from portwright.target import Hardware, Target
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The part of the command line that says how to plan."""
+
+    targets: tuple[Target, ...]
+    mode: str | None = None
+    memory: str | None = None
+    legalise: bool = False
+
+
+@dataclass
+class Planned:
+    """The plans of one subject, by target name in small letters."""
+
+    subject: Subject
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return all(plan.is_good for plan in self.plans.values())
+
+    def as_json(self) -> dict[str, Any]:
+        documents = {
+            name: {**plan.as_json(), "key_metrics": answer_key_metrics(plan, self.subject.data)["answers"]}
+            for name, plan in self.plans.items()
+        }
+        return next(iter(documents.values())) if len(documents) == 1 else {"targets": documents}
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """Reads csx, csx,gpu or all; `all` are those that say what they run or what they are."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError("--target names no target.", "Give csx, csx,gpu or all.")
+    if any(name.lower() == "all" for name in names):
+        return tuple(target for target in find_targets().values() if target.hardware is not None)
+    chosen = {target.name: target for target in map(get_target, names)}
+    for target in chosen.values():
+        if target.hardware is None:
+            raise UserError(
+                f"nothing is known of the machine of target {target.name}.", "Plan for another target."
+            )
+    return tuple(chosen.values())
+
+
+def check_wish(wish: Wish) -> None:
+    """Refuses a mode or a size of memory that cannot be."""
+    mode = parse_mode(wish.mode)
+    for target in wish.targets:
+        machine = _machine(target, wish.memory)
+        if mode is not None and mode not in machine.modes:
+            raise UserError(
+                f"{machine.name} has no execution mode {mode}.", f"It has: {', '.join(machine.modes)}."
+            )
+
+
+def plan_subject(subject: Subject, wish: Wish) -> Planned:
+    """Plans on every target that was asked for; a mode that a target does not have is an error."""
+    mode = parse_mode(wish.mode)
+    planned = Planned(subject)
+    captures = _Captures(subject)
+    for target in wish.targets:
+        machine = _machine(target, wish.memory)
+        graph, report, gain = _match(captures, target, wish.legalise)
+        planned.plans[target.name.lower()] = make_plan(
+            report,
+            machine,
+            subject=subject.name,
+            mode=mode,
+            optimizer=captures.optimizer,
+            legalise=gain,
+            notes=(*subject.notes, *_notes(graph)),
+        )
+    return planned
+
+
+def _match(
+    captures: _Captures, target: Target, is_legal: bool
+) -> tuple[Graph, MatchReport, Mapping[str, Any] | None]:
+    has_forms = _has_legal_forms(target)
+    is_legal = is_legal and has_forms
+    graph = captures.of(target, is_legal)
+    report = _judge(graph, target)
+    if not has_forms or (not report.refused and not is_legal):
+        return graph, report, None
+    other = _judge(captures.of(target, not is_legal), target)
+    before, after = (other, report) if is_legal else (report, other)
+    gain = {
+        "removed": max(0, len(before.refused) - len(after.refused)),
+        "of": len(before.refused),
+        "left": len(after.refused),
+        "applied": is_legal,
+        "swaps": captures.swaps(target),
+    }
+    return graph, report, gain
+
+
+def _judge(graph: Graph, target: Target) -> MatchReport:
+    if target.kernels is not None:
+        return match(graph, target.kernels(), target.name)
+    # Whatever torch runs, it runs, host reads included; only a step that fails is refused.
+    refused = tuple(
+        Refusal(
+            stop.op,
+            stop.module,
+            stop.place.file if stop.place else None,
+            stop.place.line if stop.place else None,
+            stop.message,
+            "Make the step run first: python run.py CPU --mode train --validate_only.",
+        )
+        for stop in graph.stops
+        if stop.kind == "failure"
+    )
+    label = "whatever torch runs here, it runs"
+    return MatchReport(target.name, label, graph, tuple(Verdict("native") for _ in graph.nodes), refused)
+
+
+def _has_legal_forms(target: Target) -> bool:
+    from portwright.layers.legal.forms import valid_targets
+
+    return target.name.lower() in valid_targets()
+
+
+def _legalise(model: Any, target: Target, made: list[Any]) -> Any:
+    """The model with its refused parts in their legal form; calls outside its forward, such as a loss, included."""
+    from portwright.layers.legal import legalise
+    from portwright.runtime.base_model import LossModule
+
+    model = model if isinstance(model, LossModule) else LossModule(model)
+    legal = legalise(model.net, target.name.lower())
+    made.append(legal)
+    call = model.call
+
+    def redirected(batch: Any) -> Any:
+        with legal.redirecting():
+            return call(batch)
+
+    model.call = redirected
+    return model
+
+
+class _Captures:
+    """Graphs of a subject; targets that cast alike share one."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._graphs: dict[tuple[str, str], Graph] = {}
+        self._swaps: dict[str, list[dict[str, Any]]] = {}
+        self.optimizer = subject.optimizer
+
+    def of(self, target: Target, is_legal: bool) -> Graph:
+        casts, name = self._casts(target)
+        key = (name, target.name if is_legal else "")
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(casts, target, is_legal)
+        return self._graphs[key]
+
+    def swaps(self, target: Target) -> list[dict[str, Any]]:
+        return self._swaps.get(target.name, [])
+
+    def _casts(self, target: Target) -> tuple[AbstractContextManager[Any], str]:
+        import torch
+
+        if target.kernels is None:
+            if not self._subject.half:
+                return nullcontext(), ""
+            return torch.autocast("cpu", dtype=getattr(torch, self._subject.half)), self._subject.half
+        casts = target.kernels().casts()
+        return casts, "" if isinstance(casts, nullcontext) else target.name
+
+    def _capture(self, casts: AbstractContextManager[Any], target: Target, is_legal: bool) -> Graph:
+        subject = self._subject
+
+        made: list[Any] = []
+
+        def factory() -> Any:
+            model = subject.make_model()
+            return _legalise(model, target, made) if is_legal else model
+
+        graph = capture(factory, subject.batch, casts=casts, optimizer=self.optimizer.name, root=subject.root)
+        if not any(v.kind == "parameter" and v.requires_grad for v in graph.values):
+            # Without trained weights there is no training step; the forward pass can still be planned.
+            graph = capture(
+                factory, subject.batch, trains=False, casts=self._casts(target)[0], root=subject.root
+            )
+        if is_legal:
+            self._swaps[target.name] = [dataclasses.asdict(swap) for swap in made[-1].swaps]
+        return graph
+
+
+def _machine(target: Target, memory: str | None) -> Hardware:
+    assert target.hardware is not None
+    machine = target.hardware()
+    if memory is None:
+        return machine
+    sources = {**machine.sources, "memory_bytes": "--memory"}
+    sources.pop("core_memory_bytes", None)
+    return dataclasses.replace(
+        machine, memory_bytes=parse_bytes(memory), core_memory_bytes=None, sources=sources
+    )
+
+
+def _notes(graph: Graph) -> list[str]:
+    notes = []
+    if "loss" in graph.info:
+        notes.append(f"the loss is {graph.info['loss']}.")
+    if not graph.trains:
+        notes.append("no weight is trained: this is the plan of a forward pass.")
+    if any(stop.is_last for stop in graph.stops):
+        notes.append("the step was not seen to its end, so sizes and operations are of its first part.")
+    return notes
+
+
+def write_files(planned: Planned, out: Path) -> list[Path]:
+    """plan.html for all, and for each target, in a folder of its own if there are several, its JSON files and drawings."""
+    from portwright.graph.picture import write_page, write_svgs
+
+    written: list[Path] = []
+    documents = {name: plan.as_json() for name, plan in planned.plans.items()}
+    try:
+        for name, plan in planned.plans.items():
+            folder = out / name if len(planned.plans) > 1 else out
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, content in _files(plan, documents[name], planned.subject).items():
+                # No space behind a colon: the commands of the key-metrics page grep for the numbers so.
+                text = json.dumps(content, indent=1, separators=(",", ":"))
+                atomic_write_text(folder / file, text + "\n")
+                written.append(folder / file)
+            written += write_svgs(documents[name], folder)
+        only = next(iter(documents.values())) if len(documents) == 1 else {"targets": documents}
+        written.append(write_page(only, out / "plan.html"))
+    except OSError as error:
+        raise UserError(f"cannot write to '{out}': {error}.", "Choose another folder with --out.") from error
+    return written
+
+
+def _files(plan: Plan, document: Mapping[str, Any], subject: Subject) -> dict[str, Mapping[str, Any]]:
+    files: dict[str, Mapping[str, Any]] = {
+        "plan.json": document,
+        "key_metrics.json": answer_key_metrics(plan, subject.data),
+    }
+    if "estimated_deltat" in plan.estimates:
+        cycles = plan.estimates["estimated_deltat"]
+        rest = {key: value for key, value in cycles.as_json().items() if key != "value"}
+        files["deltat_estimate.json"] = {"estimated_deltat": cycles.value, **rest}
+    return files

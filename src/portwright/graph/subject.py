@@ -1,0 +1,390 @@
+"""What `portwright plan` plans: a model folder's run.py, a reference model, or a callable in a file."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from portwright.discover import find_models
+from portwright.errors import PortwrightError, UserError, suggest
+from portwright.graph.inputs import TensorSpec, map_tensors, parse_inputs
+from portwright.graph.optimizer_state import OptimizerCost
+from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
+from portwright.runtime import run as run_module
+from portwright.runtime.arguments import parse_arguments
+from portwright.runtime.base_model import LossModule, make_model
+from portwright.runtime.precision import resolve_precision
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is known of a subject's training data, for the key metrics; None is not known."""
+
+    num_samples: int | None = None
+    why_no_samples: str = ""
+    paths: tuple[Path, ...] = ()  # that params name and that exist
+
+
+@dataclass
+class Subject:
+    """A model to plan, and a batch for it."""
+
+    name: str
+    make_model: Callable[[], Any]  # what `capture` takes: a fresh model each time
+    batch: Any
+    optimizer: OptimizerCost
+    root: Path  # of the user's code
+    half: str = ""  # dtype of the run's own mixed precision, '' for none
+    data: Data = field(default_factory=Data)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The part of the command line that says what to plan."""
+
+    path: str
+    params: Path | None = None
+    overrides: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    batch_size: int | None = None
+    optimizer: str | None = None
+    compat: str | None = None
+
+
+def load_subject(request: Request) -> Subject:
+    """Runs the user's files as far as they describe the model, never further: nothing is trained."""
+    if request.batch_size is not None and request.batch_size < 1:
+        raise UserError(f"--batch-size is {request.batch_size}.", "Give a number from 1 on.")
+    script = _find_script(request.path)
+    subject = _from_callable(request) if script is None else _from_script(request, script)
+    if request.batch_size is not None:
+        subject.batch = _resize(subject.batch, request.batch_size)
+    if request.optimizer is not None:
+        options = subject.optimizer.options if _same(request.optimizer, subject.optimizer.name) else {}
+        subject.optimizer = OptimizerCost(_known_optimizer(request.optimizer), options)
+    return subject
+
+
+def _find_script(path: str) -> Path | None:
+    """The run.py that a path means; None where it means a callable in a file."""
+    given = Path(path)
+    if given.is_dir():
+        if not (given / "run.py").is_file():
+            raise UserError(f"'{path}' has no run.py.", "Give a model folder, a run.py or FILE.py:CALLABLE.")
+        return (given / "run.py").resolve()
+    if given.is_file():
+        if given.suffix != ".py":
+            raise UserError(
+                f"'{path}' is not a Python file.", "Give a model folder, a run.py or FILE.py:CALLABLE."
+            )
+        return given.resolve()
+    if ".py:" in path:
+        return None
+    models = find_models()
+    if path in models:
+        return models[path] / "run.py"
+    raise UserError(
+        f"'{path}' is neither a run.py, a folder with one, FILE.py:CALLABLE, nor a reference model.",
+        suggest(path, models),
+    )
+
+
+# -- a run.py ------------------------------------------------------------------------------------------------
+
+
+class _Asked(BaseException):
+    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+def _intercept(
+    model_fn: Callable[..., Any],
+    train_data_fn: Any = None,
+    eval_data_fn: Any = None,
+    default_params_fn: Any = None,
+    extra_args_parser_fn: Any = None,
+    *,
+    argv: Sequence[str] | None = None,
+) -> None:
+    del argv
+    raise _Asked(
+        {
+            "model_fn": model_fn,
+            "train_data_fn": train_data_fn,
+            "eval_data_fn": eval_data_fn,
+            "default_params_fn": default_params_fn,
+            "extra_args_parser_fn": extra_args_parser_fn,
+        }
+    )
+
+
+def _from_script(request: Request, script: Path) -> Subject:
+    params_path = request.params or script.parent / "configs" / "params.yaml"
+    if not params_path.is_file():
+        raise UserError(f"there is no params file '{params_path}'.", "Give one with --params.")
+    overrides = [word for text in request.overrides for word in ("-D", text)]
+    arguments = ["CPU", "--mode", "train", "--params", str(params_path.resolve()), *overrides]
+    parts = run_module._Parts(**_ask(script, arguments, request.compat))
+    parts.check()
+    parsed = parse_arguments(arguments, parts.extra_args_parser_fn)
+    params = run_module._load(parsed, parts)
+    options = params.optimizer.model_dump()
+    precision = resolve_precision(params.values, params.runconfig.precision, "cuda")
+    subject = Subject(
+        name=request.path,
+        make_model=lambda: make_model(parts.model_fn, copy.deepcopy(params.values), None),
+        batch=None,
+        optimizer=OptimizerCost(params.optimizer.optimizer_type, options),
+        root=script.parent,
+        half={"bf16": "bfloat16", "fp16": "float16"}.get(precision.name, ""),
+    )
+    if request.inputs:
+        subject.batch = _positional(parse_inputs(request.inputs))
+        subject.data = Data(why_no_samples="the batch was given with --input")
+        return subject
+    subject.batch, subject.data = _read_batch(parts.train_data_fn, copy.deepcopy(params.values), params)
+    return subject
+
+
+def _ask(script: Path, arguments: Sequence[str], compat: str | None) -> Mapping[str, Any]:
+    """Runs the script up to its call of run(), and gives what it passes there."""
+    sys.path.insert(0, str(script.parent))
+    if compat is not None:
+        from portwright.compat.lend import lend
+
+        lend(compat)
+    with (
+        mock.patch.object(run_module, "run", _intercept),
+        mock.patch.object(sys, "argv", [str(script), *arguments]),
+    ):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except _Asked as asked:
+            return asked.parts
+        except SystemExit as stop:
+            raise UserError(
+                f"{script} ended with {stop.code!r} before it called run().",
+                "Call run(model_fn, train_data_fn, ...), as `portwright new` does.",
+            ) from stop
+        except PortwrightError:
+            raise
+        except Exception as error:
+            if compat is not None and isinstance(error, ImportError):
+                from portwright.compat.lend import explain_import_error
+
+                raise explain_import_error(script, error) from error
+            raise run_module._blame(error) from error
+    raise UserError(
+        f"{script} never calls portwright.run().", "Call it, or plan FILE.py:CALLABLE with --input instead."
+    )
+
+
+def _read_batch(data_fn: Any, values: dict[str, Any], params: Any) -> tuple[Any, Data]:
+    """The first batch of the project's own training data."""
+    from portwright.data.loader import ResumableLoader
+
+    cure = "Or describe a batch: --input 'x:float32[8,784]' --input 'y:int64[8]'."
+    if data_fn is None:
+        raise UserError("run() was called without train_data_fn, so there is no batch.", cure)
+    try:
+        made = data_fn(values)
+        loader = ResumableLoader(made, name="train_input", seed=params.runconfig.seed or 0, repeat=False)
+        try:
+            batch = next(iter(loader), None)
+        finally:
+            loader.close()
+    except PortwrightError as error:
+        error.cure = f"{error.cure} {cure}".strip()
+        raise
+    except Exception as error:
+        blamed = run_module._blame(error)
+        raise UserError(f"no batch could be read: {blamed.message}", cure) from error
+    if batch is None:
+        raise UserError("the training data has no batch.", cure)
+    paths = _data_paths(params.values.get("train_input"))
+    try:
+        return batch, Data(num_samples=len(made.dataset), paths=paths)
+    except (AttributeError, TypeError, NotImplementedError) as error:
+        return batch, Data(
+            why_no_samples=f"the training data does not say how many samples it has ({error})", paths=paths
+        )
+
+
+def _data_paths(section: Any) -> tuple[Path, ...]:
+    found = []
+    for key, value in section.items() if isinstance(section, Mapping) else ():
+        if not str(key).endswith(("_dir", "_path", "_file", "_dirs", "_paths", "_files")):
+            continue
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and path and Path(path).expanduser().exists():
+                found.append(Path(path).expanduser())
+    return tuple(found)
+
+
+# -- FILE.py:CALLABLE ----------------------------------------------------------------------------------------
+
+
+def _from_callable(request: Request) -> Subject:
+    file_name, _, name = request.path.rpartition(":")
+    file = Path(file_name)
+    if not file.is_file():
+        raise UserError(f"there is no file '{file}'.", "Give FILE.py:CALLABLE.")
+    if not request.inputs:
+        raise UserError(
+            f"'{request.path}' has no data loader, so there is no batch.",
+            "Describe one: --input 'x:float32[8,784]', once for each argument of forward.",
+        )
+    made = _find_callable(file.resolve(), name)
+    params = _plain_params(request)
+    given = parse_inputs(request.inputs)
+    notes = [] if request.optimizer else [f"no params name an optimizer: {DEFAULT_OPTIMIZER} is assumed."]
+
+    def factory() -> LossModule:
+        model = _build(made, request.path, params)
+        if not isinstance(model, LossModule):
+            model = LossModule(model)
+        user = model.__dict__["user_model"]
+        if user is model.net:
+            model.call = _route(model.net, model.call)
+        return model
+
+    return Subject(
+        name=request.path,
+        make_model=factory,
+        batch=given,
+        optimizer=OptimizerCost(DEFAULT_OPTIMIZER),
+        root=file.resolve().parent,
+        data=Data(why_no_samples="the batch was given with --input"),
+        notes=notes,
+    )
+
+
+def _plain_params(request: Request) -> dict[str, Any] | None:
+    from portwright.job.params import load_params
+
+    if request.params is None:
+        if request.overrides:
+            raise UserError("-D was given without --params.", "Say which params file it changes.")
+        return None
+    return load_params(request.params, overrides=request.overrides).values
+
+
+def _find_callable(file: Path, name: str) -> Callable[..., Any]:
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except PortwrightError:
+        raise
+    except Exception as error:
+        raise run_module._blame(error) from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [k for k, v in vars(found).items() if not k.startswith("_") and callable(v)]
+            raise UserError(f"{file} has no '{name}'.", suggest(part, public))
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(
+            f"'{name}' of {file} is {type(found).__name__}.",
+            "Name a class or a function that makes the model.",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _build(made: Callable[..., Any], path: str, params: dict[str, Any] | None) -> Any:
+    from torch import nn
+
+    if isinstance(made, nn.Module):
+        return copy.deepcopy(made)  # each capture may change the model that it is given
+    try:
+        declared = list(inspect.signature(made).parameters.values())
+    except (TypeError, ValueError):
+        declared = []
+    needed = [
+        p
+        for p in declared
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if params is not None and needed:
+        return make_model(made, copy.deepcopy(params), None)
+    if needed:
+        names = ", ".join(p.name for p in needed)
+        raise UserError(
+            f"{path} needs the argument(s) {names}.",
+            "Name a function without arguments that makes the model, or give its params with --params.",
+        )
+    return made()
+
+
+def _route(module: Any, whole: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Hands inputs to forward: by name where all names are arguments of it, else in their order."""
+    declared = list(inspect.signature(module.forward).parameters.values())
+    names = [p.name for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    num_positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in declared)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in declared)
+
+    def call(batch: Any) -> Any:
+        if isinstance(batch, Mapping):
+            if set(batch) <= set(names):
+                return module(**batch)
+            if takes_any or num_positional >= len(batch):
+                return module(*batch.values())
+            return whole(batch)
+        return module(*batch) if isinstance(batch, tuple) else module(batch)
+
+    return call
+
+
+# -- batches and optimizers ----------------------------------------------------------------------------------
+
+
+def _positional(given: Any) -> Any:
+    """A project's own model gets named inputs as a tuple in their order, the way most loaders give them."""
+    return tuple(given.values()) if isinstance(given, Mapping) else given
+
+
+def _resize(batch: Any, size: int) -> Any:
+    """The same batch with another number of samples, by shape and type alone."""
+    sizes: list[int] = []
+
+    def look(tensor: Any, name: str) -> Any:
+        if len(tensor.shape):
+            sizes.append(int(tensor.shape[0]))
+        return tensor
+
+    map_tensors(batch, look)
+    before = sizes[0] if sizes else None
+
+    def change(tensor: Any, name: str) -> TensorSpec:
+        shape = tuple(int(n) for n in tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        is_batched = bool(shape) and shape[0] == before
+        return TensorSpec((size, *shape[1:]) if is_batched else shape, dtype)
+
+    return map_tensors(batch, change)
+
+
+def _same(one: str, other: str) -> bool:
+    return one.lower() == other.lower()
+
+
+def _known_optimizer(name: str) -> str:
+    schema = optimizer_schema(name)
+    return next(known for known, kind in OPTIMIZERS.items() if kind is schema)
