@@ -103,6 +103,10 @@ def _exact(rows: Iterable[Row], asked: str) -> list[Row]:
     by_api = [row for row in rows if asked.lower() in (api.lower() for api in row.api)]
     if by_api or asked.count(".") == 0:
         return by_api
+    if asked.startswith(
+        "torch."
+    ):  # torch.relu, torch.Tensor.relu_ and torch.nn.functional.relu are all aten.relu
+        asked = f"aten.{asked.rpartition('.')[2]}"
     same = [row for row in rows if functional_name(row.op) == functional_name(asked)]
     if same:
         return same
