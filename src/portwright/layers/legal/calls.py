@@ -1,0 +1,139 @@
+"""Redirecting a model's calls of torch while its forward runs, and keeping account of them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from portwright.layers.legal.checkpointing import plain_calls
+from portwright.layers.legal.forms import FORMS, Form
+from portwright.layers.legal.redirects import redirects_for
+
+_OWN = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_CHECKPOINT = next(form for form in FORMS if form.name == "checkpoint")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One module or call that a legal form stands in for."""
+
+    module: str
+    """Its path in the model; empty for the model itself."""
+    what: str
+    """Torch's name of it: nn.LSTM, F.one_hot, Tensor.flip."""
+    form: str
+    reason: str
+    file: str = ""
+    line: int = 0
+    """Where the user's code makes the call; 0 for a module, which is swapped before anything runs."""
+
+
+class CallLog:
+    """The swaps of one model; it grows when a call is redirected for the first time."""
+
+    def __init__(self, target: str, swaps: Sequence[Swap] = ()) -> None:
+        self.target = target
+        self._swaps = dict.fromkeys(swaps)
+        self._seen: set[tuple[str, str, int]] = set()
+        self._running = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def swaps(self) -> tuple[Swap, ...]:
+        return tuple(self._swaps)
+
+    def add(self, swap: Swap) -> None:
+        with self._lock:
+            self._swaps.setdefault(swap)
+
+    def note(self, what: str, form: Form, root: nn.Module) -> None:
+        """Accounts for a redirected call, once for each line that makes it."""
+        file, line, frame = _caller()
+        key = (what, file, line)
+        if key not in self._seen:
+            self._seen.add(key)
+            self.add(Swap(_path_of(frame, root), what, f"legal.{form.name}", form.why, file, line))
+
+    @contextmanager
+    def redirecting(self, root: nn.Module) -> Iterator[None]:
+        """While it lasts, refused calls go to their legal forms; inside itself it does nothing more."""
+        if getattr(self._running, "active", False):
+            yield
+            return
+        self._running.active = True
+        try:
+            with (
+                plain_calls(lambda: self.note("torch.utils.checkpoint.checkpoint", _CHECKPOINT, root)),
+                RedirectMode(self, root),
+            ):
+                yield
+        finally:
+            self._running.active = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallLog:
+        return CallLog(self.target, self.swaps)
+
+    def __reduce__(self) -> Any:
+        return CallLog, (self.target, self.swaps)
+
+
+class RedirectMode(TorchFunctionMode):
+    """Sees every call of torch's API that the model makes. Calls inside torch's own composite functions are not seen, so those
+    have forms of their own."""
+
+    def __init__(self, log: CallLog, root: nn.Module) -> None:
+        super().__init__()
+        self._log, self._root = log, root
+        self._redirects = redirects_for(log.target)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        redirect = self._redirects.get(func)
+        if redirect is None and hasattr(
+            func, "__wrapped__"
+        ):  # the SDK wraps functions of torch's modules in place
+            redirect = self._redirects.get(inspect.unwrap(func))
+        if redirect is None or not redirect.applies(args, options):
+            return func(*args, **options)
+        self._log.note(redirect.what, redirect.form, self._root)
+        return redirect.function(*args, **{k: v for k, v in options.items() if k != "out"})  # an out of None
+
+
+def _caller() -> tuple[str, int, FrameType | None]:
+    """The nearest line that is neither torch's, nor the SDK's, nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OWN, _TORCH, "<")) and "/cerebras/pytorch/" not in file:
+            return file, frame.f_lineno, sys._getframe(1)
+        frame = frame.f_back
+    return "", 0, sys._getframe(1)
+
+
+def _path_of(frame: FrameType | None, root: nn.Module) -> str:
+    """The innermost module of the model that is running."""
+    names: dict[int, str] = {id(module): name for name, module in root.named_modules()}
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,320 @@
+"""Convolutions of one dimension and of several groups, as dense convolutions of two or three dimensions.
+
+The front end has no backward of 1-D convolutions and no groups at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from portwright.layers.legal.padding import pad
+
+Size = int | Sequence[int]
+Padding = int | str | Sequence[int]
+
+MOST_CHUNKS = 32
+"""More groups than this become one dense convolution: that many separate ones would swell the graph."""
+MOST_TAPS = 64
+"""Larger depthwise kernels than this become one dense convolution, for the same reason."""
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """F.conv1d, as a 2-D convolution of height 1."""
+    flat_padding = padding if isinstance(padding, str) else (0, _first(padding))
+    result = conv2d(
+        input.unsqueeze(-2), weight.unsqueeze(-2), bias,
+        (1, _first(stride)), flat_padding, (1, _first(dilation)), groups,
+    )  # fmt: skip
+    return result.squeeze(-2)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """F.conv2d, with groups taken apart."""
+    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """F.conv3d, with groups taken apart."""
+    return _conv(3, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+) -> Tensor:
+    """F.conv_transpose1d, as a 2-D transposed convolution of height 1."""
+    result = conv_transpose2d(
+        input.unsqueeze(-2), weight.unsqueeze(-2), bias,
+        (1, _first(stride)), (0, _first(padding)), (0, _first(output_padding)), groups, (1, _first(dilation)),
+    )  # fmt: skip
+    return result.squeeze(-2)
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+) -> Tensor:
+    """F.conv_transpose2d, with groups taken apart."""
+    return _conv_transpose(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+) -> Tensor:
+    """F.conv_transpose3d, with groups taken apart."""
+    return _conv_transpose(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _conv(
+    num_dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+    groups: int,
+) -> Tensor:
+    dense: Any = F.conv2d if num_dims == 2 else F.conv3d
+    channels = -num_dims - 1
+    if groups == 1 or _is_malformed(input, weight, groups, channels):
+        return dense(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+    taps = math.prod(weight.shape[2:])
+    if weight.shape[1] == 1 and taps <= MOST_TAPS:
+        return _depthwise(num_dims, input, weight, bias, stride, padding, dilation)
+    if groups > MOST_CHUNKS:
+        return dense(input, _block_diagonal(weight, groups), bias, stride, padding, dilation)  # type: ignore[no-any-return]
+    parts = zip(
+        input.chunk(groups, channels),
+        weight.chunk(groups),
+        [None] * groups if bias is None else bias.chunk(groups),
+        strict=True,
+    )
+    return torch.cat([dense(x, w, b, stride, padding, dilation) for x, w, b in parts], channels)
+
+
+def _is_malformed(input: Tensor, weight: Tensor, groups: int, channels: int) -> bool:
+    """Torch itself says what is wrong with such a call."""
+    if groups < 1 or input.dim() < -channels or weight.dim() != 1 - channels:
+        return True
+    return input.shape[channels] != weight.shape[1] * groups or weight.shape[0] % groups != 0
+
+
+def _depthwise(
+    num_dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+) -> Tensor:
+    """A group a channel: the kernel's taps, each a shifted view times a number a channel. No multiplication by zero."""
+    strides, dilations = _each(stride, num_dims), _each(dilation, num_dims)
+    kernel = tuple(weight.shape[2:])
+    padded = F.pad(input, _pad_amounts(padding, kernel, dilations))
+    num_channels = input.shape[-num_dims - 1]
+    multiplier = weight.shape[0] // num_channels
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, d, s in zip(padded.shape[-num_dims:], kernel, dilations, strides, strict=True)
+    ]
+    if min(sizes) < 1:
+        raise RuntimeError(
+            f"a kernel of {kernel} does not fit in an input of {tuple(padded.shape[-num_dims:])}"
+        )
+    per_channel = weight.reshape(num_channels, multiplier, *kernel)
+    total: Tensor | None = None
+    for tap in product(*map(range, kernel)):
+        view = padded
+        for place, (offset, size, s, d) in enumerate(zip(tap, sizes, strides, dilations, strict=True)):
+            start = offset * d
+            dim = view.dim() - num_dims + place
+            view = view[(slice(None),) * dim + (slice(start, start + (size - 1) * s + 1, s),)]
+        index: tuple[Any, ...] = (..., *tap)
+        factor = per_channel[index].reshape(num_channels, multiplier, *[1] * num_dims)
+        term = view.unsqueeze(-num_dims - 1) * factor
+        total = term if total is None else total + term
+    assert total is not None
+    result = total.flatten(-num_dims - 2, -num_dims - 1)
+    return result if bias is None else result + bias.reshape(-1, *[1] * num_dims)
+
+
+def _pad_amounts(padding: Padding, kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """What F.pad wants: last dimension first, before and after."""
+    amounts: list[int] = []
+    for place in reversed(range(len(kernel))):
+        if padding == "valid":
+            amounts += [0, 0]
+        elif padding == "same":
+            total = dilations[place] * (kernel[place] - 1)
+            amounts += [total // 2, total - total // 2]
+        else:
+            amount = _each(padding, len(kernel))[place]  # type: ignore[arg-type]
+            amounts += [amount, amount]
+    return amounts
+
+
+def _block_diagonal(weight: Tensor, groups: int) -> Tensor:
+    """The dense weight (first, second, ...) of a grouped one (first, second / groups, ...): zeros between groups."""
+    first, second = weight.shape[0], weight.shape[1]
+    kernel = tuple(weight.shape[2:])
+    ones = [1] * len(kernel)
+    group = torch.arange(groups, device=weight.device)
+    same = (group.unsqueeze(1) == group.unsqueeze(0)).to(weight.dtype).reshape(groups, 1, groups, 1, *ones)
+    spread = weight.reshape(groups, first // groups, 1, second, *kernel) * same
+    return spread.reshape(first, groups * second, *kernel)
+
+
+def _conv_transpose(
+    num_dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size,
+    output_padding: Size,
+    groups: int,
+    dilation: Size,
+) -> Tensor:
+    dense: Any = F.conv_transpose2d if num_dims == 2 else F.conv_transpose3d
+    channels = -num_dims - 1
+    if groups == 1 or input.shape[channels] != weight.shape[0] or weight.shape[0] % groups:
+        return dense(input, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+    if groups > MOST_CHUNKS:
+        spread = _block_diagonal(weight, groups)
+        return dense(input, spread, bias, stride, padding, output_padding, 1, dilation)  # type: ignore[no-any-return]
+    parts = zip(
+        input.chunk(groups, channels),
+        weight.chunk(groups),
+        [None] * groups if bias is None else bias.chunk(groups),
+        strict=True,
+    )
+    return torch.cat(
+        [dense(x, w, b, stride, padding, output_padding, 1, dilation) for x, w, b in parts], channels
+    )
+
+
+def _first(size: Size) -> int:
+    return size if isinstance(size, int) else int(size[0])
+
+
+def _each(size: Size, num_dims: int) -> tuple[int, ...]:
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * num_dims if len(sizes) == 1 else sizes
+
+
+class Conv1d(nn.Conv1d):
+    """nn.Conv1d, as a 2-D convolution of height 1."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _padded_conv(self, conv1d, input, weight, bias)
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d, with groups taken apart and any padding mode."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _padded_conv(self, conv2d, input, weight, bias)
+
+
+class Conv3d(nn.Conv3d):
+    """nn.Conv3d, with groups taken apart and any padding mode."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _padded_conv(self, conv3d, input, weight, bias)
+
+
+class ConvTranspose1d(nn.ConvTranspose1d):
+    """nn.ConvTranspose1d, as a 2-D one of height 1."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return _transposed(self, conv_transpose1d, input, output_size)
+
+
+class ConvTranspose2d(nn.ConvTranspose2d):
+    """nn.ConvTranspose2d, with groups taken apart."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return _transposed(self, conv_transpose2d, input, output_size)
+
+
+class ConvTranspose3d(nn.ConvTranspose3d):
+    """nn.ConvTranspose3d, with groups taken apart."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return _transposed(self, conv_transpose3d, input, output_size)
+
+
+def _padded_conv(module: Any, conv: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    padding: Any = module.padding
+    if module.padding_mode != "zeros":
+        input = pad(input, module._reversed_padding_repeated_twice, module.padding_mode)
+        padding = 0
+    return conv(input, weight, bias, module.stride, padding, module.dilation, module.groups)  # type: ignore[no-any-return]
+
+
+def _transposed(module: Any, conv: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
+    output_padding = module._output_padding(
+        input, output_size, module.stride, module.padding, module.kernel_size, len(module.kernel_size), module.dilation,
+    )  # fmt: skip
+    return conv(  # type: ignore[no-any-return]
+        input,
+        module.weight,
+        module.bias,
+        module.stride,
+        module.padding,
+        output_padding,
+        module.groups,
+        module.dilation,
+    )

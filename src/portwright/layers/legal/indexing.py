@@ -1,0 +1,164 @@
+"""Moving and picking elements: flips, rolls, one-hot rows, and integer indices in a later dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import UserError
+from portwright.layers.legal.positions import gather_along, take_positions
+
+Dims = int | Sequence[int]
+
+
+def flip(input: Tensor, dims: Dims, *more: int) -> Tensor:
+    """torch.flip."""
+    for dim in _each(dims, more):
+        input = take_positions(input, _wrap(dim, input), list(range(input.shape[dim]))[::-1])
+    return input
+
+
+def fliplr(input: Tensor) -> Tensor:
+    """torch.fliplr."""
+    if input.dim() < 2:
+        raise RuntimeError(f"fliplr needs two dimensions or more, not {input.dim()}")
+    return flip(input, 1)
+
+
+def flipud(input: Tensor) -> Tensor:
+    """torch.flipud."""
+    if input.dim() < 1:
+        raise RuntimeError("flipud needs one dimension or more, not 0")
+    return flip(input, 0)
+
+
+def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """torch.rot90."""
+    first, second = (_wrap(dim, input) for dim in dims)
+    if first == second:
+        raise RuntimeError(f"rot90 needs two different dimensions, not {tuple(dims)}")
+    turns = k % 4
+    if turns == 2:
+        return flip(input, (first, second))
+    if turns:
+        turned = input.transpose(first, second)
+        return flip(turned, first if turns == 1 else second)
+    return input.clone()
+
+
+def roll(input: Tensor, shifts: Dims, dims: Dims | None = None, *more: int) -> Tensor:
+    """torch.roll."""
+    amounts = _each(shifts, ())
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        if len(amounts) != 1:
+            raise RuntimeError(f"roll without dims takes one shift, not {len(amounts)}")
+        return roll(input.flatten(), amounts[0], 0).reshape(input.shape)
+    places = _each(dims, more)
+    if len(places) != len(amounts):
+        raise RuntimeError(f"roll needs a shift for each dimension: {len(amounts)} for {len(places)}")
+    for amount, dim in zip(amounts, places, strict=True):
+        size = input.shape[_wrap(dim, input)]
+        if size and amount % size:
+            input = take_positions(input, dim, [(at - amount) % size for at in range(size)])
+    return input
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """F.one_hot, by comparison with an arange. The number of classes must be given, since nothing can be read back while a
+    step is traced; for the same reason a class outside it gives a row of zeros instead of an error."""
+    if num_classes < 1:
+        raise UserError(
+            f"one_hot with num_classes={num_classes} reads the largest class from the data, which the target cannot do.",
+            "Give the number of classes.",
+        )
+    if tensor.dtype != torch.int64:
+        raise RuntimeError(f"one_hot takes an index tensor of type int64, not {tensor.dtype}")
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """torch.index_select, by a gather."""
+    return gather_along(input, _wrap(dim, input), index.reshape(-1).to(torch.int64))
+
+
+def getitem(input: Tensor, key: Any) -> Tensor:
+    """input[:, ..., index]: one index tensor or list in a later dimension, full slices before it."""
+    dim, index, rest = split_key(input, key)
+    if isinstance(index, Tensor):
+        wrapped = torch.where(index < 0, index + input.shape[dim], index)
+        picked = gather_along(input, dim, wrapped.reshape(-1).to(torch.int64))
+        result = picked.reshape(*input.shape[:dim], *index.shape, *input.shape[dim + 1 :])
+    else:
+        result = take_positions(input, dim, [at % input.shape[dim] for at in index])
+    return result[(slice(None),) * (dim + 1) + rest] if rest else result
+
+
+def split_key(input: Tensor, key: Any) -> tuple[int, Tensor | list[int], tuple[Any, ...]]:
+    """The dimension, the index in it and the slices after it; ValueError for any other kind of key."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
+        place = next(i for i, part in enumerate(parts) if part is Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (input.dim() - len(parts) + 1)
+    at = [i for i, part in enumerate(parts) if not isinstance(part, slice)]
+    if len(at) != 1 or len(parts) > input.dim() or any(part != slice(None) for part in parts[: at[0]]):
+        raise ValueError("not one index in a later dimension")
+    index, dim = parts[at[0]], at[0]
+    rest = tuple(parts[dim + 1 :])
+    if isinstance(index, Tensor):
+        if index.dtype not in (torch.int64, torch.int32) or index.dim() == 0 or (rest and index.dim() != 1):
+            raise ValueError("not an index of integers")
+        return dim, index, rest
+    if isinstance(index, list) and index and all(type(i) is int for i in index):
+        if any(not -input.shape[dim] <= i < input.shape[dim] for i in index):
+            raise IndexError(f"an index of {index} is out of range for a dimension of {input.shape[dim]}")
+        return dim, index, rest
+    raise ValueError("not an index of integers")
+
+
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """F.channel_shuffle."""
+    if groups < 1 or input.dim() < 3 or input.shape[1] % groups:
+        raise RuntimeError(
+            f"{groups} groups do not divide the channels of an input of shape {tuple(input.shape)}"
+        )
+    split = input.reshape(input.shape[0], groups, input.shape[1] // groups, *input.shape[2:])
+    return split.transpose(1, 2).reshape(input.shape)
+
+
+def masked_fill_at(input: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
+    """input with value where the mask is true: what `input[mask] = value` does for a value of one element."""
+    filler = value.to(input.dtype) if isinstance(value, Tensor) else input.new_full((), value)
+    while mask.dim() < input.dim():
+        mask = mask.unsqueeze(-1)
+    return torch.where(mask, filler.reshape(()), input)
+
+
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    """torch.index_fill, by comparison with an arange."""
+    dim = _wrap(dim, input)
+    positions = torch.arange(input.shape[dim], device=input.device)
+    wrapped = torch.where(index < 0, index + input.shape[dim], index).reshape(-1, 1)
+    chosen = (wrapped == positions).any(0)
+    return masked_fill_at(input, chosen.reshape([-1 if at == dim else 1 for at in range(input.dim())]), value)
+
+
+def _each(dims: Dims, more: Sequence[int]) -> list[int]:
+    return [dims, *more] if isinstance(dims, int) else list(dims)
+
+
+def _wrap(dim: int, input: Tensor) -> int:
+    num_dims = max(input.dim(), 1)
+    if not -num_dims <= dim < num_dims:
+        raise IndexError(f"dimension {dim} is out of range: the input has {input.dim()}")
+    return dim % num_dims
+
+
+class ChannelShuffle(nn.ChannelShuffle):
+    """nn.ChannelShuffle, by a view and a transposition."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return channel_shuffle(input, self.groups)

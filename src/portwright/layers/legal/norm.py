@@ -1,0 +1,101 @@
+"""Normalisation per instance and without running statistics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.instance_norm, as a group norm of one channel a group."""
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise RuntimeError("instance_norm without the input's statistics needs running ones")
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if input.dim() < 2 or math.prod(input.shape[2:]) == 1:
+        raise ValueError(
+            f"instance_norm needs more than one value a channel, and got an input of shape {tuple(input.shape)}"
+        )
+    if running_mean is not None and running_var is not None:
+        _follow(input, running_mean, running_var, momentum)
+    # Without a weight and a bias a group norm is not lowered either.
+    if weight is None:
+        weight = torch.ones(input.shape[1], dtype=input.dtype, device=input.device)
+    if bias is None:
+        bias = torch.zeros(input.shape[1], dtype=input.dtype, device=input.device)
+    return F.group_norm(input, input.shape[1], weight, bias, eps)
+
+
+@torch.no_grad()
+def _follow(input: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+    """Torch follows the batch's mean of each instance's mean and unbiased variance."""
+    values = input.detach().reshape(input.shape[0], input.shape[1], -1).to(running_mean.dtype)
+    mean = values.mean(2)
+    var = ((values - mean.unsqueeze(2)) ** 2).sum(2) / (values.shape[2] - 1)
+    running_mean.copy_(running_mean * (1.0 - momentum) + mean.mean(0) * momentum)
+    running_var.copy_(running_var * (1.0 - momentum) + var.mean(0) * momentum)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.batch_norm; one that keeps no running statistics is given some to forget."""
+    if training and running_mean is None and running_var is None:
+        dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+        running_mean = torch.zeros(input.shape[1], dtype=dtype, device=input.device)
+        running_var = torch.ones(input.shape[1], dtype=dtype, device=input.device)
+    return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _apply(module: Any, input: Tensor) -> Tensor:
+    return instance_norm(
+        input,
+        module.running_mean,
+        module.running_var,
+        module.weight,
+        module.bias,
+        module.training or not module.track_running_stats,
+        module.momentum if module.momentum is not None else 0.0,
+        module.eps,
+    )
+
+
+class InstanceNorm1d(nn.InstanceNorm1d):
+    """nn.InstanceNorm1d, as a group norm of one channel a group."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return _apply(self, input)
+
+
+class InstanceNorm2d(nn.InstanceNorm2d):
+    """nn.InstanceNorm2d, as a group norm of one channel a group."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return _apply(self, input)
+
+
+class InstanceNorm3d(nn.InstanceNorm3d):
+    """nn.InstanceNorm3d, as a group norm of one channel a group."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return _apply(self, input)

@@ -1,0 +1,89 @@
+"""Reflection and replication padding by slices: the front end has no backward of torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from portwright.layers.legal.positions import take_positions
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """F.pad; a negative amount crops in every mode, as torch's does."""
+    if mode not in ("reflect", "replicate"):
+        return F.pad(input, list(pad), mode, value)
+    num_dims = len(pad) // 2
+    _check(input, pad, mode, num_dims)
+    for place in range(num_dims):
+        dim = input.dim() - 1 - place
+        before, after = pad[2 * place], pad[2 * place + 1]
+        if before or after:
+            input = take_positions(input, dim, _positions(input.shape[dim], before, after, mode))
+    return input
+
+
+def _positions(size: int, before: int, after: int, mode: str) -> list[int]:
+    wanted = range(-before, size + after)
+    if mode == "replicate":
+        return [min(max(at, 0), size - 1) for at in wanted]
+    last = size - 1
+    return [last - abs(last - abs(at)) for at in wanted]
+
+
+def _check(input: Tensor, pad: Sequence[int], mode: str, num_dims: int) -> None:
+    """Torch pads the last 1, 2 or 3 dimensions of an input that has one or two before them."""
+    if len(pad) % 2 or num_dims not in (1, 2, 3) or input.dim() not in (num_dims + 1, num_dims + 2):
+        raise NotImplementedError(
+            f"{mode} padding takes 2, 4 or 6 amounts for an input of 2 or 3, 3 or 4, 4 or 5 dimensions, "
+            f"not {len(pad)} for one of {input.dim()}"
+        )
+    for place, amount in enumerate(pad):
+        size = input.shape[input.dim() - 1 - place // 2]
+        if mode == "reflect" and amount >= size:
+            raise RuntimeError(f"a reflection of {amount} needs a dimension larger than that, not {size}")
+        if size == 0 or size + pad[place - place % 2] + pad[place - place % 2 + 1] < 1:
+            raise RuntimeError(f"padding {tuple(pad)} leaves nothing of a dimension of {size}")
+
+
+class ReflectionPad1d(nn.ReflectionPad1d):
+    """nn.ReflectionPad1d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "reflect")
+
+
+class ReflectionPad2d(nn.ReflectionPad2d):
+    """nn.ReflectionPad2d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "reflect")
+
+
+class ReflectionPad3d(nn.ReflectionPad3d):
+    """nn.ReflectionPad3d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "reflect")
+
+
+class ReplicationPad1d(nn.ReplicationPad1d):
+    """nn.ReplicationPad1d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "replicate")
+
+
+class ReplicationPad2d(nn.ReplicationPad2d):
+    """nn.ReplicationPad2d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "replicate")
+
+
+class ReplicationPad3d(nn.ReplicationPad3d):
+    """nn.ReplicationPad3d, by slices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pad(input, self.padding, "replicate")

@@ -1,0 +1,108 @@
+"""Picking fixed positions along a dimension by slices alone: the front end cannot differentiate an index in a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+MOST_PIECES = 64
+"""Positions that take more slices than this become a gather, whose index is as large as the result."""
+
+
+class Piece(NamedTuple):
+    """Positions start, start + step, ...: a slice, or with step 0 one position repeated."""
+
+    start: int
+    step: int
+    num_taken: int
+
+
+def take_positions(input: Tensor, dim: int, positions: Sequence[int]) -> Tensor:
+    """input.index_select(dim, positions), for positions that are known beforehand."""
+    dim = dim % input.dim()
+    size = input.shape[dim]
+    if not positions:
+        return input.narrow(dim, 0, 0)
+    if list(positions) == list(range(size)):
+        return input
+    repeated = _repeat(positions, size)
+    if repeated > 1:
+        return repeat_each(input, dim, repeated)
+    pieces = _pieces(positions)
+    if len(pieces) <= MOST_PIECES:
+        parts = [_cut(input, dim, piece) for piece in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return _gather(input, dim, positions)
+
+
+def repeat_each(input: Tensor, dim: int, times: int) -> Tensor:
+    """input.repeat_interleave(times, dim), by a view and an expansion."""
+    dim = dim % input.dim()
+    shape = list(input.shape)
+    spread = input.unsqueeze(dim + 1).expand(*shape[: dim + 1], times, *shape[dim + 1 :])
+    return spread.reshape(*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
+
+
+def _repeat(positions: Sequence[int], size: int) -> int:
+    """How often each position comes when all come equally often and in order, else 0."""
+    times, rest = divmod(len(positions), size)
+    if rest or times < 1:
+        return 0
+    return times if all(p == i // times for i, p in enumerate(positions)) else 0
+
+
+def _pieces(positions: Sequence[int]) -> list[Piece]:
+    """The fewest-looking cut into runs of one step, greedily; torch's slices cannot go backwards."""
+    pieces: list[Piece] = []
+    at = 0
+    while at < len(positions):
+        start = positions[at]
+        if at + 1 == len(positions) or positions[at + 1] < start:
+            pieces.append(Piece(start, 1, 1))
+            at += 1
+            continue
+        step = positions[at + 1] - start
+        end = at + 1
+        while end + 1 < len(positions) and positions[end + 1] - positions[end] == step:
+            end += 1
+        pieces.append(Piece(start, step, end - at + 1))
+        at = end + 1
+    return pieces
+
+
+def _cut(input: Tensor, dim: int, piece: Piece) -> Tensor:
+    before = (slice(None),) * dim
+    if piece.step == 0:
+        one = input[(*before, slice(piece.start, piece.start + 1))]
+        shape = list(input.shape)
+        shape[dim] = piece.num_taken
+        return one.expand(shape)
+    stop = piece.start + (piece.num_taken - 1) * piece.step + 1
+    return input[(*before, slice(piece.start, stop, piece.step))]
+
+
+def _gather(input: Tensor, dim: int, positions: Sequence[int]) -> Tensor:
+    """The index is put together from aranges, since a tensor of host values inside a step is refused."""
+    parts = []
+    for piece in _pieces(positions):
+        steps = torch.arange(piece.num_taken, device=input.device)
+        parts.append(steps * piece.step + piece.start)
+    return gather_along(input, dim, torch.cat(parts))
+
+
+def gather_along(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """input.index_select(dim, index), by a gather, which is differentiable in every dimension."""
+    dim = dim % input.dim()
+    shape = list(input.shape)
+    shape[dim] = index.shape[0]
+    view = [1] * input.dim()
+    view[dim] = index.shape[0]
+    return input.gather(dim, index.reshape(view).expand(shape))
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """torch.broadcast_shapes, typed."""
+    return cast(tuple[int, ...], tuple(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]

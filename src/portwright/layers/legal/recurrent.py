@@ -1,0 +1,157 @@
+"""Recurrent layers unrolled over the steps of their input: the front end knows no fused ones.
+
+The input projections of all steps are one matrix product; what remains a step is the product with the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from portwright.errors import UnsupportedError
+from portwright.layers.legal.recurrent_cells import gru_step, lstm_step, rnn_step
+
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, State, "Weights"], State]
+
+
+class Weights:
+    """The weights of one layer in one direction; an absent bias is None."""
+
+    def __init__(self, module: nn.RNNBase, layer: int, reverse: bool) -> None:
+        suffix = f"_l{layer}{'_reverse' if reverse else ''}"
+
+        def find(name: str) -> Any:
+            return getattr(module, name + suffix, None)
+
+        self.w_ih, self.w_hh, self.b_ih, self.b_hh = map(
+            find, ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        self.w_hr: Tensor | None = find("weight_hr") if module.proj_size > 0 else None
+
+
+def _lstm(gates: Tensor, state: State, weights: Weights) -> State:
+    hidden, cell = lstm_step(gates, state[0], state[1], weights.w_hh, weights.b_hh)
+    return (hidden if weights.w_hr is None else F.linear(hidden, weights.w_hr)), cell
+
+
+def _gru(gates: Tensor, state: State, weights: Weights) -> State:
+    return (gru_step(gates, state[0], weights.w_hh, weights.b_hh),)
+
+
+def _tanh(gates: Tensor, state: State, weights: Weights) -> State:
+    return (rnn_step(gates, state[0], weights.w_hh, weights.b_hh, torch.tanh),)
+
+
+def _relu(gates: Tensor, state: State, weights: Weights) -> State:
+    return (rnn_step(gates, state[0], weights.w_hh, weights.b_hh, torch.relu),)
+
+
+def _unroll(
+    module: nn.RNNBase, step: Step, input: Tensor, initial: list[Tensor | None]
+) -> tuple[Tensor, State]:
+    """The output, and the last state of every layer and direction, of an input (steps, batch, features)."""
+    num_directions = 2 if module.bidirectional else 1
+    finals: list[State] = []
+    for layer in range(module.num_layers):
+        outputs: list[Tensor] = []
+        for direction in range(num_directions):
+            weights = Weights(module, layer, direction == 1)
+            slot = layer * num_directions + direction
+            state = _initial_state(module, input, [None if s is None else s[slot] for s in initial])
+            steps = list(F.linear(input, weights.w_ih, weights.b_ih).unbind(0))
+            hiddens: list[Tensor] = []
+            for gates in reversed(steps) if direction else steps:
+                state = step(gates, state, weights)
+                hiddens.append(state[0])
+            outputs.append(torch.stack(hiddens[::-1] if direction else hiddens))
+            finals.append(state)
+        input = outputs[0] if num_directions == 1 else torch.cat(outputs, -1)
+        if module.dropout > 0 and layer < module.num_layers - 1:
+            input = F.dropout(input, module.dropout, module.training)
+    return input, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+
+
+def _initial_state(module: nn.RNNBase, input: Tensor, given: list[Tensor | None]) -> State:
+    sizes = [module.proj_size or module.hidden_size, module.hidden_size][: len(given)]
+    return tuple(
+        torch.zeros(input.shape[1], size, dtype=input.dtype, device=input.device) if part is None else part
+        for part, size in zip(given, sizes, strict=True)
+    )
+
+
+def _run(module: nn.RNNBase, step: Step, input: Tensor, given: list[Tensor | None]) -> tuple[Tensor, State]:
+    """Torch's conventions around the unrolled steps: unbatched input, batch first, checked shapes."""
+    if isinstance(input, PackedSequence):
+        raise UnsupportedError(
+            f"{type(module).__name__} got a PackedSequence: its number of steps depends on the data, and the target needs it fixed.",
+            "Pass the padded tensor, and mask the loss where there is padding.",
+        )
+    if input.dim() not in (2, 3):
+        raise ValueError(f"{type(module).__name__} takes an input of 2 or 3 dimensions, not {input.dim()}")
+    batched = input.dim() == 3
+    if not batched:
+        input = input.unsqueeze(1)
+        for part in given:
+            if part is not None and part.dim() != 2:
+                raise RuntimeError(f"an unbatched input needs states of 2 dimensions, not {part.dim()}")
+        given = [None if part is None else part.unsqueeze(1) for part in given]
+    elif module.batch_first:
+        input = input.transpose(0, 1)
+    if input.shape[0] == 0:
+        raise RuntimeError(f"{type(module).__name__} needs at least one step, and the input has none")
+    _check_shapes(module, input, given, batched)
+    output, finals = _unroll(module, step, input, given)
+    if not batched:
+        return output.squeeze(1), tuple(part.squeeze(1) for part in finals)
+    return (output.transpose(0, 1) if module.batch_first else output), finals
+
+
+def _check_shapes(module: nn.RNNBase, input: Tensor, given: list[Tensor | None], batched: bool) -> None:
+    if input.shape[-1] != module.input_size:
+        raise RuntimeError(
+            f"the input has {input.shape[-1]} features, and the layer takes {module.input_size}"
+        )
+    num_slots = module.num_layers * (2 if module.bidirectional else 1)
+    sizes = [module.proj_size or module.hidden_size, module.hidden_size]
+    for part, size in zip(given, sizes, strict=False):
+        expected = (num_slots, input.shape[1], size)
+        if part is not None and tuple(part.shape) != expected:
+            received = tuple(part.shape) if batched else tuple(part.squeeze(1).shape)
+            raise RuntimeError(f"the state must have the shape {expected}, not {received}")
+
+
+class LSTM(nn.LSTM):
+    """nn.LSTM, unrolled."""
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        given: list[Tensor | None] = [None, None] if hx is None else [hx[0], hx[1]]
+        output, (hidden, cell) = _run(self, _lstm, input, given)
+        return output, (hidden, cell)
+
+
+class GRU(nn.GRU):
+    """nn.GRU, unrolled."""
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, hx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        output, (hidden,) = _run(self, _gru, input, [hx])
+        return output, hidden
+
+
+class RNN(nn.RNN):
+    """nn.RNN, unrolled."""
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, hx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        output, (hidden,) = _run(self, _relu if self.nonlinearity == "relu" else _tanh, input, [hx])
+        return output, hidden

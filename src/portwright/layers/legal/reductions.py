@@ -1,0 +1,250 @@
+"""Order statistics, cumulative extremes and reductions under a mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.layers.legal.positions import broadcast_shapes
+
+Dims = int | Sequence[int] | None
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """torch.median: the lower of two middle values; of values and indices with a dim."""
+    if dim is None:
+        value = _kth(input.flatten(), (input.numel() + 1) // 2, 0)[0].detach()
+        equal = (input == value).to(input.dtype)  # torch shares the gradient among equal values
+        share = equal / equal.sum()
+        return _or_nan(value + ((input - value) * share).sum(), input, None)
+    values, indices = _kth(input, (input.shape[dim] + 1) // 2, dim, keepdim)
+    return torch.return_types.median((_or_nan(values, input, dim, keepdim), indices))
+
+
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """torch.kthvalue."""
+    if not 1 <= k <= input.shape[dim]:
+        raise RuntimeError(f"kthvalue takes k from 1 to {input.shape[dim]}, not {k}")
+    return torch.return_types.kthvalue(_kth(input, k, dim, keepdim))
+
+
+def _kth(input: Tensor, k: int, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest, as the last column of the nearer of the two topk."""
+    size = input.shape[dim]
+    if size == 0:
+        raise IndexError("an empty dimension has no k-th value")
+    if k <= size - k + 1:
+        found = input.topk(k, dim, largest=False)
+        last = k - 1
+    else:
+        found = input.topk(size - k + 1, dim)
+        last = size - k
+    values, indices = found.values.narrow(dim, last, 1), found.indices.narrow(dim, last, 1)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def _or_nan(result: Tensor, input: Tensor, dim: int | None, keepdim: bool = False) -> Tensor:
+    """NaN where the values have one: topk takes it for the largest, torch.median for the answer."""
+    unordered = (input != input).to(torch.float32)
+    bad = unordered.sum() if dim is None else unordered.sum(dim, keepdim=keepdim)
+    return torch.where(bad > 0, torch.full_like(result, math.nan), result)
+
+
+def quantile(
+    input: Tensor,
+    q: float | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
+    """torch.quantile, for a q that is a number."""
+    if isinstance(q, Tensor):
+        raise TypeError("quantile has an equal form only for a q that is a Python number")
+    if not 0.0 <= q <= 1.0:
+        raise RuntimeError(f"quantile takes q from 0 to 1, not {q}")
+    values = input.flatten() if dim is None else input
+    along = 0 if dim is None else dim
+    ordered = values.sort(along).values
+    rank = q * (values.shape[along] - 1)
+    lower = math.floor(rank)
+    upper = math.ceil(rank)
+    if interpolation not in ("linear", "lower", "higher", "nearest", "midpoint"):
+        raise RuntimeError(f"quantile has no interpolation {interpolation!r}")
+    at = {"lower": lower, "higher": upper, "nearest": round(rank)}
+    if interpolation in at:
+        result = ordered.narrow(along, at[interpolation], 1)
+    else:
+        share = 0.5 if interpolation == "midpoint" else rank - lower
+        low, high = ordered.narrow(along, lower, 1), ordered.narrow(along, upper, 1)
+        result = low if upper == lower else low + (high - low) * share
+    result = _or_nan(result, values, along, keepdim=True)
+    if dim is None:
+        return result.reshape([1] * input.dim() if keepdim else [])
+    return result if keepdim else result.squeeze(dim)
+
+
+def cummax(input: Tensor, dim: int) -> Any:
+    """torch.cummax, by a maximum over each prefix."""
+    return torch.return_types.cummax(_cumulative(input, dim, -math.inf, largest=True))
+
+
+def cummin(input: Tensor, dim: int) -> Any:
+    """torch.cummin, by a minimum over each prefix."""
+    return torch.return_types.cummin(_cumulative(input, dim, math.inf, largest=False))
+
+
+def _cumulative(input: Tensor, dim: int, outside: float, largest: bool) -> tuple[Tensor, Tensor]:
+    """Extremes of the prefixes as rows of a square; of equal values torch names the last, so the index is the greatest."""
+    prefixes = _prefixes(input, dim, outside)
+    extreme = prefixes.detach().amax(-1) if largest else prefixes.detach().amin(-1)
+    positions = torch.arange(input.shape[dim], device=input.device)
+    inside = positions.unsqueeze(0) <= positions.unsqueeze(1)
+    hits = (prefixes.detach() == extreme.unsqueeze(-1)) & inside
+    indices = torch.where(hits, positions, torch.full_like(positions, -1)).amax(-1)
+    values = prefixes.gather(-1, indices.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return values.movedim(-1, dim), indices.movedim(-1, dim)
+
+
+def logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    """torch.logcumsumexp, by a logsumexp over each prefix."""
+    return _prefixes(input, dim, -math.inf).logsumexp(-1).movedim(-1, dim)
+
+
+def _prefixes(input: Tensor, dim: int, outside: float) -> Tensor:
+    """(..., n, n): in row i the first i + 1 values, and `outside` after them."""
+    moved = input.movedim(dim, -1)
+    positions = torch.arange(moved.shape[-1], device=input.device)
+    later = positions.unsqueeze(0) > positions.unsqueeze(1)
+    square = moved.unsqueeze(-2).expand(*moved.shape, moved.shape[-1])
+    return square.masked_fill(later, outside)
+
+
+def masked_sum(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The sum where the mask is true: input.masked_select(mask).sum() when no dim is given."""
+    kept = torch.where(mask, input, torch.zeros_like(input))
+    return kept.sum() if dim is None else kept.sum(rising(dim, kept.dim()), keepdim=keepdim)
+
+
+def masked_mean(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The mean where the mask is true: input.masked_select(mask).mean() when no dim is given; NaN where nothing is."""
+    whole = mask.to(input.dtype).expand(broadcast_shapes(mask.shape, input.shape))
+    count = whole.sum() if dim is None else whole.sum(rising(dim, whole.dim()), keepdim=keepdim)
+    return masked_sum(input, mask, dim, keepdim) / count
+
+
+def nansum(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """torch.nansum."""
+    return masked_sum(input if dtype is None else input.to(dtype), input == input, dim, keepdim)
+
+
+def nanmean(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """torch.nanmean."""
+    return masked_mean(input if dtype is None else input.to(dtype), input == input, dim, keepdim)
+
+
+def sum(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """torch.sum, over dimensions in rising order."""
+    return torch.sum(input, rising(dim, input.dim()), keepdim=keepdim, dtype=dtype)
+
+
+def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """torch.amax, over dimensions in rising order."""
+    return torch.amax(input, rising(dim, input.dim()), keepdim=keepdim)
+
+
+def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """torch.amin, over dimensions in rising order."""
+    return torch.amin(input, rising(dim, input.dim()), keepdim=keepdim)
+
+
+def rising(dim: Dims, num_dims: int) -> list[int]:
+    """The dimensions as torch counts them from the front, in rising order; none named means all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(num_dims))
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for one in dims:
+        if not -max(num_dims, 1) <= one < max(num_dims, 1):
+            raise IndexError(f"dimension {one} is out of range: the input has {num_dims}")
+    return sorted(one % max(num_dims, 1) for one in dims)
+
+
+def var_mean(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """torch.var_mean, as its two parts."""
+    if isinstance(dim, bool):  # torch.var_mean(input, unbiased)
+        dim, unbiased = None, dim
+    one_less = correction if correction is not None else int(unbiased is None or unbiased)
+    dims = rising(dim, input.dim())
+    return input.var(dims, correction=one_less, keepdim=keepdim), input.mean(dims, keepdim=keepdim)
+
+
+def std_mean(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """torch.std_mean, as its two parts."""
+    var, mean = var_mean(input, dim, unbiased, keepdim, correction=correction)
+    return var.sqrt(), mean
+
+
+def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
+    """torch.count_nonzero."""
+    return (input != 0).to(torch.int64).sum(rising(dim, input.dim()))
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """torch.bincount for values below minlength, which must be given; larger ones are not counted, since the result's length
+    may not depend on the data."""
+    if minlength < 1:
+        raise ValueError("bincount has an equal form only with a minlength above all values")
+    hits = input.unsqueeze(1) == torch.arange(minlength, device=input.device)
+    if weights is None:
+        return hits.to(torch.int64).sum(0)
+    return (hits.to(weights.dtype) * weights.unsqueeze(1)).sum(0)
+
+
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Tensor | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+) -> Tensor:
+    """torch.searchsorted, by counting the boundaries below each value."""
+    if side is not None:
+        if side not in ("left", "right") or (right and side == "left"):
+            raise RuntimeError(f"searchsorted cannot have side={side!r} with right={right}")
+        right = side == "right"
+    values = input if isinstance(input, Tensor) else sorted_sequence.new_full((), input)
+    bounds = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
+    above = bounds > values.unsqueeze(-1) if right else bounds >= values.unsqueeze(-1)
+    return (~above).to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def bucketize(
+    input: Tensor | float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """torch.bucketize, by counting the boundaries below each value."""
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
