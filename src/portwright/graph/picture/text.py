@@ -1,0 +1,92 @@
+"""Words and numbers as they stand on the page: escaped, short, and never empty."""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+from typing import Any
+
+from portwright.graph.sizes import show_bytes, show_count
+
+NONE = "—"
+_GONE = "\ufffd"
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+
+
+def clean(value: Any) -> str:
+    """Any value as text that XML can hold; what cannot be shown, or would turn the text around it, becomes a sign.
+
+    Module and file names are whatever a user or a file system made of them: control characters, lone surrogates and
+    marks of writing direction would break the file or let a name pass for another.
+    """
+    return "".join(_GONE if _is_unfit(c) else c for c in str(value))
+
+
+def _is_unfit(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    if character in _TURNING or unicodedata.category(character) in {"Cc", "Cs"}:
+        return True
+    return ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF  # no characters at all
+
+
+def esc(value: Any) -> str:
+    """Text for HTML and XML, in elements and in attributes."""
+    return html.escape(clean(value), quote=True)
+
+
+def elide(text: str, most: int) -> str:
+    """At most so many characters; the middle goes, since names differ at their ends."""
+    text = clean(text)
+    if len(text) <= most:
+        return text
+    head = (most - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: a truth value and a text are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None
+
+
+def show_size(value: Any) -> str:
+    found = number(value)
+    return NONE if found is None else _signed(found, show_bytes)
+
+
+def show_number(value: Any) -> str:
+    """All digits of a small whole number, three of a large one."""
+    found = number(value)
+    if found is None:
+        return NONE
+    if abs(found) < 1e6 and found.is_integer():
+        return f"{found:,.0f}"
+    return _signed(found, show_count) if abs(found) >= 1000 else f"{found:.3g}"
+
+
+def show_share(value: Any) -> str:
+    """A fraction as a percentage; what rounds to nothing says so."""
+    found = number(value)
+    if found is None:
+        return NONE
+    percent = 100 * found
+    if 0 < percent < 0.01:
+        return "< 0.01 %"
+    digits = 0 if percent == 0 or percent >= 99.95 else 1 if percent >= 10 else 2
+    return f"{percent:.{digits}f} %"
+
+
+def _signed(value: float, show: Any) -> str:
+    return f"-{show(-value)}" if value < 0 else str(show(value))
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide text of a font size is, a little on the wide side: wide signs of Asian scripts count double."""
+    ems = sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in text)
+    return ems * size
