@@ -38,13 +38,14 @@ demo: $(STAMP)
 	$(BIN)/portwright run fc_mnist CPU --mode train_and_eval --model_dir model_dir/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q tests --ignore tests/vendor
+	$(BIN)/python -m pytest -q tests --ignore tests/vendor -m 'not vendor'
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu
 
 test-vendor: $(STAMP) csx-env
 	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
+	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python -m pytest -q -m vendor tests/e2e
 
 lint: $(STAMP)
 	$(BIN)/python -m portwright.docs docs --check

@@ -37,8 +37,9 @@ class CsxBackend:
     def open(self, job: JobSpec) -> CsxSession:
         settings = read_settings(self._flags, job.params.runconfig)
         is_dry = bool(self._flags.get("validate_only") or self._flags.get("compile_only"))
-        if not self._flags.get("on_cpu") and not is_dry:
-            settings.require_address()
+        if not self._flags.get("on_cpu") and not self._flags.get("validate_only"):
+            if not is_dry:
+                settings.require_address()
             settings.check_reachable()
         from portwright.targets.csx.front_end import FrontEndSession
         from portwright.targets.csx.session import CsxSession

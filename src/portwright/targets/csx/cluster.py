@@ -52,6 +52,24 @@ class ClusterSettings:
             ) from error
 
 
+def explain_cluster_error(error: BaseException, settings: ClusterSettings) -> UnsupportedError | None:
+    """The SDK's trouble with its cluster in one line; None where an error is about something else."""
+    trace, is_cluster = error.__traceback__, type(error).__name__ == "ClusterConfigError"
+    while trace is not None and not is_cluster:
+        is_cluster = f"{os.sep}cerebras{os.sep}appliance{os.sep}" in trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+    if not is_cluster:
+        return None
+    line = next(
+        (" ".join(line.split()) for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    where = settings.address or settings.source or "the cluster"
+    return UnsupportedError(
+        f"the SDK cannot use the cluster at {where}: {line[:400]}",
+        "Ask who runs the cluster; --validate_only and --on_cpu need none.",
+    )
+
+
 def missing_setting() -> str:
     return (
         "Set runconfig.mgmt_address in params.yaml or give --mgmt_address HOST:PORT (and credentials_path and mgmt_namespace where "

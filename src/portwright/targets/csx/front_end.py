@@ -15,15 +15,13 @@ from typing import Any
 import cerebras.pytorch as cstorch
 import torch
 
-from portwright.errors import PortwrightError, UnsupportedError
+from portwright.errors import UnsupportedError
 from portwright.job.rundir import atomic_write_text
 from portwright.target import Lowered
 from portwright.targets.csx.cirh import read_cirh
 from portwright.targets.csx.cluster import missing_setting
-from portwright.targets.csx.environment import ENVIRONMENT
 from portwright.targets.csx.metrics import metrics_through_closures
-from portwright.targets.csx.refusal import explain
-from portwright.targets.csx.session import CsxSession
+from portwright.targets.csx.session import CsxSession, sdk_version
 from portwright.targets.csx.source_lines import SourceLines
 
 WORDS = "lowered by Cerebras's front end (SDK {version}): accepted by the front end, not placed on a wafer"
@@ -34,9 +32,8 @@ class FrontEndSession(CsxSession):
 
     def lower(self, phases: tuple[str, ...]) -> Lowered:
         """Lowers a training step, an evaluation step, or both; a refusal is an UnsupportedError that names the user's line."""
-        self._settings.check_reachable()
-        details: dict[str, Any] = {"accepted": True, "sdk": _sdk_version()}
-        lines = [WORDS.format(version=_sdk_version())]
+        details: dict[str, Any] = {"accepted": True, "sdk": sdk_version()}
+        lines = [WORDS.format(version=sdk_version())]
         for phase in phases:
             traced = self._lower_one(phase)
             found = traced.details()
@@ -73,10 +70,8 @@ class FrontEndSession(CsxSession):
             ):
                 for batch in executor:
                     read(step(batch))
-        except PortwrightError:
-            raise
         except Exception as error:
-            self._explain(error, lines, phase)
+            raise self._explained(error, lines, phase) from error
         traced.folder = Path(executor.artifact_dir)
         cirh = read_cirh(traced.cirh)
         if cirh is None:
@@ -87,58 +82,40 @@ class FrontEndSession(CsxSession):
         traced.ops, traced.dtypes = cirh.ops, cirh.dtypes
         return traced
 
-    def _explain(self, error: Exception, lines: SourceLines, phase: str) -> None:
-        refusal = explain(error, lines, self._module.net)
-        if refusal is None:
-            raise error
-        where = f"{refusal.file}:{refusal.line}" if refusal.file else "a line that the SDK does not name"
-        module = f", module {refusal.module}" if refusal.module else ""
-        gradient = " (in its gradient)" if refusal.phase == "backward" else ""
-        refused = {
-            name: getattr(refusal, name)
-            for name in ("op", "module", "file", "line", "reason", "cure", "phase")
-        }
-        raised = UnsupportedError(
-            f"Cerebras's front end (SDK {_sdk_version()}) refuses {refusal.op} at {where}{module}{gradient}: {refusal.reason}",
-            refusal.cure,
-            details={
-                "refused": [refused],
-                "validated": {"accepted": False, "sdk": _sdk_version(), "phase": phase, "refused": [refused]},
-            },
-        )
-        raise raised from error
-
     def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
         """Leaves what the front end made in `folder`; without a cluster that is where it ends, and it says so."""
         folder.mkdir(parents=True, exist_ok=True)
-        manifest: dict[str, Any] = {"sdk": _sdk_version(), "mode": self._job.mode}
+        manifest: dict[str, Any] = {"sdk": sdk_version(), "mode": self._job.mode}
         try:
             lowered = self.lower(phases)
         except UnsupportedError as error:
             _write(folder, manifest | {"verdict": "refused by the front end", **error.details})
             raise
+        details = dict(lowered.details)
         for phase in phases:
             source = Path(lowered.details[phase]["cirh"]).parent
             place = folder if phase == phases[0] else folder / phase
             place.mkdir(exist_ok=True)
             for name in ("torch.mlir", "cirh.mlir"):
                 shutil.copyfile(source / name, place / name)
+            details[phase] = details[phase] | _places(place)
+        details |= _places(folder)
         has_cluster = self._settings.address is not None
         verdict = (
             "compiled by the cluster"
             if has_cluster
             else "accepted by the front end; not compiled, since no cluster is configured"
         )
-        _write(folder, manifest | {"verdict": verdict, **lowered.details})
+        _write(folder, manifest | {"verdict": verdict, **details})
         if not has_cluster:
             raise UnsupportedError(
                 f"{lowered.lines[0]}; torch.mlir, cirh.mlir and manifest.json are in {folder}, but the kernel compiler lives on the "
                 "cluster, and none is configured.",
                 missing_setting(),
-                details={"compiled": {**lowered.details, "compile_dir": str(folder), "placed": False}},
+                details={"compiled": {**details, "compile_dir": str(folder), "placed": False}},
             )
         return Lowered(
-            (*lowered.lines, f"compile artefacts: {folder}"), {**lowered.details, "compile_dir": str(folder)}
+            (*lowered.lines, f"compile artefacts: {folder}"), {**details, "compile_dir": str(folder)}
         )
 
 
@@ -205,9 +182,9 @@ class _Noting(logging.Handler):
         self._note(record.getMessage())
 
 
+def _places(folder: Path) -> dict[str, str]:
+    return {"cirh": str(folder / "cirh.mlir"), "torch_mlir": str(folder / "torch.mlir")}
+
+
 def _write(folder: Path, manifest: dict[str, Any]) -> None:
     atomic_write_text(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-
-
-def _sdk_version() -> str:
-    return str(getattr(cstorch, "__version__", ENVIRONMENT.version))

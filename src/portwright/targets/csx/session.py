@@ -9,18 +9,21 @@ from typing import Any
 import cerebras.pytorch as cstorch
 import torch
 
-from portwright.errors import NonFiniteError, UnsupportedError, UserError
+from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError, UserError
 from portwright.runtime import metrics
 from portwright.runtime.base_model import LossModule, make_model, split_loss
 from portwright.runtime.batches import walk_tensors
 from portwright.runtime.checkpoint import match_names
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.target import Event, JobSpec, Shard, Stretch
-from portwright.targets.csx.cluster import ClusterSettings
+from portwright.targets.csx.cluster import ClusterSettings, explain_cluster_error
+from portwright.targets.csx.environment import ENVIRONMENT
 from portwright.targets.csx.feed import advance, make_batches, make_feed
 from portwright.targets.csx.metrics import metrics_through_closures
 from portwright.targets.csx.optimizers import load_state, read_state
 from portwright.targets.csx.precision import choose_precision
+from portwright.targets.csx.refusal import explain
+from portwright.targets.csx.source_lines import SourceLines
 from portwright.targets.csx.step import Update
 
 _CPU = torch.device("cpu")
@@ -124,6 +127,13 @@ class CsxSession:
         return cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
+        body = self._updater().make_step(self._compiled)
+        try:
+            yield from self._train(stretch, body)
+        except Exception as error:
+            raise self._explained(error, SourceLines(self._backend, body.__code__), "train") from error
+
+    def _train(self, stretch: Stretch, body: Callable[[Any], Any]) -> Iterator[Event]:
         """The SDK runs a stretch as one executor, which starts its loader anew: so the loader starts at our position."""
         update = self._updater()
         self._module.train()
@@ -136,7 +146,7 @@ class CsxSession:
         )
         per_update = update.num_accumulated
         update.start_at(stretch.first_step)
-        step_once = cstorch.trace(update.make_step(self._compiled))
+        step_once = cstorch.trace(body)
 
         @cstorch.step_closure  # type: ignore[untyped-decorator]
         def keep(outputs: Mapping[str, torch.Tensor]) -> None:
@@ -181,6 +191,26 @@ class CsxSession:
                 yield Event("boundary", step)
             if stopping:
                 return
+
+    def _explained(self, error: Exception, lines: SourceLines, phase: str) -> Exception:
+        """What an error of the SDK is about: its cluster, or a line of the user's; else the error as it is."""
+        if isinstance(error, PortwrightError) or not self._traces:
+            return error
+        known = explain_cluster_error(error, self._settings)
+        refusal = explain(error, lines, self._module.net) if known is None else None
+        if refusal is None:
+            return known or error
+        where = f"{refusal.file}:{refusal.line}" if refusal.file else "a line that the SDK does not name"
+        module = f", module {refusal.module}" if refusal.module else ""
+        gradient = " (in its gradient)" if refusal.phase == "backward" else ""
+        named = ("op", "module", "file", "line", "reason", "cure", "phase")
+        refused = {name: getattr(refusal, name) for name in named}
+        verdict = {"accepted": False, "sdk": sdk_version(), "step": phase, "refused": [refused]}
+        return UnsupportedError(
+            f"Cerebras's front end (SDK {sdk_version()}) refuses {refusal.op} at {where}{module}{gradient}: {refusal.reason}",
+            refusal.cure,
+            details={"refused": [refused], "validated": verdict},
+        )
 
     def _updater(self) -> Update:
         if self._update is None:
@@ -311,6 +341,10 @@ class CsxSession:
 
     def close(self) -> None:
         pass
+
+
+def sdk_version() -> str:
+    return str(getattr(cstorch, "__version__", ENVIRONMENT.version))
 
 
 def _is_host_tensor(error: AssertionError) -> bool:
