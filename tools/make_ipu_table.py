@@ -109,9 +109,9 @@ def rows() -> dict[str, list[str]]:
         for op in ops:
             if op not in made and op not in ("aten._local_scalar_dense", "aten.aminmax"):
                 made[op] = _cells(op, _spellings(api), "decomposed", f"{extra.GUIDE} ({api}, which runs it)")
-    for api, ops in backward.items():
+    for ops in backward.values():
         for op in ops:
-            made.setdefault(op, _cells(op, [], "native", f"gradient of {api}, which PopTorch derives itself"))
+            made.setdefault(op, _cells(op, [], "native", "a gradient, which PopTorch derives itself"))
     for op, (api, reason, cure) in extra.ABSENT.items():
         reason = f"{op} is not supported by PopTorch: {reason or 'it has no handler for it'}"
         made[op] = [

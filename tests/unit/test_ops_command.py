@@ -164,6 +164,21 @@ def test_the_command_needs_a_target_and_knows_which(tmp_path: Path) -> None:
     assert "torch.nn.Conv2d" in run.stdout
 
 
+@pytest.mark.parametrize("asked", ["torch.nn.LSTM", "one_hot", "torch.nn.functional.one_hot"])
+def test_what_the_target_refuses_has_its_legal_form(asked: str) -> None:
+    answer = find_ops(get_target("csx"), asked)
+    assert answer.forms
+    assert all(asked.lower() in " ".join(form.replaces).lower() for form in answer.forms)
+    text = "\n".join(render(answer, 80))
+    assert f"portwright.layers.legal.{answer.forms[0].name}" in text
+    assert answer.as_json()["legal_forms"][0]["why"]
+
+
+def test_an_op_has_the_forms_that_do_away_with_it() -> None:
+    assert "flip" in [form.name for form in find_ops(get_target("csx"), "aten.flip.default").forms]
+    assert not ipu("aten.flip").forms  # they are for other targets
+
+
 def test_a_table_that_cannot_explain_still_refuses(tmp_path: Path) -> None:
     class Bare:
         label = "bare"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from portwright.errors import UserError
@@ -51,6 +55,17 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Form:
+    """A form of ours that the target takes, and what it stands in for."""
+
+    name: str
+    replaces: tuple[str, ...]
+    why: str
+    how: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """What `portwright ops` found; `near` are names like the one that was asked for, where it has no row."""
 
@@ -60,11 +75,13 @@ class Answer:
     runs_everything: bool
     ops: tuple[Op, ...]
     near: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     @property
     def is_refusal(self) -> bool:
         """Whether something was asked for and nothing of it runs."""
-        return bool(self.name) and bool(self.ops) and all(op.row.how == "refused" for op in self.ops)
+        found = bool(self.ops or self.forms)
+        return bool(self.name) and found and all(op.row.how == "refused" for op in self.ops)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +91,7 @@ class Answer:
             "runs_everything": self.runs_everything,
             "ops": [op.as_json() for op in self.ops],
             "near": list(self.near),
+            "legal_forms": [asdict(form) for form in self.forms],
         }
 
 
@@ -85,13 +103,13 @@ def find_ops(target: Target, name: str = "") -> Answer:
     table, asked = target.kernels(), _tidy(name)
     rows = list(table.rows())
     found = _exact(rows, asked) or [row for row in rows if _contains(row, asked)]
+    forms = tuple(_find_forms(target, asked))
     near: tuple[str, ...] = ()
-    if not found:
+    if not found and not forms:
         near = _nearest(rows, asked)
-        found = [_unlisted(table, name, asked, near, target)]
-    return Answer(
-        target.name, table.label, name, False, tuple(_with_reason(table, row) for row in found), near
-    )
+        found = [_unlisted(name, asked, near, target)]
+    ops = tuple(_with_reason(table, row) for row in found)
+    return Answer(target.name, table.label, name, False, ops, near, forms)
 
 
 def _tidy(name: str) -> str:
@@ -137,7 +155,7 @@ def _nearest(rows: Iterable[Row], asked: str) -> tuple[str, ...]:
     return tuple(same_kind)
 
 
-def _unlisted(table: KernelTable, name: str, asked: str, near: tuple[str, ...], target: Target) -> Row:
+def _unlisted(name: str, asked: str, near: tuple[str, ...], target: Target) -> Row:
     """A name with the look of an op or an API may well exist, and is refused; any other is a mistake."""
     if not asked.startswith(("aten.", "torch.", "prims.", "torchvision.")):
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
@@ -146,6 +164,40 @@ def _unlisted(table: KernelTable, name: str, asked: str, near: tuple[str, ...], 
             f"{hint}portwright ops --target {target.name.lower()} lists them all.",
         )
     return Row(asked, (), "refused", (), (), "absent from the table")
+
+
+def _find_forms(target: Target, asked: str) -> Iterator[Form]:
+    """Legal forms of what was asked for: a name of torch's, a part of one, or an op."""
+    wanted = asked.lower()
+    for form in _legal_forms():
+        if target.name.lower() not in form.targets:
+            continue
+        names = tuple(_long_name(name) for name in form.replaces)
+        is_part = "." not in wanted and any(wanted in name.lower() for name in names)
+        is_op = asked.startswith("aten.") and base_name(asked) in form.aten
+        if is_part or is_op or wanted in (name.lower() for name in names):
+            yield Form(form.name, names, form.why, form.how, form.source)
+
+
+def _long_name(name: str) -> str:
+    for short, long in (("nn.", "torch.nn."), ("F.", "torch.nn.functional."), ("Tensor.", "torch.Tensor.")):
+        if name.startswith(short):
+            return long + name.removeprefix(short)
+    return name
+
+
+@cache
+def _legal_forms() -> tuple[Any, ...]:
+    """The rows of layers/legal/forms.py, which is data; it is read by its file, since its packages import torch."""
+    file = Path(__file__).parents[1] / "layers" / "legal" / "forms.py"
+    spec = importlib.util.spec_from_file_location("portwright_legal_forms", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    forms: tuple[Any, ...] = module.FORMS
+    return forms
 
 
 def _with_reason(table: KernelTable, row: Row) -> Op:
@@ -167,6 +219,11 @@ def render(answer: Answer, width: int) -> Iterator[str]:
             yield from _block(op, width)
     else:
         yield from _listing(answer, width)
+    is_short = len(answer.forms) > _MOST_BLOCKS
+    if is_short:
+        yield f"\nequal forms of what {answer.target} refuses, in portwright.layers.legal ({len(answer.forms)})"
+    for form in answer.forms:
+        yield from _form_line(form, width) if is_short else _form_block(form, answer.target, width)
     if answer.near:
         yield from _wrap(f"Near it: {', '.join(answer.near)}.", width)
 
@@ -188,6 +245,23 @@ def _block(op: Op, width: int) -> Iterator[str]:
     yield ""
 
 
+def _form_line(form: Form, width: int) -> list[str]:
+    return _wrap(f"for {', '.join(form.replaces)}", width, f"  {form.name:<24}")
+
+
+def _form_block(form: Form, target: str, width: int) -> Iterator[str]:
+    yield f"portwright.layers.legal.{form.name}: an equal form that {target} takes"
+    cells = (
+        ("for", ", ".join(form.replaces)),
+        ("why", form.why),
+        ("how", form.how),
+        ("source", form.source),
+    )
+    for name, text in cells:
+        yield from _wrap(text, width, f"  {name:<9}")
+    yield ""
+
+
 def _listing(answer: Answer, width: int) -> Iterator[str]:
     sources: dict[str, int] = {}
     common = _most_common(op.row.dtypes for op in answer.ops if op.row.how != "refused")
@@ -203,10 +277,14 @@ def _listing(answer: Answer, width: int) -> Iterator[str]:
             yield from _line(op, width, column, common, sources)
         if members:
             yield ""
-    gradients = sorted(op.row.op for op in answer.ops if _is_gradient(op.row))
+    gradients = [
+        f"{op.row.op} [{sources.setdefault(op.row.source, len(sources) + 1)}]"
+        for op in answer.ops
+        if _is_gradient(op.row)
+    ]
     if gradients:
         yield f"gradients of these ({len(gradients)})"
-        yield from _wrap(", ".join(gradients), width, "  ")
+        yield from _wrap(", ".join(sorted(gradients)), width, "  ")
         yield ""
     yield "sources"
     for source, number in sources.items():
