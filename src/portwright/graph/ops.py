@@ -91,7 +91,7 @@ class Answer:
             "runs_everything": self.runs_everything,
             "ops": [op.as_json() for op in self.ops],
             "near": list(self.near),
-            "legal_forms": [asdict(form) for form in self.forms],
+            "legal_forms": [{**asdict(form), "replaces": list(form.replaces)} for form in self.forms],
         }
 
 
@@ -221,7 +221,11 @@ def render(answer: Answer, width: int) -> Iterator[str]:
         yield from _listing(answer, width)
     is_short = len(answer.forms) > _MOST_BLOCKS
     if is_short:
-        yield f"\nequal forms of what {answer.target} refuses, in portwright.layers.legal ({len(answer.forms)})"
+        yield ""
+        yield from _wrap(
+            f"equal forms of what {answer.target} refuses, in portwright.layers.legal ({len(answer.forms)})",
+            width,
+        )
     for form in answer.forms:
         yield from _form_line(form, width) if is_short else _form_block(form, answer.target, width)
     if answer.near:
