@@ -31,12 +31,8 @@ def instance_norm(
         )
     if running_mean is not None and running_var is not None:
         _follow(input, running_mean, running_var, momentum)
-    # Without a weight and a bias a group norm is not lowered either.
-    if weight is None:
-        weight = torch.ones(input.shape[1], dtype=input.dtype, device=input.device)
-    if bias is None:
-        bias = torch.zeros(input.shape[1], dtype=input.dtype, device=input.device)
-    return F.group_norm(input, input.shape[1], weight, bias, eps)
+    flat = input.reshape(*input.shape[:2], 1, -1)  # only group norms of images are lowered
+    return F.group_norm(flat, input.shape[1], weight, bias, eps).reshape(input.shape)
 
 
 @torch.no_grad()

@@ -127,13 +127,13 @@ def _prefixes(input: Tensor, dim: int, outside: float) -> Tensor:
 def masked_sum(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The sum where the mask is true: input.masked_select(mask).sum() when no dim is given."""
     kept = torch.where(mask, input, torch.zeros_like(input))
-    return kept.sum() if dim is None else kept.sum(rising(dim, kept.dim()), keepdim=keepdim)
+    return kept.sum(rising(dim, kept.dim()), keepdim=keepdim)
 
 
 def masked_mean(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The mean where the mask is true: input.masked_select(mask).mean() when no dim is given; NaN where nothing is."""
     whole = mask.to(input.dtype).expand(broadcast_shapes(mask.shape, input.shape))
-    count = whole.sum() if dim is None else whole.sum(rising(dim, whole.dim()), keepdim=keepdim)
+    count = whole.sum(rising(dim, whole.dim()), keepdim=keepdim)
     return masked_sum(input, mask, dim, keepdim) / count
 
 

@@ -113,7 +113,7 @@ def _matrix(
     else:
         scale = 1.0 / factor if factor else source / target
     if antialias:
-        return _antialiased(to, of, scale, source, mode, align_corners)
+        return _antialiased(to, of, scale, source, mode)
     position = to * scale if align_corners else (to + 0.5) * scale - 0.5
     if mode == "bicubic":
         return _cubic_rows(position, of, source)
@@ -139,12 +139,12 @@ def _cubic(distance: Tensor, a: float) -> Tensor:
     return torch.where(distance <= 1.0, near, torch.where(distance < 2.0, far, torch.zeros_like(far)))
 
 
-def _antialiased(to: Tensor, of: Tensor, scale: float, source: int, mode: str, align_corners: bool) -> Tensor:
+def _antialiased(to: Tensor, of: Tensor, scale: float, source: int, mode: str) -> Tensor:
     """The kernel is widened to the step between samples when shrinking, and each row is normalised."""
     half = 1.0 if mode == "bilinear" else 2.0
     width = max(scale, 1.0)
     support = half * width
-    center = (to if align_corners else to + 0.5) * scale
+    center = (to + 0.5) * scale
     first = torch.floor(center - support + 0.5).clamp(min=0.0)
     last = torch.floor(center + support + 0.5).clamp(max=float(source))
     distance = ((of - center + 0.5) / width).abs()

@@ -135,6 +135,7 @@ MODULES = [
     of_module("InstanceNorm1d", lambda: nn.InstanceNorm1d(6), SERIES),
     of_module("InstanceNorm2d_affine", lambda: nn.InstanceNorm2d(4, affine=True), IMAGE),
     of_module("InstanceNorm2d_tracking", lambda: nn.InstanceNorm2d(4, track_running_stats=True), IMAGE),
+    of_module("InstanceNorm3d", lambda: nn.InstanceNorm3d(4), VOLUME),
     of_module("BatchNorm2d_untracked", lambda: nn.BatchNorm2d(4, track_running_stats=False), IMAGE),
     of_module("ReflectionPad2d", lambda: nn.ReflectionPad2d((2, 1, 0, 3)), IMAGE),
     of_module("ReplicationPad1d", lambda: nn.ReplicationPad1d(2), SERIES),
