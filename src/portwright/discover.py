@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from portwright.errors import UserError, suggest
 
 if TYPE_CHECKING:
+    from portwright.port.rule import Rule
     from portwright.target import Target
 
 
@@ -59,6 +60,33 @@ def peek_target(argv: Sequence[str]) -> Target | None:
         (t for t in targets.values() for flag in t.flags if flag.chooses and given.intersection(flag.names)),
         None,
     )
+
+
+@cache
+def find_rules() -> dict[str, Rule]:
+    """Every porting rule by its code; each is one file in port/rules/, or an entry point `portwright.rules`."""
+    import portwright.port.rules
+
+    found: dict[str, Rule] = {}
+    for module in pkgutil.iter_modules(portwright.port.rules.__path__):
+        rule: Rule = importlib.import_module(f"portwright.port.rules.{module.name}").RULE
+        if rule.name.replace("-", "_") != module.name:
+            raise UserError(
+                f"port/rules/{module.name}.py defines the rule {rule.name}.", "Name the file after the rule."
+            )
+        _add_rule(found, rule, module.name)
+    for point in entry_points(group="portwright.rules"):
+        loaded = point.load()
+        _add_rule(found, loaded() if isinstance(loaded, type) else loaded, point.value)
+    return dict(sorted(found.items()))
+
+
+def _add_rule(found: dict[str, Rule], rule: Rule, origin: str) -> None:
+    if rule.code in found or any(rule.name == other.name for other in found.values()):
+        raise UserError(
+            f"two rules are called {rule.code} or {rule.name} ({origin} is the second).", "Rename one."
+        )
+    found[rule.code] = rule
 
 
 def models_folder() -> Path:

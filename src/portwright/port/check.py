@@ -1,0 +1,109 @@
+"""Checks one file: every selected rule over one walk of its tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from portwright.port.finding import Finding
+from portwright.port.project import Project, read_source
+from portwright.port.rule import File, Rule
+from portwright.port.source import Source, UnreadableError
+
+# What a file must mention for any rule to have something to say about it.
+_RELEVANT = re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm")
+UNREADABLE = "PW001"
+RULE_FAILED = "PW002"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rules to ask, and the targets to ask them for."""
+
+    rules: tuple[Rule, ...]
+    targets: frozenset[str]
+
+
+def check_path(path: Path, project: Project, selection: Selection) -> list[Finding]:
+    try:
+        source = project.overlay.get(path) or read_source(path)
+    except UnreadableError as error:
+        return [unreadable(path, error, selection.targets)]
+    return check_source(source, project, selection)
+
+
+def check_source(source: Source, project: Project, selection: Selection) -> list[Finding]:
+    """Findings of one file, in the order of its lines, as a person sees its places."""
+    try:
+        found = find(source, project, selection)
+    except UnreadableError as error:
+        line, column, where = source.place(min(error.line, len(source.line_starts)), error.column)
+        return [replace(unreadable(source.path, error, selection.targets, where), line=line, column=column)]
+    return [as_seen(source, finding) for finding in found]
+
+
+def as_seen(source: Source, finding: Finding) -> Finding:
+    """A finding at the place that a person sees: in a notebook, the line of a cell."""
+    line, column, where = source.place(finding.line, finding.column)
+    return replace(finding, line=line, column=column, message=where + finding.message)
+
+
+def find(source: Source, project: Project, selection: Selection) -> list[Finding]:
+    """Findings with their edits, in lines of the text; raises UnreadableError where it is not Python."""
+    if not _RELEVANT.search(source.data):
+        source.parse()  # what is not Python is said, even where nothing else would be
+        return []
+    file = File(source, project, selection.targets)
+    found: list[Finding] = []
+    for rule in selection.rules:
+        if not any(word.encode() in source.data for word in rule.words):
+            continue
+        if not selection.targets.intersection(rule.targets):
+            continue
+        try:
+            found += [finding for finding in rule.find(file) if finding.targets]
+        except Exception as error:  # one rule's mistake must not hide what the others found
+            found.append(_rule_failed(source.path, rule, error, selection.targets))
+    return sorted(_without_ignored(found, source), key=lambda f: f.place)
+
+
+def unreadable(path: Path, error: UnreadableError, targets: Iterable[str], where: str = "") -> Finding:
+    return Finding(
+        code=UNREADABLE,
+        path=str(path),
+        line=error.line,
+        column=error.column,
+        message=f"{where}not checked, for {error}",
+        cure="Mend the file, check it with the Python that it is written for, or leave it out with exclude.",
+        safety="manual",
+        targets=tuple(sorted(targets)),
+        end_line=error.line,
+    )
+
+
+def _rule_failed(path: Path, rule: Rule, error: Exception, targets: Iterable[str]) -> Finding:
+    return Finding(
+        code=RULE_FAILED,
+        path=str(path),
+        line=1,
+        column=1,
+        message=f"the rule {rule.code} failed on this file: {type(error).__name__}: {error}",
+        cure=f"Report this file to the rule's authors; until then check it with --ignore {rule.code}.",
+        safety="manual",
+        targets=tuple(sorted(targets)),
+        end_line=1,
+    )
+
+
+def _without_ignored(found: Sequence[Finding], source: Source) -> list[Finding]:
+    ignored = source.ignored
+    if not ignored:
+        return list(found)
+    return [f for f in found if not any(_covers(ignored, line, f.code) for line in {f.line, f.end_line})]
+
+
+def _covers(ignored: dict[int, frozenset[str] | None], line: int, code: str) -> bool:
+    codes = ignored.get(line, frozenset())
+    return codes is None or code in codes

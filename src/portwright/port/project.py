@@ -1,0 +1,194 @@
+"""The files of a project, and what each of them defines for the others."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from portwright.port.notebook import read_notebook
+from portwright.port.source import Source, UnreadableError, decode, read_bytes
+from portwright.port.tree import dotted_chain
+
+_ROOT_SIGNS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+# Their names mean the libraries themselves, even to a script that stands inside of one.
+_LIBRARIES = frozenset(
+    {"torch", "numpy", "torchvision", "torchaudio", "torchtext", "timm", "einops", "poptorch", "sambaflow"}
+)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a module's top level says of one name."""
+
+    kind: str  # import, alias, class, function, other
+    dotted: str = ""  # of an import or alias: what it stands for
+    level: int = 0
+    bases: tuple[str, ...] = ()
+    members: frozenset[str] = frozenset()
+
+
+@dataclass
+class Outline:
+    """A module as other modules see it."""
+
+    path: Path
+    names: dict[str, Definition] = field(default_factory=dict)
+    stars: list[tuple[str, int]] = field(default_factory=list)
+
+
+def find_root(path: Path) -> Path:
+    """The folder that a project's absolute imports start from, as well as one can tell."""
+    folder = path if path.is_dir() else path.parent
+    for candidate in (folder, *folder.parents):
+        if any((candidate / sign).exists() for sign in _ROOT_SIGNS):
+            return candidate
+    return folder
+
+
+def read_source(path: Path, raw: bytes | None = None) -> Source:
+    raw = read_bytes(path) if raw is None else raw
+    return read_notebook(path, raw) if path.suffix == ".ipynb" else decode(path, raw)
+
+
+def digest(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+class Project:
+    """Answers which file a name is imported from, and what that file says of it.
+
+    `overlay` holds rewritten texts that stand for what is on the disk.
+    """
+
+    def __init__(self, root: Path, overlay: Mapping[Path, Source] | None = None) -> None:
+        self.root = root
+        self.overlay = overlay or {}
+        self.consulted: dict[
+            str, str | None
+        ] = {}  # since the last reset: files, and the digest of what they held
+        self._outlines: dict[Path, Outline | None] = {}
+        self._digests: dict[Path, str] = {}
+        self._exists: dict[Path, bool] = {}
+
+    def forget(self, path: Path) -> None:
+        """Looks at a file anew; its text in the overlay has changed."""
+        self._outlines.pop(path, None)
+
+    def find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
+        """The project's file for a module; None for a library's."""
+        parts = dotted.split(".") if dotted else []
+        if level == 0 and parts and parts[0] in _LIBRARIES:
+            return None
+        for folder in self._folders(importer, level):
+            base = folder.joinpath(*parts)
+            candidates = (
+                [base / "__init__.py"]
+                if not parts
+                else [base.with_name(base.name + ".py"), base / "__init__.py"]
+            )
+            for candidate in candidates:
+                if self._is_file(candidate):
+                    return candidate
+        return None
+
+    def outline(self, path: Path) -> Outline | None:
+        """None where the file cannot be read; its own check says so."""
+        if path not in self._outlines:
+            self._outlines[path] = self._make_outline(path)
+        self.consulted[str(path)] = self._digests.get(path)
+        return self._outlines[path]
+
+    def _folders(self, importer: Path, level: int) -> Iterator[Path]:
+        folder = importer.parent
+        if level:
+            for _ in range(level - 1):
+                folder = folder.parent
+            yield folder
+            return
+        yield folder
+        while folder not in (self.root, folder.parent) and self.root in folder.parents:
+            folder = folder.parent
+            yield folder
+        if self.root / "src" != importer.parent:
+            yield self.root / "src"
+
+    def _is_file(self, path: Path) -> bool:
+        if path not in self._exists:
+            try:
+                self._exists[path] = path.is_file()
+            except OSError:
+                self._exists[path] = False
+        if not self._exists[path]:
+            self.consulted[str(path)] = None  # should it appear, what was found without it is stale
+        return self._exists[path]
+
+    def _make_outline(self, path: Path) -> Outline | None:
+        try:
+            source = self.overlay.get(path)
+            if source is None:
+                raw = read_bytes(path)
+                self._digests[path] = digest(raw)
+                source = read_source(path, raw)
+            return make_outline(path, source.parse())
+        except UnreadableError:
+            return None
+
+
+def make_outline(path: Path, module: ast.Module) -> Outline:
+    outline = Outline(path)
+    for statement in _top_level(module.body):
+        _note(outline, statement)
+    return outline
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            blocks = [statement.body, getattr(statement, "orelse", []), getattr(statement, "finalbody", [])]
+            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+            for block in blocks:
+                yield from _top_level(block)
+
+
+def _note(outline: Outline, statement: ast.stmt) -> None:
+    names = outline.names
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            bound = alias.asname or alias.name.partition(".")[0]
+            names.setdefault(bound, Definition("import", alias.name if alias.asname else bound))
+    elif isinstance(statement, ast.ImportFrom):
+        base = statement.module or ""
+        for alias in statement.names:
+            if alias.name == "*":
+                outline.stars.append((base, statement.level))
+            else:
+                dotted = f"{base}.{alias.name}" if base else alias.name
+                names.setdefault(alias.asname or alias.name, Definition("import", dotted, statement.level))
+    elif isinstance(statement, ast.ClassDef):
+        bases = tuple(
+            ".".join([chain[0].id, *chain[1]]) for chain in map(dotted_chain, statement.bases) if chain
+        )
+        names[statement.name] = Definition("class", bases=bases, members=frozenset(_members(statement)))
+    elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        names[statement.name] = Definition("function")
+    elif isinstance(statement, ast.Assign):
+        chain = dotted_chain(statement.value)
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                dotted = ".".join([chain[0].id, *chain[1]]) if chain else ""
+                names.setdefault(target.id, Definition("alias" if chain else "other", dotted))
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    for statement in _top_level(node.body):
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                yield from (leaf.id for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id

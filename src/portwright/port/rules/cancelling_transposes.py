@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import const, text_of
+from portwright.port.rule import File, Rule
+
+
+def _order(call: ast.Call) -> tuple[str, list[int]] | None:
+    """The kind of a change of layout and its fixed dimensions."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name not in ("transpose", "permute") or call.keywords:
+        return None
+    listed = (
+        call.args[0].elts
+        if len(call.args) == 1 and isinstance(call.args[0], (ast.Tuple, ast.List))
+        else call.args
+    )
+    values = [const(argument) for argument in listed]
+    numbers = [v for v in values if isinstance(v, int)]
+    return (name, numbers) if numbers and len(numbers) == len(values) else None
+
+
+def _cancel(first: tuple[str, list[int]], second: tuple[str, list[int]]) -> bool:
+    if first[0] != second[0]:
+        return False
+    if first[0] == "transpose":
+        return len(first[1]) == 2 and sorted(first[1]) == sorted(second[1])
+    size = len(first[1])
+    if size != len(second[1]) or sorted(d % size for d in first[1]) != list(range(size)):
+        return False
+    return [first[1][d % size] % size for d in second[1]] == list(range(size))
+
+
+class CancellingTransposes(Rule):
+    """Takes out pairs of transposes or permutations that cancel each other.
+
+    ## Why
+    On these machines moving data into another layout is work, and a pair that cancels does it twice for nothing.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return self.layer(x.transpose(1, 2).transpose(1, 2))
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return self.layer(x)
+    ```
+
+    ## Safety
+    Safe: only chains of fixed dimensions that give back the tensor as it was.
+    """
+
+    code = "PW302"
+    name = "cancelling-transposes"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("transpose(", "permute(", ".t(")
+    cure = "Leave both out."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for outer in file.methods("transpose", "permute"):
+            inner = outer.func.value if isinstance(outer.func, ast.Attribute) else None
+            if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Attribute):
+                continue
+            first, second = _order(inner), _order(outer)
+            if first is None or second is None or not _cancel(first, second):
+                continue
+            edits = [file.replace(outer, text_of(file, inner.func.value))]
+            yield self.report(file, outer, "these two changes of layout cancel each other", edits)
+
+
+RULE = CancellingTransposes()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import has_star, keyword, set_keyword
+from portwright.port.rule import File, Rule
+
+
+class CheckpointFile(Rule):
+    """Loads checkpoints to the CPU, and finds saving in a training step.
+
+    ## Why
+    A checkpoint from a GPU asks for that GPU when it is loaded. While a step runs the newest weights are on the
+    device, so what torch.save sees may be old.
+
+    ## Example
+    ```python
+    state = torch.load("model.pt")
+    ```
+
+    ## Instead
+    ```python
+    state = torch.load("model.pt", map_location="cpu")
+    ```
+
+    ## Safety
+    Safe: loading to the CPU changes no value. Saving inside a training loop is left to you.
+    """
+
+    code = "PW507"
+    name = "checkpoint-file"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("torch.load", "torch.save", "load(", "save(")
+    cure = {
+        "csx": 'Load with map_location="cpu"; save with cstorch.save(state, path) inside a checkpoint closure.',
+        "ipu": 'Load with map_location="cpu"; call copyWeightsToHost() before saving.',
+        "rdu": 'Load with map_location="cpu"; call samba.session.to_cpu(model) before saving.',
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torch.load"):
+            if has_star(call) or len(call.args) > 1 or keyword(call, "map_location") is not None:
+                continue
+            edits = set_keyword(file, call, "map_location", '"cpu"')
+            yield self.report(file, call, "this checkpoint asks for the device it was saved from", edits)
+        for call in file.calls("torch.save"):
+            if file.flow.in_training_step(call):
+                yield self.report(file, call, "weights are saved while the device holds the newest ones")
+
+
+RULE = CheckpointFile()

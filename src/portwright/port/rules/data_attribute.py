@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.rule import File, Rule
+
+_TENSOR_NAMES = (
+    "loss",
+    "output",
+    "out",
+    "logits",
+    "pred",
+    "grad",
+    "weight",
+    "bias",
+    "param",
+    "p",
+    "hidden",
+    "v",
+)
+
+
+def _is_of_tensor(file: File, node: ast.Attribute) -> bool:
+    kind = file.flow.kind(node.value)
+    if kind is not None:
+        return kind == "tensor"
+    last = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+    return last in _TENSOR_NAMES or last.endswith(("_loss", "_grad", ".grad"))
+
+
+def _is_written(file: File, node: ast.Attribute) -> bool:
+    """Assigned, or changed in place."""
+    if not isinstance(node.ctx, ast.Load):
+        return True
+    parent: ast.AST = file.tree.parents[node]
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        return not isinstance(parent.ctx, ast.Load)
+    if isinstance(parent, ast.AugAssign):
+        return parent.target is node
+    return isinstance(parent, ast.Attribute) and parent.attr.endswith("_")
+
+
+class DataAttribute(Rule):
+    """Replaces .data of a tensor by .detach() where it is read in a step.
+
+    ## Why
+    .data slips past the tracer: the Cerebras front end refuses it, and others lose the value.
+
+    ## Example
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.data)
+    ```
+
+    ## Instead
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.detach())
+    ```
+
+    ## Safety
+    Safe where it is only read: the same values without a gradient. Where it is written in a step, it is left to you;
+    initialisation outside of a step is not reported.
+    """
+
+    code = "PW408"
+    name = "data-attribute"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = (".data",)
+    cure = {
+        "csx": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
+        "ipu": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
+        "rdu": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for node in file.attributes("data"):
+            if not file.flow.in_step(node) or not _is_of_tensor(file, node):
+                continue
+            if _is_written(file, node):
+                yield self.report(file, node, f"{file.segment(node)} is written past the tracer")
+            else:
+                _, end = file.source.span(node)
+                edits = [Edit(end - len("data"), end, "detach()")]
+                yield self.report(file, node, f"{file.segment(node)} is read past the tracer", edits)
+
+
+RULE = DataAttribute()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+_REDUCTIONS = ("any", "all", "sum", "max", "min", "mean", "isnan", "isinf", "equal", "allclose", "norm")
+
+
+def _reads_values(file: File, test: ast.expr) -> ast.expr | None:
+    """The part of a condition that needs a tensor's values; shapes, types and None do not."""
+    if isinstance(test, ast.BoolOp):
+        return next((v for v in (_reads_values(file, value) for value in test.values) if v is not None), None)
+    if isinstance(test, ast.UnaryOp):
+        return _reads_values(file, test.operand)
+    if isinstance(test, ast.Compare):
+        if all(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in test.ops):
+            return None
+        return test if any(_is_computed(file, side) for side in (test.left, *test.comparators)) else None
+    return test if _is_computed(file, test) else None
+
+
+def _is_computed(file: File, node: ast.expr) -> bool:
+    """A tensor that was computed; a bare argument of forward may be a flag."""
+    if isinstance(node, ast.Call):
+        if file.resolve(node.func) in ("torch.equal", "torch.allclose"):
+            return True
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCTIONS:
+            return file.flow.is_tensor(node.func.value) or file.flow.is_tensor(node)
+    if isinstance(node, ast.BinOp):
+        return _is_computed(file, node.left) or _is_computed(file, node.right)
+    if isinstance(node, ast.Subscript):
+        return file.flow.is_tensor(node.value) and not isinstance(node.slice, ast.Constant)
+    return isinstance(node, (ast.Call, ast.Compare)) and file.flow.is_tensor(node)
+
+
+class DataDependentBranch(Rule):
+    """Finds branches in forward() that depend on the values of a tensor.
+
+    ## Why
+    A traced step follows one side for ever, or is refused because the condition has no value yet.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            if x.sum() > 0:
+                return x
+            return -x
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.where(x.sum() > 0, x, -x)
+    ```
+
+    ## Safety
+    Manual: both sides have to be computed, which is right only where neither fails.
+    """
+
+    code = "PW206"
+    name = "data-dependent-branch"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("if ", "while ", "assert ")
+    cure = "Compute both sides and choose with torch.where, or fold the condition into a setting."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        branches: list[ast.If | ast.While | ast.IfExp | ast.Assert] = [
+            *file.tree.all(ast.If),
+            *file.tree.all(ast.While),
+            *file.tree.all(ast.IfExp),
+            *file.tree.all(ast.Assert),
+        ]
+        tests = [node.test for node in branches]
+        for test in tests:
+            value = _reads_values(file, test)
+            if value is not None and file.flow.in_forward(test):
+                yield self.report(
+                    file, test, f"a branch depends on values of a tensor: {file.segment(value)[:60]}"
+                )
+
+
+RULE = DataDependentBranch()

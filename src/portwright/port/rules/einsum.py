@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import const, text_of
+from portwright.port.rule import File, Rule
+
+
+def _matmul(file: File, call: ast.Call) -> str | None:
+    """The same product by matmul; None where the equation is not a plain batched one."""
+    equation = const(call.args[0]) if call.args else None
+    if (
+        not isinstance(equation, str)
+        or len(call.args) != 3
+        or call.keywords
+        or not isinstance(call.func, ast.Attribute)
+    ):
+        return None
+    left, _, result = equation.replace(" ", "").partition("->")
+    first, _, second = left.partition(",")
+    if (
+        not (len(first) == len(second) == len(result) >= 2)
+        or "." in equation
+        or any(len(set(t)) != len(t) for t in (first, second, result))
+    ):
+        return None
+    batch = result[:-2]
+    if first[:-2] != batch or second[:-2] != batch:
+        return None
+    rows, columns = result[-2], result[-1]
+    summed = set(first[-2:]) & set(second[-2:]) - set(result)
+    if len(summed) != 1 or rows not in first[-2:] or columns not in second[-2:]:
+        return None
+    one = text_of(file, call.args[1]) + ("" if first[-2] == rows else ".transpose(-2, -1)")
+    other = text_of(file, call.args[2]) + ("" if second[-1] == columns else ".transpose(-2, -1)")
+    return f"{file.segment(call.func.value)}.matmul({one}, {other})"
+
+
+class Einsum(Rule):
+    """Turns einsum of two batched matrices into matmul.
+
+    ## Why
+    einsum and einops are not among the operations that PopTorch lists; matmul is.
+
+    ## Example
+    ```python
+    class Attention(nn.Module):
+        def forward(self, q, k):
+            return torch.einsum("bhid,bhjd->bhij", q, k)
+    ```
+
+    ## Instead
+    ```python
+    class Attention(nn.Module):
+        def forward(self, q, k):
+            return torch.matmul(q, k.transpose(-2, -1))
+    ```
+
+    ## Safety
+    Safe where both operands have the same leading dimensions and one dimension is summed: that is how torch computes
+    it as well. Other equations, and einops, are left to you.
+    """
+
+    code = "PW311"
+    name = "einsum"
+    targets = ("ipu", "rdu")
+    safety = "safe"
+    words = ("einsum", "rearrange", "einops")
+    cure = "Write it as matmul with transposes, and rearrange as reshape and permute."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torch.einsum"):
+            if not file.flow.in_step(call):
+                continue
+            text = _matmul(file, call)
+            yield self.report(
+                file,
+                call,
+                "einsum is not among the target's operations",
+                [file.replace(call, text)] if text else [],
+            )
+        for call in file.calls("einops."):
+            if file.flow.in_step(call) or (file.resolve(call.func) or "").startswith("einops.layers"):
+                yield self.report(file, call, "einops is not among the target's operations")
+
+
+RULE = Einsum()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class GradientClipping(Rule):
+    """Finds gradient clipping in a training step.
+
+    ## Why
+    The gradients are on the device inside the compiled step, where torch's function cannot reach them. The Cerebras
+    SDK traces it.
+
+    ## Example
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    ```
+
+    ## Instead
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+    ```
+
+    ## Safety
+    Manual: the limit moves into the optimizer.
+    """
+
+    code = "PW405"
+    name = "gradient-clipping"
+    targets = ("ipu", "rdu")
+    safety = "manual"
+    words = ("clip_grad",)
+    cure = {
+        "ipu": "Give the limit to the optimizer: poptorch.optim.AdamW(..., max_grad_norm=...).",
+        "rdu": "Clip where the gradients are: ask for the optimizer's own option.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls(
+            "torch.nn.utils.clip_grad_norm_",
+            "torch.nn.utils.clip_grad_value_",
+            "torch.nn.utils.clip_grad_norm",
+        ):
+            yield self.report(file, call, "gradients are clipped on the host")
+
+
+RULE = GradientClipping()

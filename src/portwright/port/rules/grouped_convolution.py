@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import ast
+
+from portwright.port.legal_form import LegalForm, is_grouped
+from portwright.port.rule import File
+
+
+class GroupedConvolution(LegalForm):
+    """Puts legal forms in the place of convolutions that may have several groups.
+
+    ## Why
+    The Cerebras front end lowers convolutions of one group only; depthwise ones have as many groups as channels.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.depthwise = nn.Conv2d(width, width, 3, groups=width)
+    ```
+
+    ## Instead
+    ```python
+    from portwright.layers import legal
+
+    class Net(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.depthwise = legal.Conv2d(width, width, 3, groups=width)
+    ```
+
+    ## Safety
+    Safe: one convolution a group, with the same parameters, names and initial values.
+    """
+
+    code = "PW321"
+    name = "grouped-convolution"
+    words = ("onv2d", "onv3d", "onvTranspose2d", "onvTranspose3d", "conv_transpose")
+    reason = "convolutions of several groups are not lowered there"
+    cure = "Use the form of portwright.layers.legal, which computes the same."
+    layers = {f"torch.nn.{n}": n for n in ("Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d")}
+    functions = {
+        f"{module}.{n}": n
+        for n in ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
+        for module in ("torch.nn.functional", "torch")
+    }
+
+    def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
+        last = name.rpartition(".")[2]
+        return is_grouped(call, 7 if last.startswith("ConvTranspose") else 6)
+
+
+RULE = GroupedConvolution()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.executors import reaches
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class LateOptimizer(Rule):
+    """Finds an optimizer that is made after poptorch.trainingModel, and never given to it.
+
+    ## Why
+    The optimizer's settings are compiled into the step. One that is made later never reaches the device, whatever its
+    schedule says.
+
+    ## Example
+    ```python
+    import poptorch
+
+    class Trainer:
+        def build(self, net, device):
+            self.net = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=1e-3))
+            self.opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+    ```
+
+    ## Instead
+    ```python
+    import poptorch
+
+    class Trainer:
+        def build(self, net, device):
+            self.opt = torch.optim.Adam(net.parameters(), lr=1e-2)
+            self.net = poptorch.trainingModel(net, optimizer=self.opt)
+    ```
+
+    ## Safety
+    Manual: which of the two optimizers is meant is yours to say.
+    """
+
+    code = "PW602"
+    name = "late-optimizer"
+    targets = ("ipu",)
+    safety = "manual"
+    words = ("poptorch",)
+    cure = "Give trainingModel the optimizer that you train with, or call setOptimizer(optimizer) after it is made and after each change."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        wraps = file.calls("poptorch.trainingModel")
+        if not wraps or file.methods("setOptimizer"):
+            return
+        for call in [*file.calls("torch.optim."), *file.calls("poptorch.optim.")]:
+            name = file.resolve(call.func) or ""
+            if (
+                "lr_scheduler" in name
+                or not name.rpartition(".")[2][:1].isupper()
+                or reaches(file, call, wraps)
+            ):
+                continue
+            yield self.report(
+                file,
+                call,
+                "this optimizer never reaches the device: trainingModel was given another, or none",
+            )
+
+
+RULE = LateOptimizer()

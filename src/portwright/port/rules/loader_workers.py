@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import argument, is_constant
+from portwright.port.rule import File, Rule
+
+
+def _unpicklable(file: File, call: ast.Call) -> str | None:
+    """A part of the loader's arguments that pickle refuses."""
+    for node in ast.walk(call):
+        if isinstance(node, ast.Lambda):
+            return "a lambda"
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found = file.tree.scope_of(node).lookup(node.id)
+            if found is None or found[0] is file.tree.scope:
+                continue
+            for binding in found[1]:
+                made = binding.value.func if isinstance(binding.value, ast.Call) else None
+                if isinstance(binding.node, (ast.FunctionDef, ast.ClassDef)):
+                    return f"'{node.id}', which is defined inside a function"
+                if isinstance(made, ast.Name):
+                    inner = file.tree.scope_of(made).lookup(made.id)
+                    if (
+                        inner
+                        and inner[0] is not file.tree.scope
+                        and isinstance(inner[1][0].node, ast.ClassDef)
+                    ):
+                        return f"'{made.id}', which is defined inside a function"
+    return None
+
+
+class LoaderWorkers(Rule):
+    """Finds loaders with worker processes whose dataset cannot be sent to one.
+
+    ## Why
+    The vendors' loaders start processes of their own and send them the dataset. Lambdas, and classes and functions
+    defined inside a function, cannot be sent.
+
+    ## Example
+    ```python
+    from torch.utils.data import DataLoader
+
+    def make():
+        class Squares:
+            def __getitem__(self, i):
+                return i * i
+
+        return DataLoader(Squares(), batch_size=8, num_workers=2, drop_last=True)
+    ```
+
+    ## Instead
+    ```python
+    from torch.utils.data import DataLoader
+
+    class Squares:
+        def __getitem__(self, i):
+            return i * i
+
+    def make():
+        return DataLoader(Squares(), batch_size=8, num_workers=2, drop_last=True)
+    ```
+
+    ## Safety
+    Manual: what has to move is your dataset.
+    """
+
+    code = "PW103"
+    name = "loader-workers"
+    targets = ("csx", "ipu")
+    safety = "manual"
+    words = ("num_workers",)
+    cure = {
+        "csx": "Make the loader in a function and hand that to cstorch.utils.data.DataLoader; its worker processes import your dataset, so it may not be a lambda or a local class.",
+        "ipu": "Use poptorch.DataLoader(options, dataset, batch_size, num_workers=...); the dataset must be picklable, so no lambdas or local classes.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torch.utils.data.DataLoader"):
+            workers = argument(call, 5, "num_workers")
+            if workers is None or is_constant(workers, 0):
+                continue
+            reason = _unpicklable(file, call)
+            if reason is not None:
+                yield self.report(file, call, f"worker processes cannot receive {reason}")
+
+
+RULE = LoaderWorkers()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+def _is_length(file: File, node: ast.expr) -> bool:
+    return file.flow.kind(node) == "number" and not isinstance(node, ast.Constant)
+
+
+def _indexes_by(loop: ast.For) -> bool:
+    names = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    return any(
+        isinstance(node, ast.Subscript)
+        and any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node.slice))
+        for statement in loop.body
+        for node in ast.walk(statement)
+    )
+
+
+class LoopOverSteps(Rule):
+    """Finds loops in forward() over the positions of a tensor.
+
+    ## Why
+    Tracing unrolls such a loop: the compiled step grows with the length, and is right for that length only.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            outputs = []
+            for t in range(x.size(1)):
+                outputs.append(self.cell(x[:, t]))
+            return torch.stack(outputs, dim=1)
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return self.layer(x)
+    ```
+
+    ## Safety
+    Manual. Loops over layers, and over a fixed number, are not reported.
+    """
+
+    code = "PW313"
+    name = "loop-over-steps"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("for ",)
+    cure = "Let one operation do all steps (cumsum, a convolution, attention), keep the number of steps fixed, or use the target's own loop (poptorch.for_loop)."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for loop in file.tree.all(ast.For):
+            if (
+                not isinstance(loop.iter, ast.Call)
+                or getattr(loop.iter.func, "id", "") != "range"
+                or not file.flow.in_forward(loop)
+            ):
+                continue
+            if any(_is_length(file, argument) for argument in loop.iter.args) and _indexes_by(loop):
+                yield self.report(
+                    file, loop, f"a loop over {file.segment(loop.iter)} is unrolled when it is traced"
+                )
+
+
+RULE = LoopOverSteps()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.executors import is_wrapped
+from portwright.port.finding import Finding
+from portwright.port.rewrite import remove_statement
+from portwright.port.rule import File, Rule
+
+_RETURN_MODULE = ("to", "cuda", "cpu", "half", "float", "double", "requires_grad_")
+
+
+class LostWrapper(Rule):
+    """Finds a PopTorch executor that is replaced by the module inside it.
+
+    ## Why
+    An executor passes .to() and its kin on to the module that it wraps, which returns itself. Assigned back, the
+    wrapper is gone and training goes on, silently, on the CPU.
+
+    ## Example
+    ```python
+    import poptorch
+
+    class Trainer:
+        def build(self, net, device):
+            self.net = poptorch.trainingModel(net)
+            self.net = self.net.to(device)
+    ```
+
+    ## Instead
+    ```python
+    import poptorch
+
+    class Trainer:
+        def build(self, net, device):
+            self.net = poptorch.trainingModel(net)
+    ```
+
+    ## Safety
+    Unsafe, on purpose: taking the move out lets training run on the IPU, which it did not.
+    """
+
+    code = "PW601"
+    name = "lost-wrapper"
+    targets = ("ipu",)
+    safety = "unsafe"
+    words = ("poptorch",)
+    cure = "Leave the move out: the executor places the model, and .to() returns the plain module."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for statement in file.tree.all(ast.Assign):
+            value = statement.value
+            if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+                continue
+            receiver = value.func.value
+            if value.func.attr not in _RETURN_MODULE or len(statement.targets) != 1:
+                continue
+            if file.segment(statement.targets[0]) == file.segment(receiver) and is_wrapped(file, receiver):
+                yield self.report(
+                    file,
+                    statement,
+                    f"the executor is lost: .{value.func.attr}() returns the module inside it",
+                    remove_statement(file, statement),
+                )
+
+
+RULE = LostWrapper()

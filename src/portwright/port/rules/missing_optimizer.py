@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+_HAVE = {
+    "csx": frozenset(
+        [
+            "Adadelta",
+            "Adafactor",
+            "Adagrad",
+            "Adam",
+            "AdamW",
+            "Adamax",
+            "ASGD",
+            "NAdam",
+            "RAdam",
+            "RMSprop",
+            "Rprop",
+            "SGD",
+            "Muon",
+        ]
+    ),
+    "ipu": frozenset(["SGD", "Adam", "AdamW", "RMSprop"]),
+}
+
+
+class MissingOptimizer(Rule):
+    """Finds optimizers that the target does not have.
+
+    ## Why
+    PopTorch implements five optimizers on the device; Cerebras's SDK all of torch's but L-BFGS and the sparse one.
+
+    ## Example
+    ```python
+    optimizer = torch.optim.LBFGS(model.parameters())
+    ```
+
+    ## Instead
+    ```python
+    optimizer = torch.optim.AdamW(model.parameters())
+    ```
+
+    ## Safety
+    Manual, and never equal: it is another method.
+    """
+
+    code = "PW406"
+    name = "missing-optimizer"
+    targets = ("csx", "ipu")
+    safety = "manual"
+    words = ("optim", "LBFGS")
+    cure = {
+        "csx": "Choose one of cstorch.optim (SGD, Adam, AdamW, RMSprop, Adagrad, ...); another optimizer gives other numbers.",
+        "ipu": "Choose SGD, Adam, AdamW, RMSprop or LAMB; another optimizer gives other numbers.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torch.optim."):
+            name = (file.resolve(call.func) or "").removeprefix("torch.optim.")
+            if not name[:1].isupper() or "." in name or name == "Optimizer":
+                continue
+            lacking = [t for t, have in _HAVE.items() if name not in have]
+            if lacking:
+                yield self.report(file, call, f"there is no {name} on this target", targets=lacking)
+
+
+RULE = MissingOptimizer()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class RandomInForward(Rule):
+    """Finds random numbers drawn in forward().
+
+    ## Why
+    Each device draws other numbers from the same seed, so two runs with noise of their own cannot be compared step by
+    step.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x, noise):
+            return x + noise
+    ```
+
+    ## Safety
+    Manual. Plain dropout is not reported; proofs turn it off.
+    """
+
+    code = "PW319"
+    name = "random-in-forward"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("rand", "bernoulli", "normal(", "Dropout2d", "AlphaDropout")
+    cure = "Pass the noise in as an input of the step, seeded on the host, so that a port can be proven equal; keep it on the device once it is."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        names = (
+            "rand",
+            "randn",
+            "rand_like",
+            "randn_like",
+            "randint",
+            "randint_like",
+            "bernoulli",
+            "normal",
+            "randperm",
+        )
+        for call in [
+            *file.calls(*(f"torch.{name}" for name in names)),
+            *file.methods("bernoulli_", "normal_", "uniform_"),
+        ]:
+            if file.flow.in_forward(call):
+                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+                yield self.report(file, call, f"{name}() draws random numbers in forward()")
+
+
+RULE = RandomInForward()

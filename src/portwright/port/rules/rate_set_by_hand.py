@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import is_constant
+from portwright.port.rule import File, Rule
+
+
+def _iterates_groups(file: File, node: ast.expr) -> bool:
+    found = file.tree.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
+    return found is not None and any(
+        b.kind == "iterate" and b.value is not None and "param_groups" in file.segment(b.value)
+        for b in found[1]
+    )
+
+
+class RateSetByHand(Rule):
+    """Finds learning rates that are written into param_groups.
+
+    ## Why
+    The compiled step has its own copy of the rate, which an assignment on the host does not reach.
+
+    ## Example
+    ```python
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+        print(torch.__version__)
+    ```
+
+    ## Instead
+    ```python
+    schedule = {"scheduler": "Constant", "val": 0.1}  # learning_rate in params.yaml
+    ```
+
+    ## Safety
+    Manual: the schedule has to be a function of the step.
+    """
+
+    code = "PW404"
+    name = "rate-set-by-hand"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("param_groups",)
+    cure = {
+        "csx": "Write the rate as a schedule: a function of the step (cstorch.optim.lr_scheduler.LambdaLR, or the schedule in params.yaml).",
+        "ipu": "After each change call the wrapped model's setOptimizer(optimizer).",
+        "rdu": "Pass the rate of each step to samba.session.run in hyperparam_dict.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        assignments: list[ast.Assign | ast.AugAssign] = [
+            *file.tree.all(ast.Assign),
+            *file.tree.all(ast.AugAssign),
+        ]
+        for node in assignments:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if not isinstance(target, ast.Subscript) or not is_constant(target.slice, "lr"):
+                continue
+            if "param_groups" in file.segment(target.value) or _iterates_groups(file, target.value):
+                yield self.report(file, node, "the learning rate is set on the host")
+
+
+RULE = RateSetByHand()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class SamplingInStep(Rule):
+    """Finds draws from a distribution over classes in a model or step.
+
+    ## Why
+    multinomial is not lowered for these targets, and what it draws is needed on the host to go on.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.multinomial(F.softmax(x, dim=-1), 1)
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return F.softmax(x, dim=-1)
+    ```
+
+    ## Safety
+    Manual: the draw moves to whoever calls the model. Methods that only generate text on the host are not reported.
+    """
+
+    code = "PW209"
+    name = "sampling-in-step"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("multinomial", "Categorical")
+    cure = "Return the probabilities and sample on the host."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in [*file.calls("torch.multinomial"), *file.methods("multinomial")]:
+            if file.flow.in_step(call):
+                yield self.report(file, call, "classes are drawn in the step")
+
+
+RULE = SamplingInStep()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class SchedulerObject(Rule):
+    """Finds learning-rate schedulers of torch.
+
+    ## Why
+    They change a number on the host. The compiled step has its own copy, which has to be told.
+
+    ## Example
+    ```python
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    ```
+
+    ## Instead
+    ```python
+    schedule = {"scheduler": "Step", "step_size": 1}  # learning_rate in params.yaml
+    ```
+
+    ## Safety
+    Manual: how the rate reaches the device differs between targets.
+    """
+
+    code = "PW403"
+    name = "scheduler-object"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("lr_scheduler",)
+    cure = {
+        "csx": "Use the scheduler of the same name in cstorch.optim.lr_scheduler, stepped inside the traced step, or the schedule in params.yaml.",
+        "ipu": "After each change call the wrapped model's setOptimizer(optimizer).",
+        "rdu": "Pass the rate of each step to samba.session.run in hyperparam_dict.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torch.optim.lr_scheduler."):
+            name = (file.resolve(call.func) or "").rpartition(".")[2]
+            if name[:1].isupper():
+                yield self.report(file, call, f"{name} changes the learning rate on the host")
+
+
+RULE = SchedulerObject()

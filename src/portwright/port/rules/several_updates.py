@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+def _is_other(file: File, node: ast.expr) -> bool:
+    """Schedulers, scalers and profilers step too."""
+    if file.flow.kind(node) in ("scheduler", "scaler"):
+        return True
+    text = file.segment(node).lower()
+    return any(
+        word in text for word in ("sched", "scaler", "prof", "warm", "env", "stats", "progress", "bar")
+    )
+
+
+class SeveralUpdates(Rule):
+    """Finds training steps with several losses or optimizers.
+
+    ## Why
+    A compiled step has one backward pass and one update.
+
+    ## Example
+    ```python
+    def train(net, critic, loader, opt, opt_critic):
+        for x in loader:
+            loss_critic = critic(x).mean()
+            loss_critic.backward()
+            opt_critic.step()
+            loss = net(x).mean()
+            loss.backward()
+            opt.step()
+    ```
+
+    ## Instead
+    ```python
+    def train(net, critic, loader, opt):
+        for x in loader:
+            loss = net(x).mean() + critic(x).mean()
+            loss.backward()
+            opt.step()
+    ```
+
+    ## Safety
+    Manual: whether the losses may be added is a matter of your method.
+    """
+
+    code = "PW407"
+    name = "several-updates"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("backward(",)
+    cure = "Add the losses up to one, or compile a step for each optimizer; the two networks of a GAN become two compiled models that share weights."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for region, calls in file.flow.step_regions.items():
+            optimizers = {
+                file.segment(node.func.value)
+                for node in ast.walk(region)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "step"
+                and not _is_other(file, node.func.value)
+            }
+            if len(optimizers) > 1:
+                named = ", ".join(sorted(optimizers))
+                yield self.report(file, calls[0], f"this step makes {len(optimizers)} updates: {named}")
+
+
+RULE = SeveralUpdates()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+def _mentions_shape(file: File, node: ast.expr) -> bool:
+    """Arithmetic on a size; a plain `int(x.size(0))` is none."""
+    if not any(
+        isinstance(part, ast.BinOp) and not isinstance(part.op, ast.FloorDiv) for part in ast.walk(node)
+    ):
+        return False
+    return any(
+        (isinstance(part, ast.Attribute) and part.attr == "shape")
+        or (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "size")
+        for part in ast.walk(node)
+    )
+
+
+class ShapeArithmetic(Rule):
+    """Finds layers and sizes that forward() works out from the shape of its input by division or rounding.
+
+    ## Why
+    Under tracing these numbers become constants of the compiled step. They are right for one shape only, and nothing
+    says so when another comes.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return x[:, : int(x.size(1) * 0.5)]
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def __init__(self, length):
+            super().__init__()
+            self.half = length // 2
+
+        def forward(self, x):
+            return x[:, : self.half]
+    ```
+
+    ## Safety
+    Manual. Plain products and quotients of dimensions are not reported, since tracing folds them; rounding a float to
+    a size is.
+    """
+
+    code = "PW105"
+    name = "shape-arithmetic"
+    targets = ("ipu", "rdu")
+    safety = "manual"
+    words = ("size(", "shape")
+    cure = "Compute such numbers from fixed settings in __init__, and assert in forward that the shape is the expected one."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        reported = set()
+        for call in file.tree.all(ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if (
+                name not in ("int", "round", "ceil", "floor")
+                or not call.args
+                or not file.flow.in_forward(call)
+            ):
+                continue
+            function = file.tree.function_of(call)
+            if function in reported or not _mentions_shape(file, call.args[0]):
+                continue
+            reported.add(function)
+            yield self.report(file, call, "this size is rounded from the shape of an input")
+
+
+RULE = ShapeArithmetic()

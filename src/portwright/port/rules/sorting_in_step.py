@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rewrite import is_constant, keyword
+from portwright.port.rule import File, Rule
+
+
+class SortingInStep(Rule):
+    """Finds topk that asks for unsorted results, and for rdu any sorting in a step.
+
+    ## Why
+    PopTorch implements topk with sorted results alone; for the RDU no public list of operations names sorting.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.topk(x, 5, sorted=False).values
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.topk(x, 5, sorted=True).values
+    ```
+
+    ## Safety
+    Safe for ipu: unsorted means in any order, and sorted is one. For rdu it is left to you.
+    """
+
+    code = "PW316"
+    name = "sorting-in-step"
+    targets = ("ipu", "rdu")
+    safety = "safe"
+    words = ("topk(", "argsort(", "sort(")
+    cure = {
+        "ipu": "PopTorch's topk is always sorted: give sorted=True.",
+        "rdu": "Sort on the host, after the step.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in [*file.calls("torch.topk"), *file.methods("topk")]:
+            given = keyword(call, "sorted")
+            if given is not None and is_constant(given.value, False) and file.flow.in_step(call):
+                edits = [file.replace(given.value, "True")]
+                yield self.report(file, call, "topk gives sorted results only", edits, targets=("ipu",))
+        for call in [
+            *file.calls("torch.topk", "torch.sort", "torch.argsort"),
+            *file.methods("topk", "argsort"),
+        ]:
+            if file.flow.in_step(call):
+                yield self.report(
+                    file, call, "sorting is on no public list of this target's operations", targets=("rdu",)
+                )
+
+
+RULE = SortingInStep()

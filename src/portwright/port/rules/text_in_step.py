@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+def _is_seldom(file: File, call: ast.Call) -> bool:
+    """Under a condition with a remainder, or on the way out of the loop."""
+    if file.flow.is_gated(call) or file.flow.is_without_gradients(call):
+        return True
+    statement = file.tree.statement_of(call)
+    block = file.tree.block_of(statement) if statement is not None else []
+    region = file.flow.region_of(call)
+    if block and block is not getattr(region, "body", None):
+        return isinstance(block[-1], (ast.Break, ast.Return, ast.Raise))
+    return False
+
+
+class TextInStep(Rule):
+    """Finds text that is printed at each training step.
+
+    ## Why
+    Text at each step makes the host, not the device, set the pace; what it shows has to be read back first.
+
+    ## Example
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            print("loss", loss)
+    ```
+
+    ## Instead
+    ```python
+    def train(model, loader, criterion, optimizer):
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if step % 100 == 0:
+                print("loss", loss)
+    ```
+
+    ## Safety
+    Manual. Text under an `if` with a remainder (`step % 100`) is not reported.
+    """
+
+    code = "PW205"
+    name = "text-in-step"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("print(", "tqdm", "set_postfix", "set_description", "logger.")
+    cure = {
+        "csx": "Print every so many steps only, in a function marked @cstorch.step_closure.",
+        "ipu": "Print every so many steps only.",
+        "rdu": "Print every so many steps only.",
+    }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in [*file.tree.all(ast.Call)]:
+            name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+            is_print = isinstance(call.func, ast.Name) and name == "print"
+            if not is_print and name not in ("set_postfix", "set_description", "set_postfix_str"):
+                continue
+            if not call.args and not call.keywords:
+                continue
+            if file.flow.in_training_step(call) and not _is_seldom(file, call):
+                yield self.report(file, call, f"text is made at each step: {name}()")
+
+
+RULE = TextInStep()

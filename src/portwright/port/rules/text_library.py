@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class TextLibrary(Rule):
+    """Finds uses of torchtext and spacy.
+
+    ## Why
+    Both tokenise while training runs, on hosts that have to feed an accelerator, and the site's software seldom has
+    them; torchtext is not developed any more.
+
+    ## Example
+    ```python
+    import torchtext
+    ```
+
+    ## Instead
+    ```python
+    import numpy as np
+    ```
+
+    ## Safety
+    Manual: the tokenised data has to be made.
+    """
+
+    code = "PW107"
+    name = "text-library"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("torchtext", "spacy")
+    cure = "Tokenise once, beforehand, and write arrays of numbers of a fixed length that the loader reads."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        seen: set[str] = set()
+        imports: list[ast.Import | ast.ImportFrom] = [
+            *file.tree.all(ast.Import),
+            *file.tree.all(ast.ImportFrom),
+        ]
+        for node in imports:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for library in sorted({name.partition(".")[0] for name in names} & {"torchtext", "spacy"} - seen):
+                seen.add(library)
+                yield self.report(
+                    file, node, f"{library} is not on accelerator systems, and tokenises while training runs"
+                )
+
+
+RULE = TextLibrary()

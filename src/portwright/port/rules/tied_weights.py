@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class TiedWeights(Rule):
+    """Finds weights that two layers share.
+
+    ## Why
+    A target that spreads a model over chips may give each use a copy of its own, which then train apart.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def __init__(self, encoder, decoder):
+            super().__init__()
+            self.encoder, self.decoder = encoder, decoder
+            self.decoder.weight = self.encoder.weight
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def __init__(self, encoder):
+            super().__init__()
+            self.encoder = encoder
+
+        def decode(self, x):
+            return F.linear(x, self.encoder.weight)
+    ```
+
+    ## Safety
+    Manual: where a layer is placed is yours to say.
+    """
+
+    code = "PW310"
+    name = "tied-weights"
+    targets = ("ipu", "rdu")
+    safety = "manual"
+    words = (".weight",)
+    cure = "Put both uses on one device or stage, and check after wrapping that they are still one tensor."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for node in file.tree.all(ast.Assign):
+            target, value = node.targets[0], node.value
+            if not isinstance(target, ast.Attribute) or not isinstance(value, ast.Attribute):
+                continue
+            if target.attr == value.attr == "weight" and file.tree.class_of(node) is not None:
+                yield self.report(
+                    file, node, f"{file.segment(target)} and {file.segment(value)} are one tensor"
+                )
+
+
+RULE = TiedWeights()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.enums import members_of_enum
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+_VENDORS = frozenset(
+    {"poptorch", "popart", "samba", "sambaflow", "cstorch", "cerebras", "torch", "nn", "htcore"}
+)
+
+
+class UndefinedMember(Rule):
+    """Finds members of the project's enumerations that do not exist, and vendor names that are never imported.
+
+    ## Why
+    Published ports use ComputeMode.IPU after adding only RDU, and poptorch without importing it: the branch for the
+    accelerator fails as soon as it is taken.
+
+    ## Example
+    ```python
+    from enum import Enum
+
+    class ComputeMode(Enum):
+        CPU = 0
+        RDU = 6
+
+    def choose(mode):
+        return mode == ComputeMode.IPU
+    ```
+
+    ## Instead
+    ```python
+    from enum import Enum
+
+    class ComputeMode(Enum):
+        CPU = 0
+        IPU = 5
+        RDU = 6
+
+    def choose(mode):
+        return mode == ComputeMode.IPU
+    ```
+
+    ## Safety
+    Manual: which value the member has is yours to say.
+    """
+
+    code = "PW604"
+    name = "undefined-member"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("poptorch", "samba", "cstorch", "cerebras", "torch", "Enum", "ComputeMode", "Mode", ".")
+    cure = "Define the member, or import the name, and guard an import that may fail."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for name in file.tree.all(ast.Name):
+            if name.id not in _VENDORS or not isinstance(name.ctx, ast.Load):
+                continue
+            if isinstance(file.tree.parents.get(name), ast.Attribute) and file.names.is_undefined(name):
+                yield self.report(file, name, f"'{name.id}' is used here and imported nowhere in the file")
+        for node in file.tree.all(ast.Attribute):
+            if (
+                not isinstance(node.value, (ast.Name, ast.Attribute))
+                or not isinstance(node.ctx, ast.Load)
+                or node.attr.startswith("_")
+            ):
+                continue
+            owner = file.resolve(node.value)
+            if owner is None or "::" not in owner:
+                continue
+            members = members_of_enum(file, owner)
+            if members is not None and node.attr not in members:
+                yield self.report(
+                    file,
+                    node,
+                    f"{file.segment(node)} does not exist: {owner.rpartition('::')[2]} has no {node.attr}",
+                )
+
+
+RULE = UndefinedMember()

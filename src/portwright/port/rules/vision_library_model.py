@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+
+
+class VisionLibraryModel(Rule):
+    """Finds models taken from torchvision or timm.
+
+    ## Why
+    The library's source is outside of your project, so nothing in it can be rewritten, and its version at the site
+    decides what runs. Their datasets and transforms run on the host and are fine.
+
+    ## Example
+    ```python
+    import torchvision.models as models
+
+    model = models.resnet18()
+    ```
+
+    ## Instead
+    ```python
+    from resnet import resnet18
+
+    model = resnet18()
+    ```
+
+    ## Safety
+    Manual: the file has to be copied, with its licence.
+    """
+
+    code = "PW109"
+    name = "vision-library-model"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("torchvision", "timm")
+    cure = "Copy the model's definition into your project (or take one from portwright), so that it can be ported like your own code."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call in file.calls("torchvision.models.", "timm."):
+            name = file.resolve(call.func) or ""
+            last = name.rpartition(".")[2]
+            if name.startswith("timm.") and last not in ("create_model",) and ".models." not in name:
+                continue
+            yield self.report(file, call, f"the model '{last}' is defined outside of the project")
+
+
+RULE = VisionLibraryModel()

@@ -1,0 +1,185 @@
+"""Which code of a file runs in a training step: its loops around backward(), and what forward() reaches."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+
+from portwright.port.kinds import STEP_METHODS
+from portwright.port.names import Names
+from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, Tree, is_name
+
+
+class Steps:
+    """Training loops and the reach of forward(), worked out only where a rule asks."""
+
+    def __init__(self, tree: Tree, names: Names) -> None:
+        self.tree = tree
+        self.names = names
+
+    @cached_property
+    def module_classes(self) -> list[ClassInfo]:
+        return [info for info in self.tree.classes.values() if self.names.is_module_node(info.node)]
+
+    @cached_property
+    def forward_functions(self) -> set[ast.AST]:
+        """Methods and functions of this file that forward() reaches."""
+        reached: set[ast.AST] = set()
+        waiting: list[tuple[ClassInfo | None, ast.AST]] = [
+            (info, info.methods[name])
+            for info in self.module_classes
+            for name in STEP_METHODS
+            if name in info.methods
+        ]
+        while waiting:
+            info, function = waiting.pop()
+            if function in reached:
+                continue
+            reached.add(function)
+            waiting += self._called(info, function)
+        return reached
+
+    @cached_property
+    def backward_calls(self) -> list[ast.Call]:
+        """Calls that start a backward pass, in the order of the text."""
+        found = []
+        for call in self.tree.all(ast.Call):
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+                continue
+            if self.names.resolve(call.func) not in (None, "torch.autograd.backward"):
+                continue
+            receiver = call.func.value
+            if isinstance(receiver, ast.Call) and is_name(receiver.func, "super"):
+                continue
+            if is_name(receiver, "ctx") or is_name(receiver, "self"):
+                continue
+            found.append(call)
+        return sorted(found, key=lambda c: (c.lineno, c.col_offset))
+
+    @cached_property
+    def step_regions(self) -> dict[ast.AST, list[ast.Call]]:
+        """The loop that makes one update each time around, or the function that does, with its backward calls.
+
+        That is the innermost loop around backward() that also calls step(): inside it one update is made.
+        """
+        regions: dict[ast.AST, list[ast.Call]] = {}
+        for call in self.backward_calls:
+            loops = self.tree.loops_of(call)
+            region = next((loop for loop in loops if _calls_step(loop)), loops[0] if loops else None)
+            if region is None:
+                region = self.tree.function_of(call)
+            if region is not None:  # at the top level of a script without a loop there is no step to speak of
+                regions.setdefault(region, []).append(call)
+        return regions
+
+    @cached_property
+    def step_functions(self) -> set[ast.AST]:
+        """Functions of this file that a training step calls each time."""
+        reached: set[ast.AST] = set()
+        for region in self.step_regions:
+            for node in ast.walk(region):
+                if isinstance(node, ast.Call) and not self.is_gated(node, region):
+                    function = self._local_function(node)
+                    if function is not None and not self._is_without_gradients(function):
+                        reached.add(function)
+        return reached
+
+    def in_training_step(self, node: ast.AST) -> bool:
+        regions = self.step_regions
+        if not regions and not self.backward_calls:
+            return False
+        return any(
+            (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions
+            for a in self.tree.ancestors(node)
+        )
+
+    def in_forward(self, node: ast.AST) -> bool:
+        functions = self.forward_functions
+        return bool(functions) and any(a in functions for a in self.tree.ancestors(node))
+
+    def in_step(self, node: ast.AST) -> bool:
+        return self.in_forward(node) or self.in_training_step(node)
+
+    def region_of(self, node: ast.AST) -> ast.AST | None:
+        return next((a for a in self.tree.ancestors(node) if a in self.step_regions), None)
+
+    def is_gated(self, node: ast.AST, region: ast.AST | None = None) -> bool:
+        """Whether a node runs only now and then: under an `if` with a remainder, as in `if step % 100 == 0`."""
+        for ancestor in self.tree.ancestors(node):
+            if ancestor is region or isinstance(ancestor, FUNCTIONS):
+                return False
+            if isinstance(ancestor, ast.If) and any(
+                isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+                for part in ast.walk(ancestor.test)
+            ):
+                return True
+        return False
+
+    def is_without_gradients(self, node: ast.AST) -> bool:
+        """Whether a node stands under no_grad or inference_mode: evaluation."""
+        for ancestor in self.tree.ancestors(node):
+            if isinstance(ancestor, (ast.With, ast.AsyncWith)):
+                for item in ancestor.items:
+                    call = item.context_expr
+                    if isinstance(call, ast.Call) and _is_no_grad(self.names.resolve(call.func)):
+                        return True
+            elif isinstance(ancestor, FUNCTIONS) and self._is_without_gradients(ancestor):
+                return True
+        return False
+
+    def _is_without_gradients(self, function: ast.AST) -> bool:
+        for decorator in getattr(function, "decorator_list", []):
+            target = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if _is_no_grad(self.names.resolve(target)):
+                return True
+        return False
+
+    def _called(self, info: ClassInfo | None, function: ast.AST) -> list[tuple[ClassInfo | None, ast.AST]]:
+        found: list[tuple[ClassInfo | None, ast.AST]] = []
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call):
+                continue
+            target = node.func
+            if isinstance(target, ast.Attribute) and is_name(target.value, "self") and info is not None:
+                method = info.methods.get(target.attr)
+                if method is not None:
+                    found.append((info, method))
+            elif isinstance(target, ast.Name):
+                local = self._local_function(node)
+                if local is not None:
+                    found.append((None, local))
+        return found
+
+    def _local_function(self, call: ast.Call) -> FunctionNode | None:
+        if isinstance(call.func, ast.Name):
+            found = self.tree.scope_of(call.func).lookup(call.func.id)
+            if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
+                return found[1][0].node
+        elif isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self"):
+            info = self.tree.class_of(call)
+            if info is not None:
+                return info.methods.get(call.func.attr)
+        return None
+
+
+def _is_no_grad(dotted: str | None) -> bool:
+    return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
+
+
+def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
+    """A loop's iterable and its else are not part of a time around."""
+    if not isinstance(region, (ast.For, ast.AsyncFor)):
+        return False
+    inner = node
+    for ancestor in tree.ancestors(node):
+        if ancestor is region:
+            return inner is region.iter or inner in region.orelse
+        inner = ancestor
+    return False
+
+
+def _calls_step(region: ast.AST) -> bool:
+    for node in ast.walk(region):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+            return True
+    return False
