@@ -6,8 +6,10 @@ accelerator's lazy front end would see it. docs/decisions/0002 says why it is no
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 from portwright.errors import UserError
 from portwright.graph.factory import ConstructionMode, lend_fakes
@@ -22,9 +26,10 @@ from portwright.graph.graph import Graph, Module, Stop
 from portwright.graph.hosts import Hosts
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.places import PlaceFinder
+from portwright.graph.repeats import mark_repeats
 from portwright.graph.tape import Tape
 from portwright.graph.trace import Recorder
-from portwright.graph.trace_calls import CallWatch
+from portwright.graph.trace_calls import CallWatch, watch_lists
 from portwright.graph.trace_modules import watch_modules
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
@@ -41,12 +46,14 @@ def capture(
     casts: AbstractContextManager[Any] | None = None,
     optimizer: str = "",
     root: Path | None = None,
+    fuses_attention: bool = False,
 ) -> Graph:
     """Records one step of the model that the factory makes, on a batch of tensors or of TensorSpec.
 
     The factory gives what `run` takes: a PyTorchBaseModel, an nn.Module that returns its loss, or any callable of a batch.
-    `casts` is active in the forward pass; code under `root` counts as the user's. What the user's code does wrong is in
-    `Graph.stops`; UserError is left to a batch or a factory that cannot be used.
+    `casts` is active in the forward pass; code under `root` counts as the user's; `fuses_attention` is for targets whose
+    scaled_dot_product_attention is one kernel that keeps no scores. What the user's code does wrong is in `Graph.stops`;
+    UserError is left to a batch or a factory that cannot be used.
     """
     start = time.perf_counter()
     finder = PlaceFinder(root)
@@ -63,17 +70,24 @@ def capture(
             model = _make(model_factory, tape, hosts)
             paths: dict[int, str] = {}
             if isinstance(model, LossModule):
+                if any(map(is_lazy, model.net.parameters())):
+                    with ConstructionMode(hosts), torch.no_grad():
+                        model.call(inputs)  # their sizes follow from the first batch
                 stack.enter_context(lend_fakes(model.net, fake_mode))
                 _name_weights(model.net, tape)
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
             stack.enter_context(watch_modules(tape, paths))
-            loss = _run_step(model, inputs, trains, casts or nullcontext(), tape, hosts, info)
+            around = _around_forward(casts, trains, fuses_attention)
+            loss = _run_step(model, inputs, around, tape, hosts, info)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             _note_failure(error, tape, finder)
+        finally:
+            tape.give_back_gradients()
+    modules = mark_repeats(modules, tape.nodes, tape.values)
     info["seconds"] = time.perf_counter() - start
     return Graph(
         tuple(tape.nodes),
@@ -91,20 +105,16 @@ def capture(
 def _run_step(
     model: Callable[[Any], Any],
     inputs: Any,
-    trains: bool,
-    casts: AbstractContextManager[Any],
+    around: AbstractContextManager[bool],
     tape: Tape,
     hosts: Hosts,
     info: dict[str, Any],
 ) -> int:
     # Frames outside this function are not part of the step.
     call = model.call if isinstance(model, LossModule) else model
-    with (
-        torch.backends.mkldnn.flags(enabled=False),
-        Recorder(tape, hosts),
-        CallWatch(tape, hosts, in_step=True),
-    ):
-        with casts, torch.set_grad_enabled(trains):
+    watch = CallWatch(tape, hosts, in_step=True)
+    with Recorder(tape, hosts), watch, watch_lists(watch):
+        with around as trains:
             result = call(inputs)
             loss = _find_loss(result, trains, info)
         if loss is None:
@@ -127,6 +137,15 @@ def _run_step(
         return index
 
 
+@contextmanager
+def _around_forward(
+    casts: AbstractContextManager[Any] | None, trains: bool, fuses_attention: bool
+) -> Iterator[bool]:
+    attention = nullcontext() if fuses_attention else sdpa_kernel(SDPBackend.MATH)
+    with casts or nullcontext(), attention, torch.set_grad_enabled(trains):
+        yield trains
+
+
 def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None:
     try:
         return split_loss(result)[0]
@@ -136,18 +155,18 @@ def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None
     outputs: list[Tensor] = []
 
     def keep(tensor: Any, name: str) -> None:
-        if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dtype.is_floating_point:
             outputs.append(tensor)
 
-    map_tensors(vars(result) if hasattr(result, "__dict__") else result, keep)
-    trained = [tensor for tensor in outputs if tensor.requires_grad]
-    if not trained:
+    is_object = hasattr(result, "__dict__") and not isinstance(result, Tensor | Mapping | tuple | list)
+    map_tensors(dict(vars(result)) if is_object else result, keep)
+    if not outputs:
         raise RuntimeError(
-            f"the model returned {type(result).__name__}, and no loss or output in it that can be trained"
+            f"the model returned {type(result).__name__}, with no loss and no output that can be trained"
         )
     info["loss"] = "the mean of the model's outputs, since it returns no loss"
-    total = trained[0].mean()
-    for tensor in trained[1:]:
+    total = outputs[0].mean()
+    for tensor in outputs[1:]:
         total = total + tensor.mean()
     return total
 
@@ -164,7 +183,9 @@ def _note_failure(error: BaseException, tape: Tape, finder: PlaceFinder) -> None
         tape.end_early(Stop("host_read", "", tape.failed_module or "", place, message))
         return
     message = f"{type(error).__name__}: {said.splitlines()[0]}" if said else type(error).__name__
-    tape.end_early(Stop("failure", "", tape.failed_module or "", place, message))
+    if tape.phase == "backward":
+        message = f"in the backward pass, {message}"
+    tape.end_early(Stop("failure", tape.failed_op, tape.failed_module or "", place, message))
 
 
 def _make(model_factory: Callable[[], Any], tape: Tape, hosts: Hosts) -> Any:
@@ -218,15 +239,26 @@ def _list_modules(net: nn.Module) -> Iterator[Module]:
 def _kept_globals() -> Iterator[None]:
     """Whatever a user's factory or step sets for the whole process is set back.
 
-    Meanwhile the CPU's own fused recurrent layers are off, since no accelerator has them.
+    Meanwhile the CPU's own fused recurrent layers are off, since no accelerator has them, and torch does not log what is
+    told as a stop.
     """
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     uses_onednn: bool = torch._C._get_mkldnn_enabled()
+    context = torch._GLOBAL_DEVICE_CONTEXT
+    had_device, device = hasattr(context, "device_context"), getattr(context, "device_context", None)
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    was_quiet, logger.disabled = logger.disabled, True
     try:
         torch._C._set_mkldnn_enabled(False)
-        with untouched_rng(torch.device("cpu")):
+        with untouched_rng(torch.device("cpu")), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a real run will say them; here some are about fake tensors
             yield
     finally:
+        logger.disabled = was_quiet
         torch._C._set_mkldnn_enabled(uses_onednn)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
+        if getattr(context, "device_context", None) is not device:
+            torch.set_default_device(None if device is None else device.device)
+        if not had_device and hasattr(context, "device_context"):
+            del context.device_context  # torch 2.4 cannot ask for a default that was taken back

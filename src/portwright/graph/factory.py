@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from portwright.graph.hosts import Hosts
@@ -40,7 +41,7 @@ def lend_fakes(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[None]:
             places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
             for held in places:
                 for name, tensor in list(held.items()):
-                    if tensor is None or isinstance(tensor, FakeTensor):
+                    if tensor is None or isinstance(tensor, FakeTensor) or is_lazy(tensor):
                         continue
                     if id(tensor) not in fakes:
                         fakes[id(tensor)] = fake_mode.from_tensor(tensor)

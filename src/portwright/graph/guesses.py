@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from portwright.graph.graph import Place, Ref
 from portwright.graph.tape import Tape
@@ -125,6 +127,15 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, *options: Any) -> Any:
     return _like(log_probs, batch), _like(log_probs, batch, steps, 2 * longest + 1)
 
 
+def _pack_padded(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    batch, longest = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+    with _disable_current_modes():
+        # Both live on the host, and recurrent layers read them there.
+        known = torch.full((batch,), longest) if isinstance(lengths, FakeTensor) else lengths
+        sizes = torch.tensor([int((known > step).sum()) for step in range(int(known.max()))])
+    return _like(x, int(sizes.sum()), *x.shape[2:]), sizes
+
+
 def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
     is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     columns = () if is_vector else (b.shape[-1],)
@@ -145,6 +156,7 @@ DYNAMIC: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten.linalg_lstsq.default: _lstsq,
+    aten._pack_padded_sequence.default: _pack_padded,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
@@ -34,7 +34,7 @@ class Hosts:
     def has(self, tensor: Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
             return hasattr(tensor, _MARK)
-        return tensor not in self._of_device
+        return tensor not in self._of_device and not isinstance(tensor, nn.Parameter)
 
     def stays(self, func: Any, given: list[Tensor]) -> bool:
         """Whether an op computes on the host: all that it reads is there."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from portwright.graph.graph import Kind, Node, Phase, Place, Ref, Stop, Value
 from portwright.graph.places import PlaceFinder
@@ -40,9 +41,11 @@ class Tape:
         ] = []  # that are running: path, and the library's class if it is one
         self.makers: dict[int, int] = {}  # value -> node
         self.has_guessed = False
+        self.failed_op = ""  # the op that an exception came from
         self.failed_module: str | None = None  # innermost module that an exception has left
         self._finder, self._boundaries = finder, boundaries
         self._key = object()  # marks of another trace are not ours
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._real: dict[int, tuple[Tensor, int]] = {}
         self._storages: dict[int, int] = {}  # of values that live as long as the trace
         self._sequence: list[int] = []  # sequence numbers of autograd's nodes, rising
@@ -66,8 +69,15 @@ class Tape:
         known = self._real.get(id(tensor))
         if known is not None:
             return known[1]
+        if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, FakeTensor):
+            self._gradients.append((tensor, tensor.grad))
         is_weight = isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
         return self.add_given(tensor, "parameter" if is_weight else "constant", "")
+
+    def give_back_gradients(self) -> None:
+        """Real weights, which a step reached outside of its model, keep the gradient that they had."""
+        for tensor, gradient in self._gradients:
+            tensor.grad = gradient
 
     def alias(self, tensor: Tensor, of: Tensor) -> None:
         """Another handle of the same tensor, such as autograd makes by detach."""
@@ -148,8 +158,7 @@ class Tape:
 
     def _where(self, index: int, grad_node: Any) -> tuple[str, Place | None, str, int]:
         place, is_users = self.place()
-        if torch.is_grad_enabled():
-            self._note_sequence(index)
+        self._note_sequence(index)
         if self.phase == "forward":
             return self.module, place, self.called, -1
         forward = self._forward_of(grad_node)

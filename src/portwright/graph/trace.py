@@ -35,6 +35,7 @@ _MIXING = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
     aten.lift_fresh.default,
+    aten._pack_padded_sequence.default,  # its lengths belong on the host
 }
 
 
@@ -119,6 +120,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotGoOnError(
                 f"{self._name(func)} does not say what shape it gives; register that with torch.library.register_fake"
             ) from error
+        except Exception:
+            self._tape.failed_op = self._name(func)
+            raise
         if func is aten.lift_fresh.default and isinstance(result, FakeTensor):
             result.constant = None  # on the device, the host does not know it any more
         return result

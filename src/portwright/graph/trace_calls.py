@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +89,8 @@ class CallWatch(TorchFunctionMode):
         return self.in_step and self.reads(tensor) and not self.hosts.has(tensor)
 
 
+# Kept, because a target's mixed precision puts functions of its own in its place.
+_F_DROPOUT = F.dropout
 _Outcome = tuple[bool, Any, Any]  # whether it is done; then the result, else args and kwargs to go on with
 
 
@@ -156,19 +159,6 @@ def _numpy(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
         return True, torch.ones((), dtype=dtype).expand(tensor.shape).numpy(), None
 
 
-def _tolist(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
-    tensor = args[0]
-    if not watch.reads(tensor):
-        return False, args, kwargs
-    if watch.leaves(tensor):
-        watch.note_read("aten._local_scalar_dense.default", "tolist")
-    with _disable_current_modes():
-        listed: Any = torch.ones((), dtype=tensor.dtype).item()
-    for size in reversed(tensor.shape):
-        listed = [listed] * size
-    return True, listed, None
-
-
 def _show(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
     if not watch.leaves(args[0]):
         return False, args, kwargs
@@ -178,7 +168,7 @@ def _show(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
 
 def _dropout(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
     """One op with a mask of booleans, as on every accelerator; the CPU alone composes it."""
-    names = ("input", "p", "training" if func is F.dropout else "train", "inplace")
+    names = ("input", "p", "training" if func is _F_DROPOUT else "train", "inplace")
     given = {"p": 0.5, names[2]: True, **dict(zip(names, args, strict=False)), **kwargs}
     tensor, rate = given["input"], given["p"]
     is_plain = watch.in_step and isinstance(tensor, Tensor) and not watch.hosts.has(tensor)
@@ -200,9 +190,31 @@ _SPECIAL: dict[Any, Callable[[CallWatch, Any, Any, Any], _Outcome]] = {
     Tensor.xpu: _cuda,
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
-    Tensor.tolist: _tolist,
     Tensor.__repr__: _show,
     Tensor.__format__: _show,
-    F.dropout: _dropout,
+    _F_DROPOUT: _dropout,
     torch.dropout: _dropout,
 }
+
+
+@contextmanager
+def watch_lists(watch: CallWatch) -> Iterator[None]:
+    """Sees `tolist()`, which fake tensors answer by themselves."""
+    original = FakeTensor.tolist
+
+    def tolist(tensor: FakeTensor) -> Any:
+        if not watch.reads(tensor):
+            return original(tensor)
+        if watch.leaves(tensor):
+            watch.note_read("aten._local_scalar_dense.default", "tolist")
+        with _disable_current_modes():
+            listed: Any = torch.ones((), dtype=tensor.dtype).item()
+        for size in reversed(tensor.shape):
+            listed = [listed] * size
+        return listed
+
+    FakeTensor.tolist = tolist  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FakeTensor.tolist = original  # type: ignore[method-assign]

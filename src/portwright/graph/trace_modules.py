@@ -19,7 +19,10 @@ _names: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
 
 @contextmanager
 def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
-    """Keeps the tape's stack of running modules; modules that are not the model's own belong to the one that calls them."""
+    """Keeps the tape's stack of running modules; modules that are not the model's own belong to the one that calls them.
+
+    Compiled modules run as they were written: it is their ops that are wanted.
+    """
     original = nn.Module.__call__
     thread = threading.get_ident()
 
@@ -27,11 +30,14 @@ def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return original(module, *args, **kwargs)
+        written = getattr(module, "_orig_mod", None)
+        if isinstance(written, nn.Module):
+            return written(*args, **kwargs)
         path = paths.get(id(module))
         tape.modules.append((tape.module if path is None else path, _library_name(module)))
         outer, tape.call = tape.call, ""
         try:
-            return original(module, *args, **kwargs)
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         except Exception:
             if tape.failed_module is None:
                 tape.failed_module = tape.module
