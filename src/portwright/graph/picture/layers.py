@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from portwright.graph.picture.document import Drawing, Group
 from portwright.graph.picture.memory import largest_bytes, layer_segments
 from portwright.graph.picture.shapes import Segment, bar, kind_colours
@@ -11,16 +13,31 @@ from portwright.graph.picture.text import NONE, esc, show_number, show_share, sh
 _SHOWN_ROWS = 60
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """What all rows of a table share."""
+
+    most_work: float
+    most_bytes: float
+    has_cores: bool
+    has_refused: bool
+
+
 def layer_table(drawing: Drawing) -> str:
-    if not drawing.groups:
+    groups = drawing.groups
+    if not groups:
         return '<p class="faint">The plan lists no layer.</p>'
-    most_work = max(group.first.share_of_work * len(group.layers) for group in drawing.groups)
-    rows = [_row(drawing, group, most_work) for group in drawing.groups]
-    cores = "tiles" if drawing.stages else "cores"
+    scale = _Scale(
+        max(group.first.share_of_work * len(group.layers) for group in groups),
+        largest_bytes(drawing),
+        any(layer.cores is not None for layer in drawing.layers),
+        any(group.first.refused for group in groups),
+    )
+    rows = [_row(drawing, group, scale) for group in groups]
     columns = [("layer", ""), ("parameters", "num"), ("work", ""), ("memory", "wide")]
-    if _has_cores(drawing):
-        columns.append((cores, "num"))
-    if any(group.first.refused for group in drawing.groups):
+    if scale.has_cores:
+        columns.append(("tiles" if drawing.stages else "cores", "num"))
+    if scale.has_refused:
         columns.append(("refused", "num"))
     head = "".join(f'<th scope="col" class="{style}">{name}</th>' for name, style in columns)
     table = f'<table class="layers"><thead><tr>{head}</tr></thead><tbody>'
@@ -33,11 +50,7 @@ def layer_table(drawing: Drawing) -> str:
     return shown
 
 
-def _has_cores(drawing: Drawing) -> bool:
-    return any(layer.cores is not None for layer in drawing.layers)
-
-
-def _row(drawing: Drawing, group: Group, most_work: float) -> str:
+def _row(drawing: Drawing, group: Group, scale: _Scale) -> str:
     layer, count = group.first, len(group.layers)
     each = ' <span class="faint">each</span>' if count > 1 else ""
     times = f' <span class="times" title="{count} layers alike">×{count:,}</span>' if count > 1 else ""
@@ -50,13 +63,13 @@ def _row(drawing: Drawing, group: Group, most_work: float) -> str:
         f'<code>{breakable(group.name)}</code>{times}<div class="small faint">{esc(layer.kind or NONE)}{stage}</div></th>',
         f'<td class="num" data-label="parameters">{show_number(layer.parameters)}{each}</td>',
         f'<td class="work" data-label="work">{show_share(work)}'
-        f"{bar([Segment(work, colour, title, 'piece')], f'work: {show_share(work)}', most_work, 'thin')}</td>",
+        f"{bar([Segment(work, colour, title, 'piece')], f'work: {show_share(work)}', scale.most_work, 'thin')}</td>",
         f'<td class="wide" data-label="memory">{show_size(layer.bytes)}{each}'
-        f"{bar(layer_segments(group), _memory_words(group), largest_bytes(drawing), 'thin')}</td>",
+        f"{bar(layer_segments(group), _memory_words(group), scale.most_bytes, 'thin')}</td>",
     ]
-    if _has_cores(drawing):
+    if scale.has_cores:
         cells.append(f'<td class="num" data-label="cores">{_cores(group)}</td>')
-    if any(g.first.refused for g in drawing.groups):
+    if scale.has_refused:
         mark = f'<span class="cross">✕ {layer.refused:,}</span>{each}' if layer.refused else NONE
         style = "num" if layer.refused else "num nothing"
         cells.append(f'<td class="{style}" data-label="refused">{mark}</td>')
@@ -71,8 +84,9 @@ def _cores(group: Group) -> str:
     low, high = min(found), max(found)
     shares = [layer.share_of_fabric for layer in group.layers if layer.share_of_fabric is not None]
     share = f'<div class="small faint">{show_share(sum(shares))} of the fabric</div>' if shares else ""
+    each = ' <span class="faint">each</span>' if len(group.layers) > 1 else ""
     shown = show_number(low) if low == high else f"{show_number(low)} to {show_number(high)}"
-    return f"{shown}{' <span class=faint>each</span>' if len(group.layers) > 1 else ''}{share}"
+    return f"{shown}{each}{share}"
 
 
 def _memory_words(group: Group) -> str:

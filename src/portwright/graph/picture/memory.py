@@ -23,6 +23,8 @@ from portwright.graph.picture.wafer import NOT_THE_VENDORS
 
 _MOST_ROWS = 60  # of a drawing of its own; the page has them all
 
+_LEFT, _WIDTH, _RIGHT = 250, 580, 842  # of the bars of a drawing of its own, and where their words begin
+
 
 def memory_svg(plan: Mapping[str, Any]) -> str:
     """A drawing of its own of memory over layers and over the step; several targets stand one below the other."""
@@ -37,19 +39,34 @@ def memory_svg(plan: Mapping[str, Any]) -> str:
 def _draw(canvas: Canvas, drawing: Drawing) -> None:
     canvas.heading(f"Memory of a step for {drawing.name}")
     canvas.paragraph(f"{NOT_THE_VENDORS} {capacity_words(drawing)}")
-    whole = step_segments(drawing)
-    if whole:
-        canvas.text(0, canvas.y + 15, "whole step, each at its most", size=12)
-        total = sum(s.amount for s in whole)
-        canvas.bar(whole, 250, 590, 20, total)
-        canvas.text(852, canvas.y + 15, show_size(total), size=12)
+    canvas.y += 8
+    needed, capacity = drawing.number("needed_bytes"), drawing.number("capacity_bytes")
+    if needed is not None and capacity and capacity > 0:
+        whole = 1.04 * max(needed, capacity)
+        canvas.text(0, canvas.y + 15, "needed on the machine", size=12)
+        canvas.bar(_need_segments(needed, capacity, whole), _LEFT, _WIDTH, 20, whole)
+        at = coordinate(_LEFT + _WIDTH * capacity / whole)
+        canvas.add(f'<path d="M{at} {coordinate(canvas.y - 3)}v26" stroke="{INK}" stroke-width="2"/>')
+        canvas.text(_RIGHT, canvas.y + 15, f"capacity {show_size(capacity)}", size=12, most=20)
         canvas.y += 30
+    segments = step_segments(drawing)
+    if segments:
+        canvas.text(0, canvas.y + 15, "the whole step, each at its most", size=12)
+        total = sum(s.amount for s in segments)
+        canvas.bar(segments, _LEFT, _WIDTH, 20, total)
+        canvas.text(_RIGHT, canvas.y + 15, show_size(total), size=12)
+        canvas.y += 30
+    if drawing.groups:
+        canvas.text(0, canvas.y + 12, "layer by layer, on a scale of its own", size=11.5, colour=FAINT)
+        canvas.y += 22
     largest = largest_bytes(drawing)
     for group in drawing.groups[:_MOST_ROWS]:
         many = f" ×{len(group.layers)}" if len(group.layers) > 1 else ""
         canvas.text(0, canvas.y + 12, f"{elide(group.name, 34 - len(many))}{many}", size=11.5)
-        canvas.bar(layer_segments(group), 250, 590, 16, largest)
-        canvas.text(852, canvas.y + 12, show_size(group.first.bytes) + (" each" if many else ""), size=11.5)
+        canvas.bar(layer_segments(group), _LEFT, _WIDTH, 16, largest)
+        canvas.text(
+            _RIGHT, canvas.y + 12, show_size(group.first.bytes) + (" each" if many else ""), size=11.5
+        )
         canvas.y += 21
     rest = drawing.groups[_MOST_ROWS:]
     if rest:
@@ -70,7 +87,7 @@ def _draw_course(canvas: Canvas, course: Course) -> None:
     canvas.text(0, top - 2, course.peak_words, size=11.5, colour=FAINT, most=120)
     canvas.add(
         f'<g transform="translate(0 {coordinate(top + 6)})">'
-        f'<path d="{outline}" fill="{PART_COLOURS["activations"]}" fill-opacity="0.8"/>'
+        f'<path d="{outline}" fill="{PART_COLOURS["activations"]}"/>'
         f'<path d="M0 {height:g}H{coordinate(canvas.width)}" stroke="{LINE}"/></g>'
     )
     base = top + height + 22
@@ -172,19 +189,23 @@ def gauge(drawing: Drawing) -> str:
     if needed is None or needed < 0 or not capacity or capacity <= 0:
         return ""
     whole = 1.04 * max(needed, capacity)
-    inside = min(needed, capacity)
-    # A sliver stays visible: nothing is not the same as little.
-    segments = [Segment(max(inside, 0.002 * whole), "#4477aa", f"needed: {show_size(needed)}", "needed")]
-    if needed > capacity:
-        segments.append(
-            Segment(needed - capacity, "#cc3311", f"too much: {show_size(needed - capacity)}", "over")
-        )
+    segments = _need_segments(needed, capacity, whole)
     at = 100 * capacity / whole
     side = "left" if at > 50 else "right"
     return (
         f'<div class="gauge">{bar(segments, capacity_words(drawing), whole)}'
         f'<span class="capacity {side}" style="left:{at:.2f}%"><span>capacity {esc(show_size(capacity))}</span></span></div>'
     )
+
+
+def _need_segments(needed: float, capacity: float, whole: float) -> list[Segment]:
+    # A sliver stays visible: nothing is not the same as little.
+    within = max(min(needed, capacity), 0.002 * whole)
+    segments = [Segment(within, "#4477aa", f"needed: {show_size(needed)}", "needed")]
+    if needed > capacity:
+        over = needed - capacity
+        segments.append(Segment(over, "#cc3311", f"too much: {show_size(over)}", "over"))
+    return segments
 
 
 def course_figure(drawing: Drawing) -> str:

@@ -22,12 +22,12 @@ _SHOWN_PLACES = 3
 
 
 def ops_section(drawing: Drawing) -> str:
-    return f"{_counts(drawing)}{_refused(drawing)}{_all_ops(drawing)}"
+    return f"{_counts(drawing)}{_refused(drawing)}{_legal_forms(drawing)}{_all_ops(drawing)}"
 
 
 def _counts(drawing: Drawing) -> str:
     given = mapping(mapping(drawing.plan.get("kernels")).get("ops"))
-    counts = {clean(how): number(count) or 0.0 for how, count in given.items()}
+    counts = {clean(how): max(number(count) or 0.0, 0.0) for how, count in given.items()}
     total = sum(counts.values())
     if total <= 0:
         return '<p class="faint">The plan lists no op.</p>'
@@ -42,7 +42,7 @@ def _counts(drawing: Drawing) -> str:
     source = f" Kernel table: {esc(label)}." if isinstance(label, str) and label else ""
     legend = "".join(
         f'<li><span class="swatch how-{esc(how)}" style="background:{HOW_COLOURS.get(how, "#999999")}"></span>'
-        f"<strong>{show_number(counts[how])}</strong> {esc(how)} <span class=faint>{esc(_HOWS.get(how, ''))}</span></li>"
+        f'<strong>{show_number(counts[how])}</strong> {esc(how)} <span class="faint">{esc(_HOWS.get(how, ""))}</span></li>'
         for how in ordered
     )
     return (
@@ -62,8 +62,8 @@ def _refused(drawing: Drawing) -> str:
         return f'<p class="none-refused">{words}</p>'
     rows = [_refusal(drawing, entry, i < _SHOWN_EXCERPTS) for i, entry in enumerate(refused)]
     head = (
-        "<thead><tr><th scope=col>op and module</th><th scope=col>why, and what to do</th>"
-        "<th scope=col>where</th></tr></thead>"
+        '<thead><tr><th scope="col">op and module</th><th scope="col">why, and what to do</th>'
+        '<th scope="col">where</th></tr></thead>'
     )
     shown = f'<table class="refused">{head}<tbody>{"".join(rows[:_SHOWN_REFUSALS])}</tbody></table>'
     rest = rows[_SHOWN_REFUSALS:]
@@ -102,6 +102,36 @@ def _refusal(drawing: Drawing, entry: Mapping[str, Any], with_excerpt: bool) -> 
     )
 
 
+def _legal_forms(drawing: Drawing) -> str:
+    """What `--legalise` would take away from the refusals, or has taken."""
+    gain = mapping(drawing.plan.get("legalise"))
+    removed, of = number(gain.get("removed")), number(gain.get("of"))
+    swaps = mappings(gain.get("swaps"))
+    if not gain or removed is None or of is None or (not removed and not swaps):
+        return ""
+    verb = "has removed" if gain.get("applied") is True else "would remove"
+    words = f"<code>--legalise</code> {verb} {show_number(removed)} of {show_number(of)} refusals"
+    if not swaps:
+        return f"<p>{words}.</p>"
+    rows = "".join(
+        f'<tr><td data-label="what"><code>{breakable(str(swap.get("what") or NONE))}</code>'
+        f'<div class="small">{breakable(str(swap.get("module") or "the model itself"))}</div></td>'
+        f'<td data-label="form"><code>{breakable(str(swap.get("form") or NONE))}</code></td>'
+        f'<td data-label="why">{esc(swap.get("reason") or "")}'
+        f"{_line_of(swap)}</td></tr>"
+        for swap in swaps
+    )
+    return (
+        f"<details><summary>{words}: {len(swaps):,} legal form{'s' if len(swaps) != 1 else ''}</summary>"
+        '<table class="swaps"><thead><tr><th scope="col">instead of</th><th scope="col">legal form</th>'
+        f'<th scope="col">why</th></tr></thead><tbody>{rows}</tbody></table></details>'
+    )
+
+
+def _line_of(swap: Mapping[str, Any]) -> str:
+    return f"<div>{link(swap.get('file'), swap.get('line'))}</div>" if swap.get("file") else ""
+
+
 def _all_ops(drawing: Drawing) -> str:
     ops = mappings(drawing.plan.get("ops"))
     if not ops:
@@ -120,8 +150,8 @@ def _all_ops(drawing: Drawing) -> str:
     return (
         f'<details class="all-ops"><summary>All {len(ops):,} ops of the step, and the lines that call them</summary>'
         f'<label class="filter" hidden>Filter <input type="search" autocomplete="off" placeholder="op, how or line"></label>'
-        f'<table class="ops"><thead><tr><th scope=col>op</th><th scope=col>how</th><th scope=col class=num>calls</th>'
-        f"<th scope=col>in</th><th scope=col>lines</th></tr></thead><tbody>{''.join(rows)}</tbody></table></details>"
+        f'<table class="ops"><thead><tr><th scope="col">op</th><th scope="col">how</th><th scope="col" class="num">calls</th>'
+        f'<th scope="col">in</th><th scope="col">lines</th></tr></thead><tbody>{"".join(rows)}</tbody></table></details>'
     )
 
 

@@ -105,6 +105,11 @@ def bar(segments: Sequence[Segment], label: str, whole: float | None = None, sty
     )
 
 
+def _edge(segment: Segment) -> str:
+    """Neighbours of one colour are told apart by a line."""
+    return f' stroke="{PAPER}" stroke-width="0.75"' if "piece" in segment.style.split() else ""
+
+
 class Canvas:
     """A drawing of its own, filled from top to bottom."""
 
@@ -151,7 +156,9 @@ class Canvas:
     def bar(self, segments: Sequence[Segment], x: float, width: float, height: float, whole: float) -> None:
         self._parts.append(rectangle(x, self.y, width, height, GROUND))
         self._parts += [
-            rectangle(x + start, self.y, extent, height, segment.colour, title=segment.title)
+            rectangle(
+                x + start, self.y, extent, height, segment.colour, title=segment.title, extra=_edge(segment)
+            )
             for start, extent, segment in lay_out(segments, width, whole)
         ]
 

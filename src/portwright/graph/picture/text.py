@@ -20,7 +20,10 @@ def clean(value: Any) -> str:
     Module and file names are whatever a user or a file system made of them: control characters, lone surrogates and
     marks of writing direction would break the file or let a name pass for another.
     """
-    return "".join(_GONE if _is_unfit(c) else c for c in str(value))
+    text = str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_GONE if _is_unfit(c) else c for c in text)
 
 
 def _is_unfit(character: str) -> bool:
@@ -75,6 +78,8 @@ def show_share(value: Any) -> str:
     found = number(value)
     if found is None:
         return NONE
+    if found >= 10:
+        return f"{found:,.0f} times"
     percent = 100 * found
     if 0 < percent < 0.01:
         return "< 0.01 %"
