@@ -81,8 +81,14 @@ def test_every_documented_name_has_a_row_that_runs(name: str) -> None:
     assert any(row.how != "refused" for row in rows), name
 
 
+def is_recorded_on_this_torch(generator: Any) -> bool:
+    found = re.search(r"# recorded on torch (\S+)", generator.TABLE.read_text())
+    assert found is not None
+    return found[1] == torch.__version__.partition("+")[0]
+
+
 def test_every_op_that_a_documented_name_runs_is_accepted(
-    recorded: tuple[dict[str, list[str]], dict[str, list[str]]],
+    generator: Any, recorded: tuple[dict[str, list[str]], dict[str, list[str]]]
 ) -> None:
     forward, backward = recorded
     assert len(forward) >= 218  # all but torch_scatter and torch_spline_conv, which are other packages
@@ -90,19 +96,18 @@ def test_every_op_that_a_documented_name_runs_is_accepted(
         "aten._local_scalar_dense",
         "aten.aminmax",
     }  # torch checks the classes; PopTorch does not
-    for api, ops in [*forward.items(), *backward.items()]:
+    # Gradients go by other names in other releases of torch; in a graph the forward op decides.
+    ran = [*forward.items(), *(backward.items() if is_recorded_on_this_torch(generator) else ())]
+    for api, ops in ran:
         for op in ops:
             if api != "torch.nn.functional.one_hot" or op not in read_by_one_hot:
                 assert table().explain(op).how != "refused", (api, op)
 
 
 def test_the_committed_table_is_what_the_generator_makes(generator: Any) -> None:
-    committed = generator.TABLE.read_text()
-    found = re.search(r"# recorded on torch (\S+)", committed)
-    assert found is not None
-    if found[1] != torch.__version__.partition("+")[0]:
-        pytest.skip(f"the table was recorded on torch {found[1]}")
-    assert generator.table() == committed
+    if not is_recorded_on_this_torch(generator):
+        pytest.skip("the table was recorded on another torch")
+    assert generator.table() == generator.TABLE.read_text()
 
 
 def test_every_constraint_is_used_and_has_a_cure() -> None:
@@ -147,6 +152,8 @@ CLASSES, SERIES = torch.zeros(4, dtype=torch.long), torch.rand(5, 2, 6)
         (lambda: nn.Upsample(scale_factor=2), (IMAGE,), ""),
         (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (IMAGE,), ""),
         (lambda: nn.Upsample(size=(12, 16), mode="bilinear"), (IMAGE,), "bilinear upsampling"),
+        (lambda: nn.Upsample(size=(16, 24), mode="bilinear"), (IMAGE,), "bilinear upsampling"),
+        (lambda: nn.Upsample(size=(4, 4), mode="bilinear"), (IMAGE,), "bilinear upsampling"),
         (lambda: nn.Upsample(scale_factor=2, mode="bicubic"), (IMAGE,), ""),
         (lambda: nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True), (IMAGE,), "align_corners"),
         (lambda: nn.Upsample(scale_factor=2, mode="linear"), (IMAGE[0],), "only nearest"),

@@ -6,11 +6,12 @@ whose gradient it is, and the optimizer by its name. No SDK and no IPU was asked
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from portwright.graph.graph import Graph, Node, Ref, Value
+from portwright.graph.graph import Graph, Node, Ref
 from portwright.graph.kernels import Verdict
 from portwright.graph.tables import TableFile, argument, base_name
 
@@ -30,7 +31,7 @@ _BY_SHAPE = {  # what they make depends on the shape of their input alone
 class IpuTable(TableFile):
     """PopTorch's table, with what depends on more than one node."""
 
-    _graph: Graph | None = None
+    _graph: weakref.ref[Graph] | None = None  # the one asked about last
     _stacked: dict[int, str]  # a node of a recurrent module that PopTorch does not take: why
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
@@ -39,8 +40,8 @@ class IpuTable(TableFile):
         if node.phase == "backward":
             # Without a forward node it belongs to the gradients' bookkeeping, which is PopTorch's own too.
             return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
-        if self._graph is not graph:
-            self._graph, self._stacked = graph, dict(_refused_recurrences(graph))
+        if self._graph is None or self._graph() is not graph:
+            self._graph, self._stacked = weakref.ref(graph), dict(_refused_recurrences(graph))
         if node.index in self._stacked:
             return Verdict("refused", self._stacked[node.index], CURES["one_layer_one_way"])
         return super().judge(graph, node)
@@ -170,8 +171,8 @@ def no_align_corners(graph: Graph, node: Node) -> str | None:
 def whole_factor(graph: Graph, node: Node) -> str | None:
     """the same whole factor for height and width."""
     before, after = graph.values[node.inputs[0]].shape[-2:], graph.values[node.outputs[0]].shape[-2:]
-    factors = [new / old for old, new in zip(before, after, strict=True)]
-    if factors[0] == factors[1] and factors[0] == int(factors[0]):
+    rests = [new % old for old, new in zip(before, after, strict=True) if old]
+    if not any(rests) and after[0] * before[1] == after[1] * before[0]:
         return None
     return f"bilinear upsampling from {tuple(before)} to {tuple(after)}"
 
@@ -212,8 +213,8 @@ def one_layer_one_way(graph: Graph, node: Node) -> str | None:
 
 
 def _rank(graph: Graph, node: Node) -> int:
-    first: Value | None = graph.values[node.args[0].value] if isinstance(node.args[0], Ref) else None
-    return len(first.shape) if first else 0
+    first = node.args[0] if node.args else None
+    return len(graph.values[first.value].shape) if isinstance(first, Ref) else 0
 
 
 CONSTRAINTS = {
