@@ -414,7 +414,7 @@ _JSON = st.recursive(
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_value_anywhere_still_gives_a_page(data: st.DataObject) -> None:
     plan = copy.deepcopy(data.draw(st.sampled_from([refusing_plan(), staged_plan(), streamed_plan(3)])))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -455,9 +455,9 @@ def test_what_is_no_plan_is_an_error(document: Any, words: str) -> None:
 def test_thousands_of_layers_ops_and_refusals(tmp_path: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text("x = 1\n" * 3000)
-    layers = [make_layer(f"odd.{i}", f"Kind{i % 40}", parameters=i) for i in range(2000)]
-    refused = [make_refusal(module=f"odd.{i}", file=str(source), line=i + 1) for i in range(2000)]
-    places = [{"file": str(source), "line": i, "count": 1} for i in range(1, 40)]
+    layers = [make_layer(f"odd.{i}", f"Kind{i % 40}", parameters=i) for i in range(700)]
+    refused = [make_refusal(module=f"odd.{i}", file=str(source), line=i + 1) for i in range(700)]
+    places = [{"file": str(source), "line": i, "count": 1} for i in range(1, 20)]
     ops = [
         {"op": f"aten.op_{i}", "how": "native", "count": 1, "phases": [], "places": places}
         for i in range(300)
@@ -465,13 +465,13 @@ def test_thousands_of_layers_ops_and_refusals(tmp_path: Path) -> None:
     plan = make_plan(layers, refused=refused, supported=False, ops=ops)
     text = make_page(plan)
     page = check_page(text)
-    assert "1,940 more rows" in page.text
-    assert "1,950 more refused places" in page.text
-    assert "36 more lines" in page.text
+    assert "640 more rows" in page.text
+    assert "650 more refused places" in page.text
+    assert "16 more lines" in page.text
     assert text.count('class="excerpt"') == 200
     assert len(text) < 12_000_000
     drawn = memory_svg(plan)
-    assert "and 1940 more layers" in drawn
+    assert "and 640 more layers" in drawn
 
 
 def test_files_are_written_whole(tmp_path: Path) -> None:

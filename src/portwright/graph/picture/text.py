@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import unicodedata
 from typing import Any
 
@@ -11,7 +12,12 @@ from portwright.graph.sizes import show_bytes, show_count
 
 NONE = "—"
 _GONE = "\ufffd"
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+# Control characters, marks of writing direction, lone surrogates, and the code points that are no characters.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff"
+    + "".join(chr(0x10000 * plane + last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
+    + "]"
+)
 
 
 def clean(value: Any) -> str:
@@ -20,18 +26,7 @@ def clean(value: Any) -> str:
     Module and file names are whatever a user or a file system made of them: control characters, lone surrogates and
     marks of writing direction would break the file or let a name pass for another.
     """
-    text = str(value)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_GONE if _is_unfit(c) else c for c in text)
-
-
-def _is_unfit(character: str) -> bool:
-    if character in "\n\t":
-        return False
-    if character in _TURNING or unicodedata.category(character) in {"Cc", "Cs"}:
-        return True
-    return ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF  # no characters at all
+    return _UNFIT.sub(_GONE, str(value))
 
 
 def esc(value: Any) -> str:
