@@ -282,6 +282,124 @@ def checkpoints(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+Targets = Annotated[
+    list[str] | None,
+    typer.Option("--target", "-t", help="A target, such as csx, ipu or rdu; may be given several times."),
+]
+Select = Annotated[
+    list[str] | None,
+    typer.Option("--select", help="Only these rules: PW201, PW2 for a group, or a name."),
+]
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Not these rules.")]
+Paths = Annotated[list[Path], typer.Argument(help="Python files, notebooks or folders.")]
+
+
+@app.command(short_help="Find what a target does not take in source code.")
+def check(
+    paths: Paths,
+    target: Targets = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    format: Annotated[str, typer.Option("--format", help="text, json, sarif or html")] = "text",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes to use.", min=1)] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Check unchanged files again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find what a target does not take in source code: each place with its reason and its cure.
+
+    Status 0 where nothing was found, 1 where something was. A line ends `# portwright: ignore[PW201]` to be left
+    out; pyproject.toml has select, ignore, targets and exclude in [tool.portwright].
+    """
+    from portwright.port.api import check as check_paths
+    from portwright.port.report_formats import write_report
+
+    findings, selection = check_paths(
+        paths, target or [], select or [], ignore or [], jobs=jobs, use_cache=not no_cache
+    )
+    write_report(findings, selection.rules, "json" if as_json else format, out)
+    if findings:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
+@app.command(short_help="Rewrite source code for a target.")
+def port(
+    paths: Paths,
+    target: Targets = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Edit the files in place; undo puts them back.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write a ported copy to this folder.")
+    ] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Also rewrite what can change results.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    as_json: Json = False,
+) -> None:
+    """Rewrite source code for a target, and say what is left to do by hand; without --write or --out, show the diff.
+
+    Status 0 where nothing is left, 1 where findings are.
+    """
+    from portwright.port.api import port as port_paths
+    from portwright.port.report import port_report
+
+    done = port_paths(paths, target or [], select or [], ignore or [], unsafe=unsafe, write=write, out=out)
+    if as_json:
+        rows = {name: [f.as_dict() for f in getattr(done, name)] for name in ("fixed", "left")}
+        _print_json({"changed": done.changed, **rows})
+    else:
+        if not write and out is None:
+            sys.stdout.write(done.diff)
+        print(port_report(done, wrote=write or out is not None), file=sys.stderr)
+    if done.left:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
+@app.command(short_help="Put files back as they were before the last port.")
+def undo(
+    paths: Paths,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite edits made since the port.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put files back as they were before the last `port --write`."""
+    from portwright.port.files import show
+    from portwright.port.undo import undo as undo_paths
+
+    undone = undo_paths(paths, force)
+    if as_json:
+        _print_json({"restored": [show(u.path) for u in undone]})
+        return
+    for each in undone:
+        print(f"{show(each.path)}: {'restored' if each.was_changed else 'was as before the port already'}")
+
+
+@app.command(short_help="Explain a porting rule.")
+def explain(
+    rule: Annotated[str | None, typer.Argument(help="A code such as PW201, or a rule's name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain a porting rule: what it finds, why, what to write instead, and how safe the rewrite is. Without a rule, list all."""
+    from portwright.port.explain import describe, list_rules, page
+
+    if rule is None:
+        if as_json:
+            _print_json({"rules": [describe(each) for each in list_rules()]})
+            return
+        for each in list_rules():
+            print(f"{each.code}  {each.name:<30}{each.safety:<8}{', '.join(each.targets)}")
+        return
+    from portwright.port.config import find_rule
+
+    found = find_rule(rule)
+    if as_json:
+        _print_json(describe(found))
+    else:
+        print(page(found), end="")
+
+
 def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 

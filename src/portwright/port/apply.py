@@ -1,0 +1,273 @@
+"""Ports whole projects: a patch for each file, worked out together, and written all at once or not at all."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from portwright import __version__
+from portwright.errors import UserError
+from portwright.job.atomic import atomic_directory, atomic_write_bytes
+from portwright.port.check import Selection, check_source, unreadable
+from portwright.port.files import COPY_MARK, show
+from portwright.port.finding import Finding, Safety
+from portwright.port.patch import Patch, make_patch
+from portwright.port.project import Project, find_root, read_source
+from portwright.port.source import Source, UnreadableError
+from portwright.port.undo import save_originals
+
+_MAX_ROUNDS = 10
+_MAX_COPIED_BYTES = 1_000_000  # larger files are data, which a port does not need twice
+
+
+@dataclass
+class Port:
+    """What became of the files: the changed ones, what was fixed in them, and what is left to do."""
+
+    changed: dict[Path, Patch] = field(default_factory=dict)
+    fixed: list[Finding] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+
+    def diff(self) -> str:
+        return "".join(_diff(path, patch) for path, patch in sorted(self.changed.items()))
+
+
+def make_port(files: Sequence[Path], selection: Selection, allow: Sequence[Safety]) -> Port:
+    """Patches of all files that can be read, in view of each other's; the others are findings."""
+    port = Port()
+    by_root: dict[Path, list[Path]] = {}
+    for path in files:
+        by_root.setdefault(find_root(path), []).append(path)
+    for root, members in by_root.items():
+        _port_root(port, root, members, selection, allow)
+    port.fixed.sort(key=lambda f: f.place)
+    port.left.sort(key=lambda f: f.place)
+    return port
+
+
+def _port_root(
+    port: Port, root: Path, files: Sequence[Path], selection: Selection, allow: Sequence[Safety]
+) -> None:
+    overlay: dict[Path, Source] = {}
+    project = Project(root, overlay)
+    originals: dict[Path, Source] = {}
+    fixed: dict[Path, list[Finding]] = {}
+    left: dict[Path, list[Finding]] = {}
+    needs: dict[Path, set[str]] = {}
+    waiting = list(files)
+    # A rewritten file can change what another one's names mean, so those that looked at it are looked at again.
+    for _ in range(_MAX_ROUNDS):
+        changed: set[str] = set()
+        for path in waiting:
+            project.consulted = {}
+            try:
+                before = overlay.get(path) or read_source(path)
+                originals.setdefault(path, before)
+                patch = make_patch(before, project, selection, allow)
+                patch.after.to_bytes()
+            except UnreadableError as error:
+                left[path] = [unreadable(path, error, selection.targets)]
+                if path in originals:  # read, but it cannot be written back: its findings stay findings
+                    overlay.pop(path, None)
+                    left[path] += [
+                        f
+                        for f in check_source(originals[path], project, selection)
+                        if f.code != left[path][0].code
+                    ]
+                continue
+            fixed[path] = [*fixed.get(path, []), *patch.fixed]
+            left[path] = patch.left
+            needs[path] = set(project.consulted)
+            if patch.is_change:
+                overlay[path] = patch.after
+                project.forget(path)
+                changed.add(str(path))
+        waiting = [path for path in files if needs.get(path, set()) & changed]
+        if not waiting:
+            break
+    for path in files:
+        port.left += left.get(path, [])
+        after = overlay.get(path)
+        if after is not None and after.data != originals[path].data:
+            port.changed[path] = Patch(originals[path], after, fixed.get(path, []), left.get(path, []))
+            port.fixed += fixed.get(path, [])
+
+
+def write_in_place(port: Port) -> None:
+    """Replaces the changed files; what they held is saved first. A file that cannot be written becomes a finding."""
+    by_root: dict[Path, dict[Path, Patch]] = {}
+    for path, patch in port.changed.items():
+        by_root.setdefault(find_root(path), {})[path] = patch
+    for root, patches in by_root.items():
+        contents = {}
+        for path, patch in patches.items():
+            try:
+                if path.read_bytes() != patch.before.to_bytes():
+                    raise UserError("it was changed while it was being ported.", "Call port again.")
+                contents[path] = patch.after.to_bytes()
+            except (UserError, OSError) as error:
+                _keep(port, path, error)
+        if contents:
+            save_originals(root, contents)
+        for path, content in contents.items():
+            try:
+                mode = path.stat().st_mode
+                atomic_write_bytes(path, content)
+                path.chmod(mode & 0o7777)
+            except (UserError, OSError) as error:
+                _keep(port, path, error)
+
+
+def _keep(port: Port, path: Path, error: Exception) -> None:
+    patch = port.changed.pop(path)
+    port.fixed = [f for f in port.fixed if f.path != str(path)]
+    blocked = unreadable(
+        path, UnreadableError(str(error)), sorted({t for f in patch.fixed for t in f.targets})
+    )
+    port.left = sorted(
+        [
+            *(f for f in port.left if f.path != str(path)),
+            replace(blocked, message=f"not rewritten: {error}"),
+            *patch.fixed,
+        ],
+        key=lambda f: f.place,
+    )
+
+
+def write_copy(port: Port, paths: Sequence[Path], files: Sequence[Path], out: Path) -> list[Path]:
+    """Writes a copy that runs by itself: the ported files, what they import, and small files beside them.
+
+    Returns files that were too large to copy.
+    """
+    _check_out(out, paths)
+    top = _common_folder(paths)
+    wanted = _companions(paths, files, top, out)
+    too_large = []
+    written: dict[str, str] = {}
+    with atomic_directory(out) as folder:
+        for path in wanted:
+            relative = path.relative_to(top)
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            patch = port.changed.get(path)
+            if patch is not None:
+                target.write_bytes(patch.after.to_bytes())
+                target.chmod(path.stat().st_mode & 0o7777)
+            elif path in files or path.stat().st_size <= _MAX_COPIED_BYTES:
+                shutil.copy2(path, target)
+            else:
+                too_large.append(path)
+                continue
+            written[relative.as_posix()] = hashlib.sha256(target.read_bytes()).hexdigest()
+        mark = folder / COPY_MARK
+        mark.parent.mkdir()
+        mark.write_text(json.dumps({"portwright": __version__, "files": written}, indent=2))
+    return too_large
+
+
+def _check_out(out: Path, paths: Sequence[Path]) -> None:
+    """A folder that holds anything but an untouched earlier copy is not replaced."""
+    if any(
+        os.path.realpath(out) == os.path.realpath(path)
+        or Path(os.path.realpath(out)) in Path(os.path.realpath(path)).parents
+        for path in paths
+    ):
+        raise UserError(
+            f"--out {out} is or holds what is to be ported.", "Choose another folder, or use --write."
+        )
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {out} is a file.", "Choose another folder.")
+    if not any(out.iterdir()):
+        return
+    try:
+        files = json.loads((out / COPY_MARK).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"--out {out} exists and was not written by `portwright port`.",
+            "Choose another folder, or empty it.",
+        ) from None
+    for path in sorted(out.rglob("*")):
+        relative = path.relative_to(out)
+        if path.is_dir() or relative == COPY_MARK or "__pycache__" in relative.parts:
+            continue
+        if hashlib.sha256(path.read_bytes()).hexdigest() != files.get(relative.as_posix()):
+            raise UserError(
+                f"{path} was changed or added since it was ported.",
+                "Choose another folder, or remove this one.",
+            )
+
+
+def _common_folder(paths: Sequence[Path]) -> Path:
+    folders = [str(p.absolute() if p.is_dir() else p.absolute().parent) for p in paths]
+    return Path(os.path.normpath(os.path.commonpath(folders)))
+
+
+def _companions(paths: Sequence[Path], files: Sequence[Path], top: Path, out: Path) -> list[Path]:
+    """The files named, the modules of the same folder that they import, and all of a named folder."""
+    wanted = set(files)
+    skipped = {"__pycache__", "node_modules", "venv", "env"}
+    for path in paths:
+        if not path.is_dir():
+            continue
+        for folder, names, members in os.walk(path.absolute()):
+            here = Path(os.path.normpath(folder))
+            names[:] = [
+                n for n in names
+                if not n.startswith(".") and n not in skipped and not (here / n / COPY_MARK).exists()
+                and (here / n) != out.absolute() and not (here / n / "pyvenv.cfg").exists() and not (here / n).is_symlink()
+            ]  # fmt: skip
+            wanted.update(here / m for m in members if (here / m).is_file())
+    waiting = list(files)
+    while waiting:
+        for module in _imports_of(waiting.pop()):
+            if module not in wanted and top in module.parents:
+                wanted.add(module)
+                waiting.append(module)
+    return sorted(wanted)
+
+
+def _imports_of(path: Path) -> list[Path]:
+    """The project's own modules that a file imports, by any way of writing it."""
+    project = Project(find_root(path))
+    found: list[Path | None] = []
+    with contextlib.suppress(UnreadableError):
+        for node in ast.walk(read_source(path).parse()):
+            if isinstance(node, ast.Import):
+                found += [project.find_module(path, alias.name, 0) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                found.append(project.find_module(path, base, node.level))
+                found += [
+                    project.find_module(path, f"{base}.{a.name}" if base else a.name, node.level)
+                    for a in node.names
+                ]
+    modules = {module for module in found if module is not None}
+    return sorted(
+        modules | {init for m in modules for p in m.parents if (init := p / "__init__.py").is_file()}
+    )
+
+
+def not_ported(files: Sequence[Path]) -> list[Path]:
+    """Modules of the project that the files import and that are not among them."""
+    known = set(files)
+    modules = {module for path in files for module in _imports_of(path)}
+    return sorted(m for m in modules if m not in known and m.name != "__init__.py")
+
+
+def _diff(path: Path, patch: Patch) -> str:
+    before = patch.before.text.splitlines(keepends=True)
+    after = patch.after.text.splitlines(keepends=True)
+    lines = difflib.unified_diff(before, after, f"a/{show(path)}", f"b/{show(path)}")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )

@@ -1,0 +1,124 @@
+"""`[tool.portwright]` in pyproject.toml, and the rules and targets that it and the command line select."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from portwright.discover import find_rules
+from portwright.errors import UserError, suggest
+from portwright.port.check import Selection
+from portwright.port.project import find_root
+from portwright.port.rule import Rule
+
+_KEYS = ("select", "ignore", "targets", "exclude")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a project says about checking it."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+def read_config(path: Path) -> Config:
+    """The settings of the project that a path belongs to."""
+    file = find_root(path) / "pyproject.toml"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return Config()
+    if "tool.portwright" not in text:
+        return Config()
+    section = _load(file, text).get("tool", {}).get("portwright", {})
+    values: dict[str, tuple[str, ...]] = {}
+    for key, value in section.items():
+        if key not in _KEYS:
+            raise UserError(f"{file} has an unknown key '{key}' in [tool.portwright].", suggest(key, _KEYS))
+        if (
+            isinstance(value, str)
+            or not isinstance(value, list)
+            or not all(isinstance(v, str) for v in value)
+        ):
+            raise UserError(
+                f"{file}: {key} in [tool.portwright] is {value!r}.",
+                f'Write a list of texts: {key} = ["..."].',
+            )
+        values[key] = tuple(value)
+    return Config(**values)
+
+
+def known_targets(rules: Iterable[Rule]) -> list[str]:
+    """Every target that a rule speaks of."""
+    return sorted({target for rule in rules for target in rule.targets})
+
+
+def make_selection(
+    config: Config, targets: Sequence[str], select: Sequence[str], ignore: Sequence[str]
+) -> Selection:
+    """The command line goes before the project's settings; without either, all rules for all targets."""
+    rules = find_rules()
+    valid = known_targets(rules.values())
+    wanted = [t.lower() for t in (targets or config.targets)] or valid
+    for target in wanted:
+        if target not in valid and not _is_plain(target):
+            raise UserError(f"unknown target '{target}'.", suggest(target, valid))
+    chosen = _codes(select or config.select, rules) if (select or config.select) else set(rules)
+    chosen -= _codes([*ignore, *config.ignore], rules)
+    return Selection(tuple(rule for code, rule in rules.items() if code in chosen), frozenset(wanted))
+
+
+def find_rule(name: str) -> Rule:
+    """A rule by its code or its name."""
+    rules = find_rules()
+    for code, rule in rules.items():
+        if name.upper() == code or name.lower() == rule.name:
+            return rule
+    raise UserError(
+        f"unknown rule '{name}'.",
+        suggest(
+            name.upper() if name[:2].upper() == "PW" else name, [*rules, *(r.name for r in rules.values())]
+        ),
+    )
+
+
+def _is_plain(target: str) -> bool:
+    """A target that takes torch code as it is: nothing to find, and no mistake."""
+    from portwright.discover import find_targets
+
+    return target.upper() in find_targets()
+
+
+def _codes(wanted: Sequence[str], rules: dict[str, Rule]) -> set[str]:
+    """Rules by code (PW201), by the start of codes (PW2), or by name."""
+    found: set[str] = set()
+    for word in wanted:
+        matching = {c for c, r in rules.items() if c.startswith(word.upper()) or r.name == word.lower()}
+        if not matching or not word:
+            raise UserError(
+                f"no rule is called '{word}'.",
+                suggest(word.upper(), [*rules, *(r.name for r in rules.values())]),
+            )
+        found |= matching
+    return found
+
+
+def _load(file: Path, text: str) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        try:
+            import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
+        except ModuleNotFoundError:
+            raise UserError(
+                f"Python 3.10 cannot read {file} by itself.", "Install tomli, or use a newer Python."
+            ) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not TOML: {error}.", "Mend it.") from None

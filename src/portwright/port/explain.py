@@ -1,0 +1,56 @@
+"""A rule's page, made from its docstring: for `portwright explain` and docs/rules/."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from portwright.discover import find_rules
+from portwright.port.rule import GROUPS, Rule
+
+
+def page(rule: Rule) -> str:
+    """The whole page in Markdown."""
+    text = inspect.cleandoc(type(rule).__doc__ or "")
+    facts = f"Targets: {', '.join(rule.targets)}. Safety: {rule.safety}. Group: {rule.group()}."
+    return f"# {rule.code} {rule.name}\n\n{text.partition(chr(10))[0]}\n\n{facts}\n{text.partition(chr(10))[2]}\n"
+
+
+def index(rules: Iterable[Rule]) -> str:
+    """The list of all rules in Markdown, by group."""
+    lines = ["# Rules", "", "`portwright explain CODE` prints one of these pages.", ""]
+    listed = list(rules)
+    for start, title in GROUPS.items():
+        members = [rule for rule in listed if rule.code.startswith(start)]
+        if not members:
+            continue
+        lines += [
+            f"## {title.capitalize()}",
+            "",
+            "| code | rule | targets | safety | what it does |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for rule in members:
+            what = inspect.cleandoc(type(rule).__doc__ or "").partition("\n")[0].replace("|", "\\|")
+            lines.append(
+                f"| [{rule.code}]({rule.code}.md) | {rule.name} | {', '.join(rule.targets)} | {rule.safety} | {what} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def list_rules() -> list[Rule]:
+    return list(find_rules().values())
+
+
+def describe(rule: Rule) -> dict[str, Any]:
+    """A rule as JSON."""
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "targets": list(rule.targets),
+        "safety": rule.safety,
+        "group": rule.group(),
+        "page": page(rule),
+    }

@@ -1,0 +1,140 @@
+"""Checks many files, in several processes, and remembers what it found in files that did not change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import portwright
+from portwright.port.cache import Cache
+from portwright.port.check import Selection, check_path
+from portwright.port.finding import Finding
+from portwright.port.project import Project, find_root
+
+_BYTES_FOR_A_PROCESS = 400_000  # less is done before another interpreter has started
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What one file gave, and the other files that this depended on, by their digests."""
+
+    path: Path
+    findings: list[Finding]
+    consulted: dict[str, str | None]
+
+
+def check_files(
+    files: Sequence[Path], selection: Selection, jobs: int | None = None, use_cache: bool = True
+) -> list[Finding]:
+    """Findings of all files, sorted; the order and content do not depend on the number of processes."""
+    found: list[Finding] = []
+    for root, members in _by_root(files).items():
+        cache = Cache(root, selection) if use_cache else None
+        known = cache.known(members) if cache else {}
+        rest = [path for path in members if path not in known]
+        checked = _check(root, rest, selection, jobs)
+        if cache and checked:
+            cache.add(checked)
+        found += [f for findings in known.values() for f in findings]
+        found += [f for each in checked for f in each.findings]
+    return sorted(found, key=lambda f: f.place)
+
+
+def check_here(root: Path, files: Iterable[Path], selection: Selection) -> list[Checked]:
+    project = Project(root)
+    checked = []
+    for path in files:
+        project.consulted = {}
+        findings = [replace(f, edits=(), imports=()) for f in check_path(path, project, selection)]
+        checked.append(Checked(path, findings, project.consulted))
+    return checked
+
+
+def _by_root(files: Sequence[Path]) -> dict[Path, list[Path]]:
+    roots: dict[Path, Path] = {}
+    grouped: dict[Path, list[Path]] = {}
+    for path in files:
+        root = roots.setdefault(path.parent, find_root(path))
+        grouped.setdefault(root, []).append(path)
+    return grouped
+
+
+def _check(root: Path, files: Sequence[Path], selection: Selection, jobs: int | None) -> list[Checked]:
+    sizes = {path: _size(path) for path in files}
+    wanted = (
+        jobs
+        if jobs is not None
+        else min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    )
+    num_processes = max(1, min(wanted, len(files), sum(sizes.values()) // _BYTES_FOR_A_PROCESS))
+    if num_processes == 1:
+        return check_here(root, files, selection)
+    shares: list[list[Path]] = [[] for _ in range(num_processes)]
+    loads = [0] * num_processes
+    for path in sorted(files, key=lambda p: (-sizes[p], p)):
+        least = loads.index(min(loads))
+        shares[least].append(path)
+        loads[least] += sizes[path] + 2000
+    return _in_processes(root, shares, selection)
+
+
+def _in_processes(root: Path, shares: Sequence[Sequence[Path]], selection: Selection) -> list[Checked]:
+    """Children of our own, not multiprocessing: that would import the caller's script again."""
+    package = str(Path(portwright.__file__).parent.parent)
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    children = []
+    for share in shares[1:]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "portwright.port.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        task = {
+            "root": str(root), "files": [str(p) for p in sorted(share)], "targets": sorted(selection.targets),
+            "codes": [rule.code for rule in selection.rules],
+        }  # fmt: skip
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(task).encode())
+        child.stdin.close()
+        children.append((child, share))
+    try:
+        checked = check_here(root, sorted(shares[0]), selection)
+        for child, share in children:
+            assert child.stdout is not None
+            answer = child.stdout.read()
+            if child.wait() == 0:
+                checked += [from_row(row) for row in json.loads(answer)]
+            else:  # killed for memory, say: its files are still to be checked
+                checked += check_here(root, sorted(share), selection)
+    finally:
+        for child, _ in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+    return checked
+
+
+def to_row(checked: Checked) -> dict[str, Any]:
+    return {
+        "path": str(checked.path),
+        "findings": [{**f.as_dict(), "end_line": f.end_line} for f in checked.findings],
+        "consulted": checked.consulted,
+    }
+
+
+def from_row(row: dict[str, Any]) -> Checked:
+    return Checked(Path(row["path"]), [Finding.from_dict(f) for f in row["findings"]], row["consulted"])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
