@@ -98,8 +98,8 @@ def is_move(file: File, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or file.flow.kind(call.func.value) == "executor":
         return False
     given = next((k.value for k in call.keywords if k.arg == "device"), None)
-    if any(k.arg is None for k in call.keywords):
-        return False
+    if any(k.arg is None or k.arg == "copy" for k in call.keywords):
+        return False  # a copy that is asked for is more than a move
     return (given is not None and is_device(file, given)) or (
         bool(call.args) and is_device(file, call.args[0])
     )

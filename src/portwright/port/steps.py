@@ -86,7 +86,7 @@ class Steps:
 
     def in_training_step(self, node: ast.AST) -> bool:
         regions = self.step_regions
-        if not regions and not self.backward_calls:
+        if not regions or self.is_without_gradients(node):
             return False
         return any(
             (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions

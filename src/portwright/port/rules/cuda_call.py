@@ -24,6 +24,8 @@ _IDLE = frozenset(
     ]
 )
 
+_WITHOUT_CUDA = {"is_bf16_supported": "False", "device_count": "0"}  # what they answer where there is no CUDA
+
 
 class CudaCall(Rule):
     """Takes out calls that speak to CUDA: seeds, synchronisation, caches, and questions whether it is there.
@@ -44,7 +46,8 @@ class CudaCall(Rule):
 
     ## Safety
     Safe: seeding, synchronising and emptying caches do nothing without CUDA, and is_available() is False there, so
-    the script takes its own way for the CPU. Memory figures, events, streams and device counts are left to you.
+    the script takes its own way for the CPU. Memory figures,
+    events and streams are left to you.
     """
 
     code = "PW501"
@@ -72,6 +75,11 @@ class CudaCall(Rule):
                 if is_device_choice(file, call):
                     continue
                 edits = [file.replace(call, "False")]
+            elif last in _WITHOUT_CUDA and not call.args:
+                edits = [file.replace(call, _WITHOUT_CUDA[last])]
+            elif last == "current_accelerator" and isinstance(call.func, ast.Attribute):
+                torch_name = file.segment(call.func).partition(".")[0]
+                edits = [file.replace(call, f'{torch_name}.device("cpu")')] if torch_name == "torch" else []
             yield self.report(file, call, f"{name} speaks to CUDA", edits)
 
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.rewrite import is_constant, keyword
+from portwright.port.rewrite import is_constant, keyword, unwrap
 from portwright.port.rule import File, Rule
 
 
@@ -46,6 +46,11 @@ class PinnedMemory(Rule):
             if given is not None and is_constant(given.value, True):
                 yield self.report(
                     file, given.value, "pinned memory serves a GPU only", [file.replace(given.value, "False")]
+                )
+        for call in file.methods("pin_memory"):
+            if not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
+                yield self.report(
+                    file, call, "pinned memory serves a GPU only", unwrap(file, call, call.func.value)
                 )
         # Options gathered first and passed with **: `kwargs = {"num_workers": 1, "pin_memory": True}`.
         for table in file.tree.all(ast.Dict):

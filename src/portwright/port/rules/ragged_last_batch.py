@@ -9,15 +9,26 @@ from portwright.port.rule import File, Rule
 
 
 def _is_for_training(file: File, call: ast.Call) -> bool:
-    """By shuffle, or by the names around the call."""
+    """By the name that the loader gets, else by whether it shuffles."""
+    name = _name_of(file, call)
+    if any(word in name for word in ("test", "val", "eval", "dev_")):
+        return False
     shuffle = argument(call, 2, "shuffle")
-    if shuffle is not None and not is_constant(shuffle, True, False):
-        return True
-    if is_constant(shuffle, True) or keyword(call, "sampler") is not None:
-        return True
+    if shuffle is not None or keyword(call, "sampler") is not None:
+        return not is_constant(shuffle, False)
+    return "train" in name
+
+
+def _name_of(file: File, call: ast.Call) -> str:
+    """The target of the assignment, or the function that returns it, and the dataset."""
     statement = file.tree.statement_of(call)
-    text = file.segment(statement).lower() if isinstance(statement, (ast.Assign, ast.Return)) else ""
-    return "train" in text.partition("(")[0] or "train" in text.partition(",")[0]
+    function = file.tree.function_of(call)
+    parts = [file.segment(call.args[0])] if call.args else []
+    if isinstance(statement, ast.Assign):
+        parts.append(file.segment(statement.targets[0]))
+    elif isinstance(statement, ast.Return) and isinstance(function, ast.FunctionDef):
+        parts.append(function.name)
+    return " ".join(parts).lower()
 
 
 class RaggedLastBatch(Rule):

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm
+from portwright.port.rewrite import legal_import
+from portwright.port.rule import File
+
+_CLASSES = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"})
 
 
 class RecurrentLayer(LegalForm):
@@ -29,8 +37,8 @@ class RecurrentLayer(LegalForm):
     ```
 
     ## Safety
-    Safe: the same cell, parameters, names and initial values, a step at a time. A class chosen by its name at run time
-    (`getattr(nn, kind)`) is left to you.
+    Safe: the same cell, parameters, names and initial values, a step at a time. A class chosen by its name
+    (`getattr(nn, kind)`) is left to you unless an `if` around it lists recurrent layers only.
     """
 
     code = "PW312"
@@ -46,6 +54,46 @@ class RecurrentLayer(LegalForm):
         "torch.nn.GRUCell": "GRUCell",
         "torch.nn.RNNCell": "RNNCell",
     }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        yield from super().find(file)
+        for call in file.tree.all(ast.Call):
+            if not isinstance(call.func, ast.Name) or call.func.id != "getattr" or len(call.args) < 2:
+                continue
+            if file.resolve(call.args[0]) != "torch.nn" or isinstance(call.args[1], ast.Constant):
+                continue
+            choices = _choices(file, call)
+            if choices and choices <= _CLASSES:
+                legal, imports = legal_import(file)
+                edits = [file.replace(call.args[0], legal)]
+                yield self.report(
+                    file, call, f"one of {', '.join(sorted(choices))}: {self.reason}", edits, imports
+                )
+            elif any(name in file.source.text for name in ("LSTM", "GRU")):
+                yield self.report(
+                    file,
+                    call,
+                    f"a layer is chosen by its name, {file.segment(call.args[1])}",
+                    cure="If it can be a recurrent layer, take it from portwright.layers.legal.",
+                )
+
+
+def _choices(file: File, call: ast.Call) -> set[str]:
+    """The names that an `if` around allows: `if kind in ["LSTM", "GRU"]`."""
+    name = file.segment(call.args[1])
+    inner: ast.AST = call
+    for outer in file.tree.ancestors(call):
+        if isinstance(outer, ast.If) and inner in outer.body and isinstance(outer.test, ast.Compare):
+            test = outer.test
+            listed = (
+                test.comparators[0].elts
+                if isinstance(test.comparators[0], (ast.List, ast.Tuple, ast.Set))
+                else []
+            )
+            if file.segment(test.left) == name and isinstance(test.ops[0], ast.In) and listed:
+                return {e.value if isinstance(e, ast.Constant) else "?" for e in listed}  # type: ignore[misc]
+        inner = outer
+    return set()
 
 
 RULE = RecurrentLayer()

@@ -5,15 +5,18 @@ from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
+from portwright.port.tree import FUNCTIONS
 
 
 def _is_seldom(file: File, call: ast.Call) -> bool:
     """Under a condition with a remainder, or on the way out of the loop."""
-    if file.flow.is_gated(call) or file.flow.is_without_gradients(call):
+    if file.flow.is_gated(call):
         return True
     statement = file.tree.statement_of(call)
     block = file.tree.block_of(statement) if statement is not None else []
     region = file.flow.region_of(call)
+    if isinstance(region, FUNCTIONS):
+        return True  # how often a function without a loop is called, its caller knows
     if block and block is not getattr(region, "body", None):
         return isinstance(block[-1], (ast.Break, ast.Return, ast.Raise))
     return False

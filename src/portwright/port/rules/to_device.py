@@ -66,7 +66,7 @@ class ToDevice(Rule):
             if call in handled or not is_move(file, call) or not isinstance(call.func, ast.Attribute):
                 continue
             rest = [a for a in call.args if not is_device(file, a)]
-            rest_keywords = [k for k in call.keywords if k.arg not in ("device", "non_blocking", "copy")]
+            rest_keywords = [k for k in call.keywords if k.arg not in ("device", "non_blocking")]
             if rest or rest_keywords:
                 kept = ", ".join(file.segment(part) for part in [*rest, *rest_keywords])
                 edits = swap_method(file, call, f"to({kept})")

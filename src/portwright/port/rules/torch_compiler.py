@@ -25,7 +25,8 @@ class TorchCompiler(Rule):
     ```
 
     ## Safety
-    Safe: they only make the same computation faster. torch.jit.save, load and freeze are left to you.
+    Safe for torch.compile and decorators, which only make the same computation faster; unsafe for what torch.jit returns,
+    since a plain module cannot be saved as a script. torch.jit.save, load and freeze are left to you.
     """
 
     code = "PW317"
@@ -50,6 +51,8 @@ class TorchCompiler(Rule):
                 call,
                 f"{file.resolve(call.func)} compiles for a CPU or GPU",
                 unwrap(file, call, call.args[0]),
+                # What torch.jit returns can be saved and inspected, which a plain module cannot.
+                safety="safe" if file.resolve(call.func) == "torch.compile" else "unsafe",
             )
         definitions: list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef] = [
             *file.tree.all(ast.FunctionDef),
