@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,19 @@ class Verdict:
         return self.accepted
 
 
+@dataclass(frozen=True)
+class Question:
+    """A batch is a tensor, or a tuple, list or dict of tensors: a tuple or list is passed as arguments, a dict as keywords.
+    Without `loss_of`, a scalar output is the loss and any other is squared and averaged, so that the gradient depends on it.
+    """
+
+    make_model: MakeModel
+    batch: Any
+    train: bool = True
+    loss_of: LossOf | None = None
+    limit_seconds: float = 180.0
+
+
 def ask(
     make_model: MakeModel,
     batch: Any,
@@ -54,38 +67,81 @@ def ask(
     loss_of: LossOf | None = None,
     limit_seconds: float = 180.0,
 ) -> Verdict:
-    """One question. A batch is a tensor, or a tuple, list or dict of tensors: a tuple or list is passed as arguments, a dict
-    as keywords. Without `loss_of`, a scalar output is the loss and any other is squared and averaged, so that the
-    gradient depends on it."""
+    """One question."""
+    return ask_all([Question(make_model, batch, train, loss_of, limit_seconds)])[0]
+
+
+def ask_all(questions: Sequence[Question], at_once: int = 1) -> list[Verdict]:
+    """The verdicts in the order of the questions, with up to `at_once` children at a time."""
     sdk = prepare()
-    started = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="front-end-"))
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _answer_and_exit(sdk, make_model, batch, train, loss_of or _loss_of, folder, writer)
-    os.close(writer)
+    verdicts: dict[int, Verdict] = {}
+    waiting = list(enumerate(questions))[::-1]
+    running: dict[int, _Child] = {}
     try:
-        said = _read_until(reader, started + limit_seconds)
-        if said is None:
-            return Verdict(False, f"no answer within {limit_seconds:g} s", seconds=limit_seconds)
-        seconds = time.monotonic() - started
-        details = _tail(folder / "output.txt")
-        if not said:
-            return Verdict(False, "the SDK's process died without an answer", {}, seconds, details)
-        answer = json.loads(said)
-        return Verdict(answer["accepted"], answer["message"], answer["ops"], seconds, details)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                place, question = waiting.pop()
+                running[place] = _Child(sdk, question)
+            nearest = min(child.deadline for child in running.values()) - time.monotonic()
+            ready = select.select([child.reader for child in running.values()], [], [], max(nearest, 0.0))[0]
+            for place, child in list(running.items()):
+                verdict = child.read() if child.reader in ready else child.overdue()
+                if verdict is not None:
+                    verdicts[place] = verdict
+                    running.pop(place).end()
     finally:
-        os.close(reader)
+        for child in running.values():
+            child.end()
+    return [verdicts[place] for place in range(len(questions))]
+
+
+class _Child:
+    """A forked process that answers one question through a pipe, as JSON."""
+
+    def __init__(self, sdk: Any, question: Question) -> None:
+        self._started = time.monotonic()
+        self._limit_seconds = question.limit_seconds
+        self._folder = Path(tempfile.mkdtemp(prefix="front-end-"))
+        self._said = b""
+        self.reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self.reader)
+            _answer_and_exit(sdk, question, self._folder, writer)
+        os.close(writer)
+
+    @property
+    def deadline(self) -> float:
+        return self._started + self._limit_seconds
+
+    def overdue(self) -> Verdict | None:
+        if time.monotonic() < self.deadline:
+            return None
+        return Verdict(False, f"no answer within {self._limit_seconds:g} s", seconds=self._limit_seconds)
+
+    def read(self) -> Verdict | None:
+        """The verdict once the child has closed its end."""
+        part = os.read(self.reader, 65536)
+        self._said += part
+        if part:
+            return None
+        seconds = time.monotonic() - self._started
+        details = _tail(self._folder / "output.txt")
+        if not self._said:
+            return Verdict(False, "the SDK's process died without an answer", {}, seconds, details)
+        answer = json.loads(self._said)
+        return Verdict(answer["accepted"], answer["message"], answer["ops"], seconds, details)
+
+    def end(self) -> None:
+        os.close(self.reader)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(
-                child, signal.SIGKILL
+                self._pid, signal.SIGKILL
             )  # the child leads a group of its own: its loader's workers go too
-        os.waitpid(child, 0)
-        shutil.rmtree(folder, ignore_errors=True)
+        os.waitpid(self._pid, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def ask_function(function: Callable[..., Any], batch: Any, train: bool = True, **options: Any) -> Verdict:
@@ -121,9 +177,7 @@ def prepare() -> Any:
     return cstorch
 
 
-def _answer_and_exit(
-    sdk: Any, make_model: MakeModel, batch: Any, train: bool, loss_of: LossOf, folder: Path, writer: int
-) -> None:
+def _answer_and_exit(sdk: Any, question: Question, folder: Path, writer: int) -> None:
     """The child's whole life. It never returns, and what it prints goes to a file."""
     try:
         os.setsid()
@@ -134,7 +188,7 @@ def _answer_and_exit(
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (pytest may have replaced them)
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
         try:
-            ops = _lower(sdk, make_model, batch, train, loss_of, folder)
+            ops = _lower(sdk, question, folder)
             answer = {"accepted": True, "message": "", "ops": ops}
         except BaseException as error:
             traceback.print_exc()
@@ -152,16 +206,15 @@ def _answer_and_exit(
         os._exit(0)
 
 
-def _lower(
-    sdk: Any, make_model: MakeModel, batch: Any, train: bool, loss_of: LossOf, folder: Path
-) -> dict[str, int]:
+def _lower(sdk: Any, question: Question, folder: Path) -> dict[str, int]:
+    loss_of = question.loss_of or _loss_of
     backend = sdk.backend("CSX", artifact_dir=str(folder / "artifacts"), validate_only=True)
     with backend.device:
-        model = make_model()
-    model.train(train)
+        model = question.make_model()
+    model.train(question.train)
     net = sdk.compile(model, backend)
-    optimizer = sdk.optim.SGD(model.parameters(), lr=0.1) if train else None
-    packed = _PackedBatch(batch)
+    optimizer = sdk.optim.SGD(model.parameters(), lr=0.1) if question.train else None
+    packed = _PackedBatch(question.batch)
     loader = sdk.utils.data.DataLoader(
         lambda: torch.utils.data.DataLoader([packed.tensors] * 2, batch_size=None)
     )
@@ -233,6 +286,7 @@ _MEANINGFUL = (
     r"does not yet support `([^`(]+)",
     r"Lowering failed due to `([^`]+)`",
     r"error: ([^\n]+)",
+    r"(Assertion `[^']+' failed)",
     r"Unimplemented Error:[\s\S]*?compute_shape_(\w+)",
     r"(aten::\w+: attempted to run[^\n.]+)",
     r"(The tensor has a non-zero number of elements[^\n.]+)",
@@ -250,17 +304,5 @@ def _first_meaningful(error: str, output: str) -> str:
     return " ".join(lines[:2])[:300]
 
 
-def _read_until(reader: int, deadline: float) -> bytes | None:
-    """All that comes until the other end closes; None past the deadline."""
-    parts: list[bytes] = []
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([reader], [], [], left)[0]:
-            part = os.read(reader, 65536)
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
-    return None
-
-
-def _tail(path: Path, num_chars: int = 6000) -> str:
+def _tail(path: Path, num_chars: int = 60000) -> str:
     return path.read_text(errors="replace")[-num_chars:] if path.is_file() else ""

@@ -3,6 +3,7 @@
 `legalise(model, target)` puts them in place by itself.
 """
 
+from portwright.layers.legal.attention import multi_head_attention_forward
 from portwright.layers.legal.calls import (
     Swap,
 )
@@ -76,12 +77,14 @@ from portwright.layers.legal.losses import (
     HuberLoss,
     MultiMarginLoss,
     SmoothL1Loss,
+    SoftMarginLoss,
     binary_cross_entropy,
     embedding_bag,
     gaussian_nll_loss,
     huber_loss,
     multi_margin_loss,
     smooth_l1_loss,
+    soft_margin_loss,
 )
 from portwright.layers.legal.norm import (
     InstanceNorm1d,
@@ -128,6 +131,7 @@ from portwright.layers.legal.pointwise import (
     softshrink,
     trunc,
     vdot,
+    vector_norm,
 )
 from portwright.layers.legal.pooling import (
     AdaptiveMaxPool1d,
@@ -162,6 +166,7 @@ from portwright.layers.legal.reductions import (
     cummin,
     kthvalue,
     logcumsumexp,
+    logsumexp,
     masked_mean,
     masked_sum,
     median,
@@ -169,8 +174,10 @@ from portwright.layers.legal.reductions import (
     nansum,
     quantile,
     searchsorted,
+    std,
     std_mean,
     sum,
+    var,
     var_mean,
 )
 from portwright.layers.legal.resample import (
@@ -185,6 +192,7 @@ from portwright.layers.legal.scattering import (
     index_put,
     take,
 )
+from portwright.layers.legal.transformer import TransformerDecoder, TransformerEncoder
 from portwright.layers.legal.windows import (
     Fold,
     Unfold,
@@ -234,8 +242,11 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "SmoothL1Loss",
+    "SoftMarginLoss",
     "Softshrink",
     "Swap",
+    "TransformerDecoder",
+    "TransformerEncoder",
     "Unfold",
     "Upsample",
     "UpsamplingBilinear2d",
@@ -307,11 +318,13 @@ __all__ = [
     "logaddexp",
     "logcumsumexp",
     "logit",
+    "logsumexp",
     "magnitude",
     "masked_mean",
     "masked_sum",
     "max_unpool2d",
     "median",
+    "multi_head_attention_forward",
     "multi_margin_loss",
     "mv",
     "nan_to_num",
@@ -330,7 +343,9 @@ __all__ = [
     "searchsorted",
     "selu",
     "smooth_l1_loss",
+    "soft_margin_loss",
     "softshrink",
+    "std",
     "std_mean",
     "stft_parts",
     "sum",
@@ -341,6 +356,8 @@ __all__ = [
     "trunc",
     "unfold",
     "unfold_dimension",
+    "var",
     "var_mean",
     "vdot",
+    "vector_norm",
 ]

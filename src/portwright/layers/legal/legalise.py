@@ -24,6 +24,7 @@ from portwright.layers.legal import (
     recurrent,
     recurrent_cells,
     resample,
+    transformer,
     windows,
 )
 from portwright.layers.legal.calls import CallLog, Swap
@@ -119,10 +120,16 @@ def _swap_of(path: str, own: type, legal: type) -> Swap:
 
 @functools.cache
 def _redirecting_class(own: type[nn.Module]) -> type[nn.Module]:
-    """A subclass whose forward runs with refused calls redirected. It goes by the same name, so that nobody stumbles over it."""
+    """A subclass whose forward runs with refused calls redirected. It goes by the same name, so that nobody stumbles over it.
+
+    Dynamo cannot follow the redirection and compiles torch's own calls, which are equal; use export's non-strict mode to see
+    the legal ones.
+    """
 
     @functools.wraps(own.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return own.forward(self, *args, **kwargs)
         with self.__dict__["_legal_calls"].redirecting(self):
             return own.forward(self, *args, **kwargs)
 
@@ -175,10 +182,8 @@ _MODULES: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool] | N
     nn.ConvTranspose3d: (conv.ConvTranspose3d, _has_groups),
     nn.LSTM: (recurrent.LSTM, None),
     nn.GRU: (recurrent.GRU, None),
-    nn.RNN: (recurrent.RNN, None),
     nn.LSTMCell: (recurrent_cells.LSTMCell, None),
     nn.GRUCell: (recurrent_cells.GRUCell, None),
-    nn.RNNCell: (recurrent_cells.RNNCell, None),
     nn.Upsample: (resample.Upsample, _is_smooth_or_nearest),
     nn.UpsamplingNearest2d: (resample.UpsamplingNearest2d, None),
     nn.UpsamplingBilinear2d: (resample.UpsamplingBilinear2d, None),
@@ -207,9 +212,12 @@ _MODULES: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool] | N
     nn.BCELoss: (losses.BCELoss, None),
     nn.SmoothL1Loss: (losses.SmoothL1Loss, None),
     nn.HuberLoss: (losses.HuberLoss, None),
+    nn.SoftMarginLoss: (losses.SoftMarginLoss, None),
     nn.GaussianNLLLoss: (losses.GaussianNLLLoss, None),
     nn.MultiMarginLoss: (losses.MultiMarginLoss, None),
     nn.EmbeddingBag: (losses.EmbeddingBag, None),
+    nn.TransformerEncoder: (transformer.TransformerEncoder, None),
+    nn.TransformerDecoder: (transformer.TransformerDecoder, None),
 }
-_FUSED = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+_FUSED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 _LEGAL_CLASSES = tuple(legal for legal, _ in _MODULES.values())

@@ -71,6 +71,17 @@ def huber_loss(
     return loss.sum() / weight.sum() if reduction == "mean" else _reduce(loss, reduction)
 
 
+def soft_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """F.soft_margin_loss."""
+    return _reduce(F.softplus(-target * input), _reduction(size_average, reduce, reduction))
+
+
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -187,6 +198,13 @@ class HuberLoss(nn.HuberLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return huber_loss(input, target, self.reduction, self.delta)
+
+
+class SoftMarginLoss(nn.SoftMarginLoss):
+    """nn.SoftMarginLoss."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return soft_margin_loss(input, target, reduction=self.reduction)
 
 
 class GaussianNLLLoss(nn.GaussianNLLLoss):

@@ -218,6 +218,18 @@ class Hardshrink(nn.Hardshrink):
         return hardshrink(input, self.lambd)
 
 
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: int | tuple[int, ...] | list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """torch.linalg.vector_norm, of an order above 0 or infinity."""
+    return norm(x, float(ord), dim, keepdim, dtype)
+
+
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """F.normalize, in any norm."""
     if p == 2.0:

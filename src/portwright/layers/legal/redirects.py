@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from portwright.layers.legal import (
+    attention,
     conv,
     diagonal,
     grid,
@@ -207,6 +208,12 @@ def _other_norm(
     return isinstance(p, int | float) and p not in (0, 2) and p > 0
 
 
+def _other_vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> bool:
+    return ord != 2 and ord > 0
+
+
 def _other_normalize(
     input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> bool:
@@ -222,6 +229,14 @@ def _between_numbers(start: Any, end: Any, steps: Any, **options: Any) -> bool:
 
 def _line(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     return pointwise.linspace(start, end, steps, **{k: v for k, v in options.items() if v is not None})
+
+
+def _is_masked(*args: Any, **options: Any) -> bool:
+    given = inspect.signature(attention.multi_head_attention_forward).bind(*args, **options)
+    call = given.arguments
+    extra = [call.get(name) for name in ("bias_k", "bias_v", "static_k", "static_v")]
+    masked = call.get("attn_mask") is not None or call.get("key_padding_mask") is not None
+    return masked and not call.get("add_zero_attn") and all(one is None for one in extra)
 
 
 def _samples(input: Tensor, grid: Tensor, mode: str = "bilinear", *rest: Any, **options: Any) -> bool:
@@ -280,6 +295,9 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     **_both("sum", reductions.sum, _falls),
     **_both("amax", reductions.amax, _falls),
     **_both("amin", reductions.amin, _falls),
+    **_both("logsumexp", reductions.logsumexp, _falls),
+    **_both("var", reductions.var, _falls),
+    **_both("std", reductions.std, _falls),
     **_both("nansum", reductions.nansum, _is_float),
     **_both("nanmean", reductions.nanmean, _is_float),
     "torch.var_mean": (reductions.var_mean, None),
@@ -326,11 +344,14 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     **_both("mv", pointwise.mv),
     **_both("vdot", pointwise.vdot, _is_float),
     **_both("norm", pointwise.norm, _other_norm),
+    "torch.linalg.vector_norm": (pointwise.vector_norm, _other_vector_norm),
     "F.normalize": (pointwise.normalize, _other_normalize),
     "torch.linspace": (_line, _between_numbers),
     "F.binary_cross_entropy": (losses.binary_cross_entropy, None),
     "F.smooth_l1_loss": (losses.smooth_l1_loss, None),
     "F.huber_loss": (losses.huber_loss, None),
+    "F.soft_margin_loss": (losses.soft_margin_loss, None),
+    "F.multi_head_attention_forward": (attention.multi_head_attention_forward, _is_masked),
     "F.gaussian_nll_loss": (losses.gaussian_nll_loss, None),
     "F.multi_margin_loss": (losses.multi_margin_loss, None),
     "F.grid_sample": (grid.grid_sample, _samples),

@@ -168,6 +168,35 @@ def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     return torch.amin(input, rising(dim, input.dim()), keepdim=keepdim)
 
 
+def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
+    """torch.logsumexp, over dimensions in rising order."""
+    return torch.logsumexp(input, rising(dim, input.dim()), keepdim=keepdim)
+
+
+def var(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Tensor:
+    """torch.var, over dimensions in rising order."""
+    return var_mean(input, dim, unbiased, keepdim, correction=correction)[0]
+
+
+def std(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Tensor:
+    """torch.std, over dimensions in rising order."""
+    return std_mean(input, dim, unbiased, keepdim, correction=correction)[0]
+
+
 def rising(dim: Dims, num_dims: int) -> list[int]:
     """The dimensions as torch counts them from the front, in rising order; none named means all."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
@@ -204,8 +233,11 @@ def std_mean(
     correction: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """torch.std_mean, as its two parts."""
-    var, mean = var_mean(input, dim, unbiased, keepdim, correction=correction)
-    return var.sqrt(), mean
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    one_less = correction if correction is not None else int(unbiased is None or unbiased)
+    dims = rising(dim, input.dim())
+    return input.std(dims, correction=one_less, keepdim=keepdim), input.mean(dims, keepdim=keepdim)
 
 
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:

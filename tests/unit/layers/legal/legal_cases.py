@@ -111,7 +111,33 @@ class Bag(nn.Module):
         return x * self.bag(entries)
 
 
+class Fixed(nn.Module):
+    """A loss whose target gets no gradient."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(x, target.detach())
+
+
+class Attends(nn.Module):
+    """Attention over tokens some of which are padding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention, self.options = nn.MultiheadAttention(8, 2, batch_first=True), options
+
+    def forward(self, x: Tensor) -> Any:
+        padding = (x[:, :, 0] > 1) & (torch.arange(x.shape[1], device=x.device) > 0)
+        return self.attention(x, x, x, key_padding_mask=padding, **self.options)
+
+
 MODULES = [
+    of_module("MultiheadAttention_padded", Attends, SERIES),
+    of_module("MultiheadAttention_padded_no_weights", lambda: Attends(need_weights=False), SERIES),
+    of_module("SoftMarginLoss", lambda: Fixed(nn.SoftMarginLoss()), ROW, lambda: torch.ones(4, 8)),
     of_module("Conv1d", lambda: nn.Conv1d(6, 4, 3, padding=1), SERIES),
     of_module("Conv1d_same_grouped", lambda: nn.Conv1d(6, 4, 4, padding="same", groups=2), SERIES),
     of_module("Conv1d_reflect", lambda: nn.Conv1d(6, 4, 3, padding=2, padding_mode="reflect"), SERIES),

@@ -181,11 +181,13 @@ def test_infinities():
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, math.inf])
 @pytest.mark.parametrize("dim", [None, 0, (1, 2), -1])
 def test_norms(p, dim):
-    assert_equal_calls(lambda x: torch.norm(x, p, dim), lambda x: legal.norm(x, p, dim), values(3, 4, 5))
+    x = values(3, 4, 5)
+    assert_equal_calls(lambda x: torch.norm(x, p, dim), lambda x: legal.norm(x, p, dim), x)
+    assert_equal_calls(
+        lambda x: torch.linalg.vector_norm(x, p, dim), lambda x: legal.vector_norm(x, p, dim), x
+    )
     if isinstance(dim, int):
-        assert_equal_calls(
-            lambda x: F.normalize(x, p, dim), lambda x: legal.normalize(x, p, dim), values(3, 4, 5)
-        )
+        assert_equal_calls(lambda x: F.normalize(x, p, dim), lambda x: legal.normalize(x, p, dim), x)
 
 
 def test_products():
@@ -280,6 +282,7 @@ def test_losses(reduction):
     pairs = [
         (nn.SmoothL1Loss(reduction=reduction, beta=0.7), legal.SmoothL1Loss(reduction=reduction, beta=0.7), (x, target)),
         (nn.SmoothL1Loss(reduction=reduction, beta=0.0), legal.SmoothL1Loss(reduction=reduction, beta=0.0), (x, target)),
+        (nn.SoftMarginLoss(reduction=reduction), legal.SoftMarginLoss(reduction=reduction), (x, labels.unsqueeze(1))),
         (nn.HuberLoss(reduction, 0.6), legal.HuberLoss(reduction, 0.6), (x, target)),
         (nn.GaussianNLLLoss(full=True, eps=0.5, reduction=reduction), legal.GaussianNLLLoss(full=True, eps=0.5, reduction=reduction), (x, target, weight)),
         (nn.MultiMarginLoss(2, 0.8, reduction=reduction), legal.MultiMarginLoss(2, 0.8, reduction=reduction), (x, labels)),
