@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from portwright.discover import find_models, find_targets
 from portwright.docs_conversion import conversion_page
+from portwright.docs_legal import legal_page
 from portwright.job.optimizer import OPTIMIZERS
 from portwright.job.optimizer_params import OptimizerParams
 from portwright.job.runconfig import ClusterKeys, RunConfig
@@ -26,6 +27,7 @@ def pages() -> dict[str, str]:
         "params.md": "\n".join(_params()) + "\n",
         "cli.md": "\n".join(_cli()) + "\n",
         "conversion.md": conversion_page(),
+        "legal.md": legal_page(_HEAD),
     }
 
 
