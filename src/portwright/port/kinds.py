@@ -91,6 +91,8 @@ class Kinds:
         if isinstance(node, ast.Name):
             return self._kind_of_name(node, depth)
         if isinstance(node, ast.Subscript):
+            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                return None  # a table, whatever it was taken for
             base = self.kind(node.value, depth)
             if base == "shape":
                 return "shape" if isinstance(node.slice, ast.Slice) else "number"
@@ -211,6 +213,8 @@ class Kinds:
             if binding.kind == "other" or (binding.kind == "assign" and _is_none(binding.value)):
                 continue
             kinds.add(self._kind_of_binding(binding, depth))
+        if kinds == {"tensor", None}:
+            return "tensor"  # what becomes of a tensor is one, unless something says otherwise
         return kinds.pop() if len(kinds) == 1 else None
 
     def _kind_of_binding(self, binding: Binding, depth: int) -> Kind | None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -47,12 +46,8 @@ class BatchesOfVaryingShape(Rule):
             "torch.nn.utils.rnn.pack_sequence",
         ):
             yield self.report(file, call, "sequences are padded to the longest of their batch")
-        for call in file.calls("torchtext.data.BucketIterator", "torchtext.legacy.data.BucketIterator"):
-            yield self.report(file, call, "batches of a BucketIterator differ in length")
-        for call in file.methods("splits"):
-            if isinstance(call.func, ast.Attribute) and (file.resolve(call.func.value) or "").endswith(
-                "BucketIterator"
-            ):
+        for home in ("torchtext.data", "torchtext.legacy.data"):
+            for call in file.calls(f"{home}.BucketIterator", f"{home}.BucketIterator.splits"):
                 yield self.report(file, call, "batches of a BucketIterator differ in length")
 
 

@@ -51,17 +51,12 @@ class ContiguousView(Rule):
                 continue
             if len(call.args) == 1 and file.flow.kind(call.args[0]) == "dtype":
                 continue
-            assert isinstance(call.func, ast.Attribute)
-            _, start = file.source.span(inner.func.value)
+            _, inner_end = file.source.span(inner.func)
             _, end = file.source.span(call.func)
-            between = file.source.data[start:end]
-            if b"#" in between or between.count(b"\n") > 1 or between.lstrip()[:1] == b")":
-                continue
-            # What stands before the dot, such as a line break, stays.
-            dot = start + between.index(b".")
-            yield self.report(
-                file, call, "a view of a contiguous copy is a reshape", [Edit(dot, end, ".reshape")]
-            )
+            start = inner_end - len("contiguous")
+            if b"#" not in file.source.data[start:end]:
+                edits = [Edit(start, end, "reshape")]
+                yield self.report(file, call, "a view of a contiguous copy is a reshape", edits)
 
 
 RULE = ContiguousView()
