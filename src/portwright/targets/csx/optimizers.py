@@ -21,7 +21,6 @@ _PAIRS = {
     "step_sizes": ("step_size_min", "step_size_max"),
 }
 _WORDS = {"use_nesterov": "nesterov"}
-_WITHOUT_STEP = frozenset({"SGD", "Lion", "Muon"})  # torch keeps no count of steps for these
 # Kept by the SDK alone, as a product over steps; torch computes it from the count of steps.
 _POWERS = {"beta1_power": 0, "beta2_power": 1}
 UNTOUCHED = "untouched"  # a parameter that had no gradient yet, in torch's state
@@ -45,9 +44,9 @@ def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams, *, t
     accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr", "weight_decay"}
     _refuse_missing(spec, settings, accepted)
     options = {key: value for key, value in settings.items() if key in accepted}
-    has_decay = "weight_decay" in inspect.signature(kind.__init__).parameters
+    decay = _decay_key(name, inspect.signature(kind.__init__).parameters)
     groups = [
-        {"params": group["params"]} | ({"weight_decay": group["weight_decay"]} if has_decay else {})
+        {"params": group["params"]} | ({decay: group["weight_decay"]} if decay else {})
         for group in make_param_groups(net, spec)
     ]
     if name == "Muon" and not traces:
@@ -62,6 +61,13 @@ def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams, *, t
             f"the SDK's {name} refuses its settings: {' '.join(str(error).split())}",
             f"Change the section optimizer for CSX; {name} takes {', '.join(sorted(accepted))} there.",
         ) from error
+
+
+def _decay_key(name: str, accepted: Mapping[str, Any]) -> str | None:
+    """What a group calls its weight decay; the SDK's Adam loses it under the name of its own signature."""
+    if name == "Adam":
+        return "l2_regularization_rate"
+    return "weight_decay" if "weight_decay" in accepted else None
 
 
 def _refuse_missing(spec: OptimizerParams, settings: Mapping[str, Any], accepted: set[str]) -> None:
@@ -86,10 +92,18 @@ def _sdk_behaviour(spec: OptimizerParams, key: str, default: Any) -> Any:
     return {"correct_bias": spec.optimizer_type != "Lamb"}.get(key, default)
 
 
+def _counts_steps(spec: OptimizerParams) -> bool:
+    """Whether torch's optimizer, or ours, keeps a count of steps with each parameter."""
+    if spec.optimizer_type in ("Adam", "AdamW"):
+        return bool(getattr(spec, "correct_bias", True))
+    return spec.optimizer_type not in ("SGD", "Lion", "Muon")
+
+
 def read_state(
-    optimizer: Any, names: Mapping[Tensor, str], name: str, num_updates: int
+    optimizer: Any, names: Mapping[Tensor, str], spec: OptimizerParams, num_updates: int
 ) -> Iterator[tuple[str, Tensor]]:
     """`optimizer/<parameter>/<state>` as torch would have it, and what only the SDK keeps under `csx/`."""
+    counts = _counts_steps(spec)
     for parameter, state in optimizer.state.items():
         if not state:
             continue
@@ -97,7 +111,7 @@ def read_state(
         for key, value in state.items():
             if value is not None:
                 yield f"{'csx' if key in _POWERS else 'optimizer'}/{path}/{key}", torch.as_tensor(value)
-        if name not in _WITHOUT_STEP and "step" not in state:
+        if counts and "step" not in state:
             yield f"optimizer/{path}/step", torch.tensor(float(num_updates))
 
 

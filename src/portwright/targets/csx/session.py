@@ -293,8 +293,8 @@ class CsxSession:
         if self._update is not None:
             names: dict[torch.Tensor, str] = {p: name for name, p in self._module.net.named_parameters()}
             skipped = self._update.scaler.num_skipped if self._update.scaler is not None else 0
-            kind = self._job.params.optimizer.optimizer_type
-            for name, tensor in read_state(self._update.optimizer, names, kind, self._num_updates - skipped):
+            spec, done = self._job.params.optimizer, self._num_updates - skipped
+            for name, tensor in read_state(self._update.optimizer, names, spec, done):
                 yield Shard(name, self._to_host(tensor))
         for name, tensor in capture_rng(_CPU).items():
             yield Shard(f"rng/0/{name}", tensor)
