@@ -185,6 +185,26 @@ def test_tabs_and_rectangles_by_keyboard(browser: Chromium, tmp_path: Path) -> N
     assert browser.run(f"document.getElementById('{group}').matches(':target')")
 
 
+def test_the_keyboard_stops_once_at_alike_layers(browser: Chromium, tmp_path: Path) -> None:
+    browser.open(write_page(placed_plan(10), tmp_path / "plan.html"))
+    browser.run("document.querySelector('svg.fabric a').focus()")
+    stops = []
+    for _ in range(3):
+        stops.append(browser.run("document.activeElement.dataset.group"))
+        browser.press("Tab")
+    assert stops == ["t0-layer-0", "t0-layer-1", "t0-layer-2"]
+
+
+def test_a_row_lights_its_rectangles(browser: Chromium, tmp_path: Path) -> None:
+    browser.open(write_page(placed_plan(10), tmp_path / "plan.html"))
+    point = browser.run(
+        "(() => { const r = document.getElementById('t0-layer-1'); r.scrollIntoView({block: 'center', behavior: 'instant'}); "
+        "const b = r.getBoundingClientRect(); return {x: b.x + 30, y: b.y + 10}; })()"
+    )
+    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", **point)
+    assert browser.run("document.querySelectorAll('svg.fabric a.lit').length") == 10
+
+
 def test_a_link_into_another_target_opens_it(browser: Chromium, tmp_path: Path) -> None:
     browser.open(write_page(_several(), tmp_path / "plan.html"))
     browser.run("location.hash = '#t2-layer-1'")

@@ -47,18 +47,20 @@
   addEventListener("hashchange", follow);
   if (location.hash) follow();
 
+  const groups = new Map();
   for (const link of document.querySelectorAll("svg.fabric a[data-group]")) {
-    const row = document.getElementById(link.dataset.group);
-    const light = (on) => () => row && row.classList.toggle("lit", on);
-    link.addEventListener("pointerenter", light(true));
-    link.addEventListener("pointerleave", light(false));
+    const name = link.dataset.group;
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(link);
   }
-  for (const row of document.querySelectorAll(".layers tbody tr")) {
-    const links = document.querySelectorAll(`svg.fabric a[data-group="${row.id}"]`);
-    if (!links.length) continue;
-    const light = (on) => () => links.forEach((link) => link.classList.toggle("lit", on));
-    row.addEventListener("pointerenter", light(true));
-    row.addEventListener("pointerleave", light(false));
+  for (const [name, links] of groups) {
+    const row = document.getElementById(name);
+    const lightOn = (from, to) => {
+      from.addEventListener("pointerenter", () => to.forEach((e) => e.classList.add("lit")));
+      from.addEventListener("pointerleave", () => to.forEach((e) => e.classList.remove("lit")));
+    };
+    lightOn(row, links);
+    links.forEach((link) => lightOn(link, [row]));
   }
 
   for (const label of document.querySelectorAll(".filter")) {

@@ -184,8 +184,10 @@ def _layer_markup(
     if not linked:
         return markup
     group = drawing.group_of[layer.index]
+    # Alike layers lead to the same row, so the keyboard stops at one of them.
+    stop = "" if layer is group.first else ' tabindex="-1"'
     return (
-        f'<a href="#{drawing.anchor(group)}" data-group="{drawing.anchor(group)}" '
+        f'<a href="#{drawing.anchor(group)}" data-group="{drawing.anchor(group)}"{stop} '
         f'aria-label="{esc(describe(layer))}">{markup}</a>'
     )
 
