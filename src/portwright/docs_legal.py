@@ -32,7 +32,7 @@ What to know beforehand:
 - Recurrent layers are unrolled: the graph grows with the number of steps, which must be fixed. A `PackedSequence` is refused.
 - `one_hot` needs its number of classes and `bincount` its `minlength`: nothing can be read back. Values outside are not counted,
   where torch raises.
-- `cummax`, `cummin` and `logcumsumexp` take memory that grows with the square of the dimension, Fourier transforms time.
+- Fourier transforms take time that grows with the square of their size.
 - `median` and `kthvalue` may name another of several equal values.
 - Random functions (`gumbel_softmax`, `rrelu`), decompositions (`svd`, `inverse`), `ctc_loss`, `nonzero` and boolean indices have
   no equal form and stay refused.

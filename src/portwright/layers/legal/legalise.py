@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -85,6 +87,11 @@ def legalise(model: nn.Module, target: str = "csx") -> Legalised:
     for path, module in inner.named_modules():
         for swap in _swap(module, path):
             log.add(swap)
+        part = module.__dict__.get("_legal_calls")
+        if isinstance(part, CallLog) and part is not log:  # made legal by itself before
+            for swap in part.swaps:
+                log.add(dataclasses.replace(swap, module=f"{path}.{swap.module}".strip(".")))
+            module.__dict__["_legal_calls"] = log
     if "_legal_calls" not in inner.__dict__ and type(inner) not in _LEGAL_CLASSES:
         inner.__dict__["_legal_calls"] = log
         own: Any = type(inner)  # lru_cache's types know no class of unhashable things
@@ -133,10 +140,18 @@ def _redirecting_class(own: type[nn.Module]) -> type[nn.Module]:
         with self.__dict__["_legal_calls"].redirecting(self):
             return own.forward(self, *args, **kwargs)
 
+    @functools.wraps(own.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reaches a forward that was set on the instance too."""
+        if torch.compiler.is_dynamo_compiling():
+            return own.__call__(self, *args, **kwargs)
+        with self.__dict__["_legal_calls"].redirecting(self):
+            return own.__call__(self, *args, **kwargs)
+
     def reduce(self: Any, protocol: Any) -> Any:
         return _revive, (_redirecting_class, (own,)), self.__dict__
 
-    return _subclass(own, (own,), {"forward": forward, "__reduce_ex__": reduce})
+    return _subclass(own, (own,), {"forward": forward, "__call__": call, "__reduce_ex__": reduce})
 
 
 @functools.cache
@@ -149,7 +164,10 @@ def _mixed_class(own: type[nn.Module], legal: type[nn.Module]) -> type[nn.Module
 
 def _subclass(own: type, bases: tuple[type, ...], content: dict[str, Any]) -> type[nn.Module]:
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    return type(own.__name__, bases, {**names, **content})
+    made: type[nn.Module] = types.new_class(
+        own.__name__, bases, {}, lambda body: body.update({**names, **content})
+    )
+    return made
 
 
 def _revive(make_class: Callable[..., type[nn.Module]], classes: tuple[type, ...]) -> nn.Module:

@@ -8,8 +8,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-MOST_PIECES = 64
-"""Positions that take more slices than this become a gather, whose index is as large as the result."""
+MOST_PIECES = 8
+"""More slices than this are taken apart along the dimension and put together again: the backward of many slices is slow."""
+MOST_PARTS = 128
+"""A dimension larger than this is gathered from instead, with an index as large as the result."""
 
 
 class Piece(NamedTuple):
@@ -35,6 +37,9 @@ def take_positions(input: Tensor, dim: int, positions: Sequence[int]) -> Tensor:
     if len(pieces) <= MOST_PIECES:
         parts = [_cut(input, dim, piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    if max(size, len(positions)) <= MOST_PARTS:
+        parts = list(input.unbind(dim))
+        return torch.stack([parts[at] for at in positions], dim)
     return _gather(input, dim, positions)
 
 

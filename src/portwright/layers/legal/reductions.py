@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from portwright.layers.legal.pointwise import logaddexp
 from portwright.layers.legal.positions import broadcast_shapes
 
 Dims = int | Sequence[int] | None
@@ -89,39 +90,46 @@ def quantile(
 
 
 def cummax(input: Tensor, dim: int) -> Any:
-    """torch.cummax, by a maximum over each prefix."""
-    return torch.return_types.cummax(_cumulative(input, dim, -math.inf, largest=True))
+    """torch.cummax, by maxima over distances that double."""
+    return torch.return_types.cummax(_cumulative(input, dim, torch.ge))
 
 
 def cummin(input: Tensor, dim: int) -> Any:
-    """torch.cummin, by a minimum over each prefix."""
-    return torch.return_types.cummin(_cumulative(input, dim, math.inf, largest=False))
+    """torch.cummin, by minima over distances that double."""
+    return torch.return_types.cummin(_cumulative(input, dim, torch.le))
 
 
-def _cumulative(input: Tensor, dim: int, outside: float, largest: bool) -> tuple[Tensor, Tensor]:
-    """Extremes of the prefixes as rows of a square; of equal values torch names the last, so the index is the greatest."""
-    prefixes = _prefixes(input, dim, outside)
-    extreme = prefixes.detach().amax(-1) if largest else prefixes.detach().amin(-1)
-    positions = torch.arange(input.shape[dim], device=input.device)
-    inside = positions.unsqueeze(0) <= positions.unsqueeze(1)
-    hits = (prefixes.detach() == extreme.unsqueeze(-1)) & inside
-    indices = torch.where(hits, positions, torch.full_like(positions, -1)).amax(-1)
-    values = prefixes.gather(-1, indices.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return values.movedim(-1, dim), indices.movedim(-1, dim)
+def _cumulative(input: Tensor, dim: int, wins: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The place of the extreme so far, then its value: so the gradient goes to one place. Of equal values the last wins, and
+    what is not a number wins for good, as in torch."""
+    dim = rising(dim, input.dim())[0]
+    size = input.shape[dim]
+    best = input.detach()
+    shape = [size if at == dim else 1 for at in range(input.dim())]
+    place = torch.arange(size, device=input.device).reshape(shape).expand(input.shape)
+    distance = 1
+    while distance < size:
+        later, earlier = best.narrow(dim, distance, size - distance), best.narrow(dim, 0, size - distance)
+        stays = wins(later, earlier) | (later != later)
+        moved = torch.where(
+            stays, place.narrow(dim, distance, size - distance), place.narrow(dim, 0, size - distance)
+        )
+        best = torch.cat([best.narrow(dim, 0, distance), torch.where(stays, later, earlier)], dim)
+        place = torch.cat([place.narrow(dim, 0, distance), moved], dim)
+        distance *= 2
+    return input.gather(dim, place), place.clone()
 
 
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    """torch.logcumsumexp, by a logsumexp over each prefix."""
-    return _prefixes(input, dim, -math.inf).logsumexp(-1).movedim(-1, dim)
-
-
-def _prefixes(input: Tensor, dim: int, outside: float) -> Tensor:
-    """(..., n, n): in row i the first i + 1 values, and `outside` after them."""
-    moved = input.movedim(dim, -1)
-    positions = torch.arange(moved.shape[-1], device=input.device)
-    later = positions.unsqueeze(0) > positions.unsqueeze(1)
-    square = moved.unsqueeze(-2).expand(*moved.shape, moved.shape[-1])
-    return square.masked_fill(later, outside)
+    """torch.logcumsumexp, by sums over distances that double."""
+    dim = rising(dim, input.dim())[0]
+    size = input.shape[dim]
+    distance = 1
+    while distance < size:
+        later, earlier = input.narrow(dim, distance, size - distance), input.narrow(dim, 0, size - distance)
+        input = torch.cat([input.narrow(dim, 0, distance), logaddexp(later, earlier)], dim)
+        distance *= 2
+    return input
 
 
 def masked_sum(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:

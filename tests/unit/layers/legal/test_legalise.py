@@ -197,6 +197,34 @@ def test_twice_is_once() -> None:
     assert len(first.swaps) == 4
 
 
+def test_a_part_made_legal_before_reports_to_the_whole() -> None:
+    part = UNet()
+    inputs = torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8)
+    legal.legalise(part).model(*inputs)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return self.part(*inputs)
+
+    whole = legal.legalise(Whole())
+    whole.model(*inputs)
+    assert [(s.module, s.what) for s in whole.swaps] == [
+        ("part.up", "nn.Upsample"), ("part.act", "nn.PReLU"), ("part", "F.interpolate"), ("part", "F.binary_cross_entropy"),
+    ]  # fmt: skip
+
+
+def test_a_forward_set_on_the_instance() -> None:
+    model = nn.Identity()
+    model.forward = lambda x: x.flip(1)
+    legalised = legal.legalise(model)
+    legalised.model(torch.rand(2, 3))
+    assert [s.what for s in legalised.swaps] == ["Tensor.flip"]
+
+
 def test_the_root_itself_may_be_torchs() -> None:
     lstm = nn.LSTM(3, 4)
     weight = lstm.weight_ih_l0
