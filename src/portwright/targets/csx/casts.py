@@ -17,33 +17,136 @@ from torch import Tensor
 
 HALF = torch.float16  # the SDK's default; cbfloat16 and bfloat16 are settings
 
-_HALF_NN = (
-    "avg_pool1d avg_pool2d avg_pool3d batch_norm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-    "conv_tbc dropout group_norm linear max_pool1d max_pool2d max_pool3d"
-).split()
+_HALF_NN = [
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "conv_tbc",
+    "dropout",
+    "group_norm",
+    "linear",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
 _FLOAT_THEN_HALF_NN = ("layer_norm", "embedding")
-_FLOAT_NN = (
-    "interpolate grid_sample softplus softmin log_softmax local_response_norm normalize cosine_similarity poisson_nll_loss "
-    "cosine_embedding_loss cross_entropy hinge_embedding_loss kl_div l1_loss mse_loss margin_ranking_loss "
-    "multilabel_margin_loss multilabel_soft_margin_loss multi_margin_loss nll_loss binary_cross_entropy_with_logits "
-    "smooth_l1_loss soft_margin_loss triplet_margin_loss ctc_loss"
-).split()
-_HALF = (
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu addmm addmv addr matmul mm mv"
-).split()
-_FLOAT = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 reciprocal rsqrt sinh tan pow cumprod cumsum dist norm prod std sum var "
-    "renorm"
-).split()
-_PROMOTED = "addcdiv addcmul atan2 cross bilinear dot add div mul eq equal ge gt le lt ne".split()
-_PROMOTED_OPERATORS = (
-    "__add__ __div__ __eq__ __ge__ __gt__ __iadd__ __idiv__ __imul__ __isub__ __itruediv__ __le__ __lt__ __mul__ __ne__ "
-    "__radd__ __rdiv__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__"
-).split()
+_FLOAT_NN = [
+    "interpolate",
+    "grid_sample",
+    "softplus",
+    "softmin",
+    "log_softmax",
+    "local_response_norm",
+    "normalize",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "multi_margin_loss",
+    "nll_loss",
+    "binary_cross_entropy_with_logits",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "ctc_loss",
+]
+_HALF = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "conv_tbc",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "mm",
+    "mv",
+]
+_FLOAT = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow",
+    "cumprod",
+    "cumsum",
+    "dist",
+    "norm",
+    "prod",
+    "std",
+    "sum",
+    "var",
+    "renorm",
+]
+_PROMOTED = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "cross",
+    "bilinear",
+    "dot",
+    "add",
+    "div",
+    "mul",
+    "eq",
+    "equal",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "ne",
+]
+_PROMOTED_OPERATORS = [
+    "__add__",
+    "__div__",
+    "__eq__",
+    "__ge__",
+    "__gt__",
+    "__iadd__",
+    "__idiv__",
+    "__imul__",
+    "__isub__",
+    "__itruediv__",
+    "__le__",
+    "__lt__",
+    "__mul__",
+    "__ne__",
+    "__radd__",
+    "__rdiv__",
+    "__rmul__",
+    "__rsub__",
+    "__rtruediv__",
+    "__sub__",
+    "__truediv__",
+]
 _CELLS = ("rnn_tanh_cell", "rnn_relu_cell", "gru_cell", "lstm_cell")
-
-NOT_IN_PLACE_ON_HALF = tuple(f"{name}_" for name in _FLOAT)
-"""Methods that the SDK refuses on a half precision tensor."""
 
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -68,14 +171,15 @@ def _replacements() -> Iterator[tuple[Any, str, _Wrap]]:
     yield from ((torch, name, _casting(torch.float32)) for name in _FLOAT)
     yield from ((Tensor, name, _casting(HALF)) for name in ("__matmul__", *_HALF))
     yield from (
-        (Tensor, name, _casting(torch.float32)) for name in ("__ipow__", "__pow__", "__rpow__", "cpu", *_FLOAT)
+        (Tensor, name, _casting(torch.float32))
+        for name in ("__ipow__", "__pow__", "__rpow__", "cpu", *_FLOAT)
     )
     yield from ((torch, name, _promoting) for name in _PROMOTED)
     yield from ((Tensor, name, _promoting) for name in (*_PROMOTED_OPERATORS, *_PROMOTED))
     yield from ((owner, name, _promoting_sequence) for owner in (torch, Tensor) for name in ("cat", "stack"))
     in_place = (f"{name}_" for name in ("__matmul__", *_HALF, *_PROMOTED_OPERATORS, *_PROMOTED))
     yield from ((Tensor, name, _following_the_first) for name in in_place)
-    yield from ((torch.nn.modules.rnn._VF, name, _casting(HALF)) for name in _CELLS)
+    yield from ((torch._VF, name, _casting(HALF)) for name in _CELLS)
 
 
 @contextlib.contextmanager

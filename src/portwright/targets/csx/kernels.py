@@ -1,0 +1,160 @@
+"""What the Cerebras front end does with an op: a kernel, a decomposition, or a refusal with its reason.
+
+The table is a file (kernels.tsv); what depends on arguments, shapes and dtypes is in constraints.py. Both are facts about SDK
+2.10.0, checked against it by tests/vendor/test_fidelity.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from portwright.graph.graph import Graph, Node
+from portwright.graph.kernels import Verdict
+from portwright.graph.tables import TableFile, base_name, functional_name
+from portwright.targets.csx.constraints import CONSTRAINTS, find_everywhere
+
+SDK_VERSION = "2.10.0"
+
+
+@functools.cache
+def table() -> CsxTable:
+    return CsxTable()
+
+
+@contextlib.contextmanager
+def as_on_csx() -> Iterator[None]:
+    """Mixed precision and the decompositions before autograd, as under the SDK."""
+    from portwright.targets.csx.casts import mixed_precision
+    from portwright.targets.csx.decompositions import decompositions
+
+    with mixed_precision(), decompositions():
+        yield
+
+
+class CsxTable(TableFile):
+    """The kernel table of the Cerebras front end."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Path(__file__).with_name("kernels.tsv"),
+            CONSTRAINTS,
+            f"checked against the front end of SDK {SDK_VERSION}; lowered, not placed on a wafer",
+            as_on_csx,
+            unlisted=_unlisted,
+        )
+        self._live = _Reach()
+
+    def judge(self, graph: Graph, node: Node) -> Verdict:
+        if node.phase == "optimizer":
+            return Verdict("native")  # the SDK brings its own optimizers
+        reason = find_everywhere(graph, node)
+        if reason is not None and self._live.has(graph, node) and not self._live.is_constant(graph, node):
+            return _refuse(node.op, reason)
+        verdict = super().judge(graph, node)
+        if verdict.how != "refused":
+            return verdict
+        if self._is_traced(node.op) and not self._live.has(graph, node):
+            return Verdict("free")  # the front end drops what nothing uses before it lowers
+        return _refuse(node.op, verdict.reason, verdict.cure)
+
+    def _is_traced(self, op: str) -> bool:
+        row = self.find(op)
+        return row is not None
+
+
+def _unlisted(op: str) -> tuple[str, str]:
+    name = functional_name(op).removesuffix(".default").replace(".", "::", 1)
+    return f'it has no kernel: "The Cerebras backend does not yet support `{name}`"', ""
+
+
+def _refuse(op: str, reason: str, cure: str = "") -> Verdict:
+    return Verdict("refused", reason, cure or _cure_for(op))
+
+
+@functools.cache
+def _cure_for(op: str) -> str:
+    try:
+        from portwright.layers.legal.forms import cure_for
+    except ModuleNotFoundError:  # until it lands
+        return ""
+    return cure_for(base_name(op), "csx") or ""
+
+
+class _Reach:
+    """What a node's result leads to and comes from; kept for the graph that was asked about last."""
+
+    def __init__(self) -> None:
+        self._graph: weakref.ref[Graph] | None = None
+        self._live: frozenset[int] = frozenset()
+        self._constant: frozenset[int] = frozenset()
+
+    def has(self, graph: Graph, node: Node) -> bool:
+        """Its result reaches the loss or a gradient."""
+        self._look_at(graph)
+        return node.index in self._live
+
+    def is_constant(self, graph: Graph, node: Node) -> bool:
+        """The compiler folds it: it depends on no input, weight or random number."""
+        self._look_at(graph)
+        return node.index in self._constant
+
+    def _look_at(self, graph: Graph) -> None:
+        if self._graph is None or self._graph() is not graph:
+            self._graph = weakref.ref(graph)
+            self._live, self._constant = _find_live(graph), _find_constant(graph)
+
+
+def _find_live(graph: Graph) -> frozenset[int]:
+    """Backward in time from the loss, from what writes into a weight or buffer, and from the ends of the backward pass."""
+    if graph.loss < 0:
+        return frozenset(node.index for node in graph.nodes)
+    wanted = {graph.loss, graph.values[graph.loss].base}
+    used = {value for node in graph.nodes for value in node.inputs}
+    live: set[int] = set()
+    for node in reversed(graph.nodes):
+        is_end = node.phase != "forward" and not any(value in used for value in node.outputs)
+        bases = {graph.values[value].base for value in node.outputs}
+        keeps = any(graph.values[base].kind in ("parameter", "buffer") for base in bases)
+        if is_end or keeps or any(value in wanted for value in node.outputs) or bases & wanted:
+            live.add(node.index)
+            wanted.update(node.inputs)
+            wanted.update(graph.values[value].base for value in node.inputs)
+    return frozenset(live)
+
+
+_MADE_OF_SHAPES = frozenset(
+    f"aten.{name}"
+    for name in (
+        [
+            "empty_like",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "new_empty",
+            "new_empty_strided",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+        ]
+    )
+)
+_RANDOM = frozenset(
+    f"aten.{name}" for name in ["rand", "randn", "randint", "randperm", "normal", "bernoulli"]
+)
+
+
+def _find_constant(graph: Graph) -> frozenset[int]:
+    constant: set[int] = set()
+    values: set[int] = set()
+    for node in graph.nodes:
+        name = base_name(node.op)
+        if name in _RANDOM:
+            continue
+        if name in _MADE_OF_SHAPES or all(value in values for value in node.inputs):
+            constant.add(node.index)
+            values.update(node.outputs)
+    return frozenset(constant)
