@@ -162,7 +162,7 @@ def _pipelined(load: Load, machine: Hardware) -> Fit:
 
 def _placed(load: Load, machine: Hardware, fabric: tuple[int, int]) -> Fit:
     """All layers side by side on one fabric, each on cores that hold its weights, state and activations in flight."""
-    core_bytes = machine.core_memory_bytes or machine.memory_bytes // (fabric[0] * fabric[1])
+    core_bytes = machine.core_memory_bytes or machine.memory_bytes / math.prod(fabric)
     available, capacity = fabric[0] * fabric[1], _on_chip(machine)
     memory, num_layers = load.memory, len(load.names)
 
@@ -174,7 +174,7 @@ def _placed(load: Load, machine: Hardware, fabric: tuple[int, int]) -> Fit:
         ]
 
     def fits(batch_size: int) -> bool:
-        return sum(max(1, -(-need // core_bytes)) for need in needs(batch_size)) <= available
+        return sum(max(1, math.ceil(need / core_bytes)) for need in needs(batch_size)) <= available
 
     bytes_of = needs(memory.batch_size)
     needed = sum(bytes_of)

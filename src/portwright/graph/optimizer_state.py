@@ -60,7 +60,7 @@ class OptimizerCost:
                 return (kept + matrices * (value.shape[-2] + value.shape[-1])) * item
             return (kept + value.num_elements) * item
         if name == "Muon":
-            return value.num_bytes * (1 if len(value.shape) == 2 else 2)
+            return value.num_bytes * (1 if self._is_orthogonal(value) else 2)
         tensors = _KEPT.get(name, (2, 13))[0]
         if name in ("SGD", "RMSprop") and options.get("momentum"):
             tensors += 1
@@ -79,14 +79,19 @@ class OptimizerCost:
             if not value.requires_grad:
                 continue
             name = self._canonical
-            if name == "Muon" and len(value.shape) == 2:
-                short, long = sorted(value.shape)
+            if name == "Muon" and self._is_orthogonal(value):
+                short, long = sorted((value.shape[0], value.num_elements // max(value.shape[0], 1)))
                 # Each Newton-Schulz iteration: x x', (x x')^2 and their product with x.
                 iteration = 2 * short * short * long * 2 + 2 * short**3
                 total += int(self.options.get("ns_steps", 5)) * iteration + 4 * value.num_elements
                 continue
             total += value.num_elements * (12 if name == "Adafactor" else _KEPT.get(name, (2, 13))[1])
         return total
+
+    def _is_orthogonal(self, value: Value) -> bool:
+        """Whether Muon keeps one momentum of it: a matrix or more, and not among those that AdamW takes."""
+        by_adamw = self.options.get("adamw_params") or ()
+        return len(value.shape) >= 2 and not any(part in value.name for part in by_adamw)
 
     @property
     def formula(self) -> str:
@@ -97,7 +102,7 @@ class OptimizerCost:
                 ", and a first moment" if self.options.get("beta1") is not None else ""
             )
         if self._canonical == "Muon":
-            return "Muon: one momentum of a matrix, two moments of everything else (embeddings are counted as matrices)"
+            return "Muon: one momentum of a matrix, two moments of vectors and of what adamw_params names"
         if not self.is_known:
             return (
                 f"{self.name} is not known here: two tensors of each parameter's size are assumed, as Adam's"

@@ -307,10 +307,9 @@ def _changes(
     """What to do about refusals and about what does not fit, most helpful first."""
     changes = []
     if report.refused:
-        if legalise and legalise["removed"] and not legalise["applied"]:
-            changes.append(
-                f"--legalise would remove {legalise['removed']} of {legalise['of']} refusals by itself."
-            )
+        if legalise and not legalise["applied"]:
+            removed = legalise["removed"] or "none"
+            changes.append(f"--legalise would remove {removed} of {legalise['of']} refusals by itself.")
         changes.append(f"Change the {len(report.refused)} refused place(s) as each one's cure says.")
     if fit.fits is not False:
         return tuple(changes)

@@ -18,6 +18,7 @@ from portwright.graph.graph import Graph
 from portwright.graph.kernels import Verdict
 from portwright.graph.key_metrics import answer_key_metrics
 from portwright.graph.match import MatchReport, Refusal, match
+from portwright.graph.optimizer_state import OptimizerCost
 from portwright.graph.plan import Plan, make_plan
 from portwright.graph.sizes import parse_bytes
 from portwright.graph.subject import Subject
@@ -133,7 +134,7 @@ def _judge(graph: Graph, target: Target) -> MatchReport:
             stop.place.file if stop.place else None,
             stop.place.line if stop.place else None,
             stop.message,
-            "Make the step run first: python run.py CPU --mode train --validate_only.",
+            "Make the step run on this machine first, with a real batch of this shape.",
         )
         for stop in graph.stops
         if stop.kind == "failure"
@@ -202,9 +203,16 @@ class _Captures:
 
         def factory() -> Any:
             model = subject.make_model()
+            self._note_own_optimizer(model)
             return _legalise(model, target, made) if is_legal else model
 
         graph = capture(factory, subject.batch, casts=casts, optimizer=self.optimizer.name, root=subject.root)
+        if not graph.modules and not graph.nodes and graph.stops:
+            stop = graph.stops[0]
+            raise UserError(
+                f"the model cannot be made: {f'{stop.place}: ' if stop.place else ''}{stop.message}.",
+                "Make it run here first: python run.py CPU --mode train --validate_only.",
+            )
         if not any(v.kind == "parameter" and v.requires_grad for v in graph.values):
             # Without trained weights there is no training step; the forward pass can still be planned.
             graph = capture(
@@ -213,6 +221,16 @@ class _Captures:
         if is_legal:
             self._swaps[target.name] = [dataclasses.asdict(swap) for swap in made[-1].swaps]
         return graph
+
+    def _note_own_optimizer(self, model: Any) -> None:
+        """An optimizer that the user's model brings goes before that of params."""
+        own = (
+            model.own_optimizer()
+            if hasattr(model, "own_optimizer") and not self._subject.has_fixed_optimizer
+            else None
+        )
+        if own is not None:
+            self.optimizer = OptimizerCost(type(own).__name__, dict(own.defaults))
 
 
 def _machine(target: Target, memory: str | None) -> Hardware:

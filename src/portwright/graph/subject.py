@@ -43,6 +43,7 @@ class Subject:
     optimizer: OptimizerCost
     root: Path  # of the user's code
     half: str = ""  # dtype of the run's own mixed precision, '' for none
+    has_fixed_optimizer: bool = False  # named on the command line: what the model brings does not count
     data: Data = field(default_factory=Data)
     notes: list[str] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ def load_subject(request: Request) -> Subject:
     if request.optimizer is not None:
         options = subject.optimizer.options if _same(request.optimizer, subject.optimizer.name) else {}
         subject.optimizer = OptimizerCost(_known_optimizer(request.optimizer), options)
+        subject.has_fixed_optimizer = True
     return subject
 
 
@@ -136,7 +138,12 @@ def _from_script(request: Request, script: Path) -> Subject:
         raise UserError(f"there is no params file '{params_path}'.", "Give one with --params.")
     overrides = [word for text in request.overrides for word in ("-D", text)]
     arguments = ["CPU", "--mode", "train", "--params", str(params_path.resolve()), *overrides]
-    parts = run_module._Parts(**_ask(script, arguments, request.compat))
+    with mock.patch.object(sys, "argv", [str(script), *arguments]):  # as the script would find it
+        return _load_script(request, script, arguments)
+
+
+def _load_script(request: Request, script: Path, arguments: Sequence[str]) -> Subject:
+    parts = run_module._Parts(**_ask(script, request.compat))
     parts.check()
     parsed = parse_arguments(arguments, parts.extra_args_parser_fn)
     params = run_module._load(parsed, parts)
@@ -151,24 +158,22 @@ def _from_script(request: Request, script: Path) -> Subject:
         half={"bf16": "bfloat16", "fp16": "float16"}.get(precision.name, ""),
     )
     if request.inputs:
-        subject.batch = _positional(parse_inputs(request.inputs))
+        subject.batch = parse_batch(request.inputs)
+        subject.make_model = lambda: _routed(make_model(parts.model_fn, copy.deepcopy(params.values), None))
         subject.data = Data(why_no_samples="the batch was given with --input")
         return subject
     subject.batch, subject.data = _read_batch(parts.train_data_fn, copy.deepcopy(params.values), params)
     return subject
 
 
-def _ask(script: Path, arguments: Sequence[str], compat: str | None) -> Mapping[str, Any]:
+def _ask(script: Path, compat: str | None) -> Mapping[str, Any]:
     """Runs the script up to its call of run(), and gives what it passes there."""
     sys.path.insert(0, str(script.parent))
     if compat is not None:
         from portwright.compat.lend import lend
 
         lend(compat)
-    with (
-        mock.patch.object(run_module, "run", _intercept),
-        mock.patch.object(sys, "argv", [str(script), *arguments]),
-    ):
+    with mock.patch.object(run_module, "run", _intercept):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except _Asked as asked:
@@ -248,17 +253,12 @@ def _from_callable(request: Request) -> Subject:
         )
     made = _find_callable(file.resolve(), name)
     params = _plain_params(request)
-    given = parse_inputs(request.inputs)
+    given = parse_batch(request.inputs)
     notes = [] if request.optimizer else [f"no params name an optimizer: {DEFAULT_OPTIMIZER} is assumed."]
 
     def factory() -> LossModule:
         model = _build(made, request.path, params)
-        if not isinstance(model, LossModule):
-            model = LossModule(model)
-        user = model.__dict__["user_model"]
-        if user is model.net:
-            model.call = _route(model.net, model.call)
-        return model
+        return _routed(model if isinstance(model, LossModule) else LossModule(model))
 
     return Subject(
         name=request.path,
@@ -333,31 +333,67 @@ def _build(made: Callable[..., Any], path: str, params: dict[str, Any] | None) -
     return made()
 
 
-def _route(module: Any, whole: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Hands inputs to forward: by name where all names are arguments of it, else in their order."""
-    declared = list(inspect.signature(module.forward).parameters.values())
-    names = [p.name for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+def _routed(model: LossModule) -> LossModule:
+    """Hands described inputs to forward by name where all names are arguments of it, else in their order."""
+    if model.__dict__["user_model"] is not model.net:
+        return model  # a model with a __call__ of its own takes the batch as a whole
+    net, whole = model.net, model.call
+    declared = list(inspect.signature(net.forward).parameters.values())
+    names = {p.name for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     num_positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in declared)
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in declared)
 
     def call(batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            if set(batch) <= set(names):
-                return module(**batch)
-            if takes_any or num_positional >= len(batch):
-                return module(*batch.values())
-            return whole(batch)
-        return module(*batch) if isinstance(batch, tuple) else module(batch)
+        if isinstance(batch, DescribedBatch) and batch._fields and set(batch._fields) <= names:
+            return net(**dict(batch.items()))
+        if not isinstance(batch, tuple):
+            return net(batch)
+        return net(*batch) if takes_any or num_positional >= len(batch) else whole(batch)
 
-    return call
+    model.call = call
+    return model
 
 
 # -- batches and optimizers ----------------------------------------------------------------------------------
 
 
-def _positional(given: Any) -> Any:
-    """A project's own model gets named inputs as a tuple in their order, the way most loaders give them."""
-    return tuple(given.values()) if isinstance(given, Mapping) else given
+class DescribedBatch(tuple[Any, ...]):
+    """A batch that was described by --input: a tuple for code that unpacks it, a dict for code that asks by name."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __new__(cls, *parts: Any) -> DescribedBatch:
+        return super().__new__(cls, parts)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self._fields:
+            raise KeyError(key)
+        return super().__getitem__(self._fields.index(key))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields if isinstance(key, str) else super().__contains__(key)
+
+    def keys(self) -> tuple[str, ...]:
+        return self._fields
+
+    def values(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+    def items(self) -> list[tuple[str, Any]]:
+        return list(zip(self._fields, self, strict=True))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self._fields else default
+
+
+def parse_batch(written: Sequence[str]) -> Any:
+    """The batch that --input describes: one tensor, a tuple, or with names a DescribedBatch."""
+    given = parse_inputs(written)
+    if not isinstance(given, Mapping):
+        return given
+    return type("DescribedBatch", (DescribedBatch,), {"_fields": tuple(given)})(*given.values())
 
 
 def _resize(batch: Any, size: int) -> Any:
