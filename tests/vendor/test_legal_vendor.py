@@ -32,6 +32,10 @@ GROUP = 12
 """So many legalised models are asked about in one step; a group that is refused is taken apart."""
 
 
+def _is_float(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
 class Together(nn.Module):
     """Several models in one step, each with its own inputs; the loss depends on everything that comes out."""
 
@@ -45,7 +49,7 @@ class Together(nn.Module):
         for model, count in zip(self.models, self.counts, strict=True):
             own, inputs = inputs[:count], inputs[count:]
             leaves = torch.utils._pytree.tree_leaves(model(*own))
-            losses += [(leaf * leaf).float().mean() for leaf in leaves if leaf.is_floating_point()]
+            losses += [(leaf * leaf).float().mean() for leaf in leaves if _is_float(leaf)]
         return torch.stack(losses).sum()
 
 

@@ -16,12 +16,31 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from portwright.errors import UnsupportedError
 from portwright.layers.legal.checkpointing import plain_calls
 from portwright.layers.legal.forms import FORMS, Form
 from portwright.layers.legal.redirects import redirects_for
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_COPIES_OF_VIEWS = ("diagonal", "unfold_dimension")
+_IN_PLACE_OPERATORS = tuple(
+    f"__i{name}__"
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    )
+)
 _CHECKPOINT = next(form for form in FORMS if form.name == "checkpoint")
 
 
@@ -97,6 +116,9 @@ class RedirectMode(TorchFunctionMode):
         super().__init__()
         self._log, self._root = log, root
         self._redirects = redirects_for(log.target)
+        self._copies: dict[
+            int, tuple[Any, str]
+        ] = {}  # kept alive while the forward runs, so that an id stays theirs
 
     def __torch_function__(
         self,
@@ -106,6 +128,8 @@ class RedirectMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
+        if self._copies and args and _writes(func):
+            self._refuse_write(func, args[0])
         redirect = self._redirects.get(func)
         if redirect is None and hasattr(
             func, "__wrapped__"
@@ -114,7 +138,29 @@ class RedirectMode(TorchFunctionMode):
         if redirect is None or not redirect.applies(args, options):
             return func(*args, **options)
         self._log.note(redirect.what, redirect.form, self._root)
-        return redirect.function(*args, **{k: v for k, v in options.items() if k != "out"})  # an out of None
+        result = redirect.function(
+            *args, **{k: v for k, v in options.items() if k != "out"}
+        )  # an out of None
+        if redirect.form.name in _COPIES_OF_VIEWS:
+            self._copies[id(result)] = (result, redirect.what)
+        return result
+
+    def _refuse_write(self, func: Callable[..., Any], written: Any) -> None:
+        base = written._base if isinstance(written, torch.Tensor) and written._is_view() else None
+        for tensor in (written, base):
+            if id(tensor) in self._copies:
+                what = self._copies[id(tensor)][1]
+                raise UnsupportedError(
+                    f"{func.__name__} writes to what {what} gave: a view of the input in torch, a copy in its legal form.",
+                    "Write with torch.where and a comparison of aranges instead.",
+                )
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or name in _IN_PLACE_OPERATORS
+    return name.endswith("_")
 
 
 def _caller() -> tuple[str, int, FrameType | None]:

@@ -16,9 +16,10 @@ Dims = int | Sequence[int]
 
 def flip(input: Tensor, dims: Dims, *more: int) -> Tensor:
     """torch.flip."""
+    flipped = input
     for dim in _each(dims, more):
-        input = take_positions(input, _wrap(dim, input), list(range(input.shape[dim]))[::-1])
-    return input
+        flipped = take_positions(flipped, _wrap(dim, flipped), list(range(flipped.shape[dim]))[::-1])
+    return flipped.clone() if flipped is input else flipped
 
 
 def fliplr(input: Tensor) -> Tensor:
@@ -59,11 +60,12 @@ def roll(input: Tensor, shifts: Dims, dims: Dims | None = None, *more: int) -> T
     places = _each(dims, more)
     if len(places) != len(amounts):
         raise RuntimeError(f"roll needs a shift for each dimension: {len(amounts)} for {len(places)}")
+    rolled = input
     for amount, dim in zip(amounts, places, strict=True):
-        size = input.shape[_wrap(dim, input)]
+        size = rolled.shape[_wrap(dim, rolled)]
         if size and amount % size:
-            input = take_positions(input, dim, [(at - amount) % size for at in range(size)])
-    return input
+            rolled = take_positions(rolled, dim, [(at - amount) % size for at in range(size)])
+    return rolled.clone() if rolled is input else rolled
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -126,7 +128,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
             f"{groups} groups do not divide the channels of an input of shape {tuple(input.shape)}"
         )
     split = input.reshape(input.shape[0], groups, input.shape[1] // groups, *input.shape[2:])
-    return split.transpose(1, 2).reshape(input.shape)
+    return split.transpose(1, 2).clone(memory_format=torch.contiguous_format).reshape(input.shape)
 
 
 def masked_fill_at(input: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:

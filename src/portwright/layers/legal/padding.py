@@ -16,12 +16,13 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         return F.pad(input, list(pad), mode, value)
     num_dims = len(pad) // 2
     _check(input, pad, mode, num_dims)
+    padded = input
     for place in range(num_dims):
         dim = input.dim() - 1 - place
         before, after = pad[2 * place], pad[2 * place + 1]
         if before or after:
-            input = take_positions(input, dim, _positions(input.shape[dim], before, after, mode))
-    return input
+            padded = take_positions(padded, dim, _positions(padded.shape[dim], before, after, mode))
+    return padded.clone() if padded is input else padded
 
 
 def _positions(size: int, before: int, after: int, mode: str) -> list[int]:

@@ -23,20 +23,20 @@ class Piece(NamedTuple):
 
 
 def take_positions(input: Tensor, dim: int, positions: Sequence[int]) -> Tensor:
-    """input.index_select(dim, positions), for positions that are known beforehand."""
+    """input.index_select(dim, positions), for positions that are known beforehand; a copy always, as there."""
     dim = dim % input.dim()
     size = input.shape[dim]
     if not positions:
-        return input.narrow(dim, 0, 0)
+        return input.narrow(dim, 0, 0).clone()
     if list(positions) == list(range(size)):
-        return input
+        return input.clone()
     repeated = _repeat(positions, size)
     if repeated > 1:
         return repeat_each(input, dim, repeated)
     pieces = _pieces(positions)
     if len(pieces) <= MOST_PIECES:
         parts = [_cut(input, dim, piece) for piece in pieces]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        return parts[0].clone() if len(parts) == 1 else torch.cat(parts, dim)
     if max(size, len(positions)) <= MOST_PARTS:
         parts = list(input.unbind(dim))
         return torch.stack([parts[at] for at in positions], dim)
@@ -48,7 +48,7 @@ def repeat_each(input: Tensor, dim: int, times: int) -> Tensor:
     dim = dim % input.dim()
     shape = list(input.shape)
     spread = input.unsqueeze(dim + 1).expand(*shape[: dim + 1], times, *shape[dim + 1 :])
-    return spread.reshape(*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
+    return spread.reshape(*shape[:dim], shape[dim] * times, *shape[dim + 1 :]).contiguous()
 
 
 def _repeat(positions: Sequence[int], size: int) -> int:

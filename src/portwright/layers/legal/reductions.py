@@ -124,12 +124,13 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """torch.logcumsumexp, by sums over distances that double."""
     dim = rising(dim, input.dim())[0]
     size = input.shape[dim]
+    result = input.clone()
     distance = 1
     while distance < size:
-        later, earlier = input.narrow(dim, distance, size - distance), input.narrow(dim, 0, size - distance)
-        input = torch.cat([input.narrow(dim, 0, distance), logaddexp(later, earlier)], dim)
+        later, earlier = result.narrow(dim, distance, size - distance), result.narrow(dim, 0, size - distance)
+        result = torch.cat([result.narrow(dim, 0, distance), logaddexp(later, earlier)], dim)
         distance *= 2
-    return input
+    return result
 
 
 def masked_sum(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:

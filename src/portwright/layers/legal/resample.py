@@ -34,15 +34,16 @@ def interpolate(
     sizes, factors = _target_sizes(input.shape[2:], size, scale_factor, recompute_scale_factor)
     if mode == "area":
         return F.interpolate(input, sizes, mode="area")
+    result = input
     for place, (target, factor) in enumerate(zip(sizes, factors, strict=True)):
         dim = place + 2
         source = input.shape[dim]
         if mode.startswith("nearest"):
-            input = take_positions(input, dim, _nearest(source, target, factor, mode == "nearest-exact"))
+            result = take_positions(result, dim, _nearest(source, target, factor, mode == "nearest-exact"))
         elif target != source or factor not in (None, 1.0):
             matrix = _matrix(source, target, factor, mode, bool(align_corners), antialias, input)
-            input = _along(input, dim, matrix)
-    return input
+            result = _along(result, dim, matrix)
+    return result.clone() if result is input else result
 
 
 def _check(mode: str, num_dims: int, align_corners: bool | None, antialias: bool) -> None:

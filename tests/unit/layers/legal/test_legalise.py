@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from unit.layers.legal.equality import assert_equal_modules, values
 from unit.layers.legal.legal_cases import CASES, Case, SubclassedLSTM
 
-from portwright.errors import UserError
+from portwright.errors import UnsupportedError, UserError
 from portwright.layers import legal
 from portwright.layers.legal.forms import FORMS
 from portwright.layers.legal.legalise import _MODULES
@@ -389,6 +389,47 @@ def test_a_loss_outside_the_forward() -> None:
     with legalised.redirecting():
         F.smooth_l1_loss(legalised.model(torch.rand(2, 3)), torch.rand(2, 3))
     assert [s.what for s in legalised.swaps] == ["F.smooth_l1_loss"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.flip(1), lambda x: x.flip(3), lambda x: x.roll(6, 3), lambda x: x.roll(0, 1), lambda x: x[:, [0, 1]],
+        lambda x: x[:, [0]], lambda x: x[:, :, [0, 2]], lambda x: x[:, :, [1, 1]], lambda x: F.pad(x, (0, 0, 0, 0), "reflect"), lambda x: F.pad(x, (0, -1, 0, 0), "replicate"),
+        lambda x: F.interpolate(x, size=(6, 3)), lambda x: F.interpolate(x, size=(3, 3)), lambda x: F.interpolate(x, scale_factor=1.0, mode="bilinear"),
+        lambda x: x.logcumsumexp(0), lambda x: x.nan_to_num(), lambda x: x.rot90(4, (1, 2)), lambda x: x.index_select(1, torch.tensor([0, 1])),
+        lambda x: x.cummax(0).values, lambda x: F.channel_shuffle(x, 2),
+    ],
+)  # fmt: skip
+def test_where_torch_gives_a_copy_so_do_we(call) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = call(x)
+            y += 1.0
+            return x * 1.0
+
+    x = torch.rand(1, 2, 6, 3)
+    before = x.clone()
+    legalised = legal.legalise(Writes())
+    assert torch.equal(legalised.model(x), before)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.diagonal().fill_(0.0), lambda x: x.diagonal()[1:].zero_(), lambda x: x.unfold(0, 2, 1).mul_(2),
+        lambda x: x.diagonal().__setitem__(0, 1.0), lambda x: x.diagonal().__iadd__(1.0),
+    ],
+)  # fmt: skip
+def test_where_torch_gives_a_view_a_write_is_refused(write) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.clone()
+            write(y)
+            return y
+
+    with pytest.raises(UnsupportedError, match="a view of the input in torch"):
+        legal.legalise(Writes()).model(torch.rand(3, 3))
 
 
 def test_wrong_arguments_still_raise() -> None:
