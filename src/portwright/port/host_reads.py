@@ -17,6 +17,12 @@ def is_running_sum(file: File, call: ast.Call) -> bool:
     return False
 
 
+def concerned(file: File, call: ast.Call) -> tuple[str, ...]:
+    """The targets that mind a read: every so many steps, after the call, only a traced step does."""
+    seldom = file.flow.is_gated(call) and not file.flow.in_forward(call)
+    return ("csx",) if seldom else ("csx", "ipu", "rdu")
+
+
 def short(file: File, node: ast.AST) -> str:
     """A node's text on one line, not too long for a message."""
     text = " ".join(file.segment(node).split())

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.host_reads import short
+from portwright.port.host_reads import concerned, short
 from portwright.port.rule import File, Rule
 
 
@@ -58,9 +58,12 @@ class HostCopyInStep(Rule):
                 continue  # .cpu().numpy() is one copy
             if file.flow.kind(call.func.value) in ("module", "number", "text"):
                 continue
-            if file.flow.is_without_gradients(call) and file.flow.is_gated(call):
-                continue
-            yield self.report(file, call, f"a tensor is copied to the host in the step: {short(file, call)}")
+            yield self.report(
+                file,
+                call,
+                f"a tensor is copied to the host in the step: {short(file, call)}",
+                targets=concerned(file, call),
+            )
 
 
 RULE = HostCopyInStep()

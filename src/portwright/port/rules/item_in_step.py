@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.host_reads import is_running_sum, short
+from portwright.port.host_reads import concerned, is_running_sum, short
 from portwright.port.rule import File, Rule
 
 
@@ -54,7 +54,9 @@ class ItemInStep(Rule):
             if call.args or not file.flow.in_step(call) or is_running_sum(file, call):
                 continue
             where = "forward()" if file.flow.in_forward(call) else "the training step"
-            yield self.report(file, call, f"a value is read in {where}: {short(file, call)}")
+            yield self.report(
+                file, call, f"a value is read in {where}: {short(file, call)}", targets=concerned(file, call)
+            )
 
 
 RULE = ItemInStep()

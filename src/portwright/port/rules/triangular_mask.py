@@ -34,7 +34,7 @@ class TriangularMask(LegalForm):
     code = "PW330"
     name = "triangular-mask"
     words = ("tril", "triu", "diag", "trace", "cross")
-    reason = "a triangle of a bool mask is not lowered there"
+    reason = "it is not lowered there, or not of a bool mask"
     cure = "Use the form of portwright.layers.legal, which computes the same."
     functions = {
         "torch.tril": "tril",

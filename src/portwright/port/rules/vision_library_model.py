@@ -42,7 +42,8 @@ class VisionLibraryModel(Rule):
         for call in file.calls("torchvision.models.", "timm."):
             name = file.resolve(call.func) or ""
             last = name.rpartition(".")[2]
-            if name.startswith("timm.") and last not in ("create_model",) and ".models." not in name:
+            is_made = last[:1].isupper() or last == "create_model" or name.startswith("torchvision.")
+            if not is_made or last.endswith("_") or last.endswith("_Weights"):
                 continue
             yield self.report(file, call, f"the model '{last}' is defined outside of the project")
 
