@@ -430,8 +430,29 @@ def test_any_value_anywhere_still_gives_a_page(data: st.DataObject) -> None:
     text = make_page(plan)
     check_page(text)
     text.encode("utf-8")
+    for drawn in (text, wafer_svg(plan), memory_svg(plan)):
+        assert not re.search(r' (?:d|x|y|width|height|viewBox)="[^"]*(?:nan|inf|e[+-])', drawn)
     ElementTree.fromstring(wafer_svg(plan))
     ElementTree.fromstring(memory_svg(plan))
+
+
+@pytest.mark.parametrize("value", [10**400, 1e300, float("nan"), float("inf"), -float("inf"), -5, True, "7"])
+@pytest.mark.parametrize("place", ["rectangle", "fabric", "live", "memory", "stage"])
+def test_numbers_beyond_measure_are_not_drawn(value: Any, place: str) -> None:
+    plan = staged_plan() if place == "stage" else placed_plan(3)
+    layer = plan["layers"][1]
+    if place == "rectangle":
+        layer["rectangle"]["width"] = value
+    elif place == "fabric":
+        plan["fabric"]["columns"] = value
+    elif place == "live":
+        layer["live_bytes"]["backward"] = value
+    elif place == "memory":
+        layer["memory_bytes"]["weights"] = plan["needed_bytes"] = value
+    else:
+        plan["stages"][0].update(cores_of=[value, value], cores_available=value, layers=[value, 1])
+    for drawn in (make_page(plan), wafer_svg(plan), memory_svg(plan)):
+        assert not re.search(r' (?:d|x|y|width|height|viewBox)="[^"]*(?:nan|inf|e[+-]|-\d)', drawn)
 
 
 @pytest.mark.parametrize(

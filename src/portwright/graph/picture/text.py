@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 import unicodedata
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from portwright.graph.sizes import show_bytes, show_count
 
 NONE = "—"
+_BEYOND_MEASURE = 1e30  # larger ones would overflow when they are summed and drawn
 _GONE = "\ufffd"
 # Control characters, marks of writing direction, lone surrogates, and the code points that are no characters.
 _UNFIT = re.compile(
@@ -44,13 +44,10 @@ def elide(text: str, most: int) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None: a truth value and a text are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A number that can be one of a plan, or None: a truth value, a text, or one beyond all measure is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _BEYOND_MEASURE:
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond all floats
-        return None
+    return float(value)
 
 
 def show_size(value: Any) -> str:
