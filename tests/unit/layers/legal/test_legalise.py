@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from unit.layers.legal.equality import assert_equal_modules, values
+from unit.layers.legal.equality import IS_OLD, assert_equal_modules, values
 from unit.layers.legal.legal_cases import CASES, Case, SubclassedLSTM
 
 from portwright.errors import UnsupportedError, UserError
@@ -23,13 +23,18 @@ from portwright.layers.legal.forms import FORMS
 from portwright.layers.legal.legalise import _MODULES
 from portwright.layers.legal.redirects import _FUNCTIONS, redirects_for
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
+    pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning"),  # torch's own, in checkpoint
+]
 ROUNDED_BY_TORCH = {"CELU", "Hardsigmoid"}
 """Torch keeps constants of these in single precision even for double."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_legalised_model_equals_the_original(case: Case) -> None:
+    if IS_OLD and case.name == "ChannelShuffle":
+        pytest.skip("this torch has no backward of it")
     torch.manual_seed(0)
     original = case.make().double()
     legalised = legal.legalise(copy.deepcopy(original))

@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from unit.layers.legal.equality import assert_equal_calls, assert_equal_modules, values
+from unit.layers.legal.equality import IS_OLD, assert_equal_calls, assert_equal_modules, values
 
 from portwright.layers import legal
 
@@ -33,6 +33,8 @@ def test_interpolate(data, num_dims):
         options["scale_factor"] = data.draw(
             st.sampled_from([1.0, 1.3, 1.5, 2, 2.0, 3, 0.7 if min(sizes) > 1 else 1.1])
         )
+        stays = any(int(size * options["scale_factor"]) == size for size in sizes)
+        assume(not (IS_OLD and stays and mode.startswith("nearest")))
         options["recompute_scale_factor"] = data.draw(st.sampled_from([None, False, True]))
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
     with warnings.catch_warnings():
