@@ -175,7 +175,7 @@ class Drawing:
         return clean(value) if isinstance(value, str) else ""
 
     def words(self, key: str) -> list[str]:
-        return [clean(v) for v in entries(self.plan.get(key)) if isinstance(v, str)]
+        return [clean(v) for v in entries(self.plan.get(key)) if isinstance(v, str) and v.strip()]
 
     def number(self, key: str) -> float | None:
         return number(self.plan.get(key))

@@ -282,7 +282,7 @@ def _kind_legend(drawing: Drawing) -> str:
         members = [layer for layer in drawing.layers if layer.kind == kind]
         fabric = sum(layer.share_of_fabric or 0.0 for layer in members)
         rows.append(
-            f'<tr><th scope="row"><span class="swatch" style="background:{colours[kind]}"></span>{esc(kind or "no kind")}</th>'
+            f'<tr><th scope="row"><span class="swatch" style="background:{colours[kind]}"></span>{esc(elide(kind or "no kind", 60))}</th>'
             f'<td class="num">{len(members):,}</td><td class="num">{show_share(sum(m.share_of_work for m in members))}</td>'
             + (f'<td class="num">{show_share(fabric)}</td></tr>' if is_placed else "</tr>")
         )
