@@ -109,13 +109,17 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     """After the file's leading imports, before anything that could use them."""
     after: ast.stmt | None = None
     for position, node in enumerate(module.body):
-        is_docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
             after = node
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            after = node if position == 0 and isinstance(node.value.value, str) else after
         elif not isinstance(node, (ast.Try, ast.If)) or not _only_imports(node):
             break
     if after is None:
-        first = module.body[0]
+        # Constants are the magics of a notebook, of which the first has to stay the first of its cell.
+        first = next(
+            n for n in module.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
+        )
         line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
         start, _ = source.line_span(line)
         return Edit(start, start, "".join(statement + source.newline for statement in statements))

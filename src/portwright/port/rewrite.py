@@ -51,16 +51,10 @@ def unwrap(file: File, call: ast.Call, inner: ast.expr) -> list[Edit]:
         and file.segment(statement.targets[0]) == file.segment(inner)
     ):
         return remove_statement(file, statement)
-    start, end = file.source.span(call)
-    inner_start, inner_end = file.source.span(inner)
-    if isinstance(inner, _TIGHT) and b"\n" not in file.source.data[start:end]:
-        return [Edit(start, end, text_of(file, inner))]
-    if (
-        not isinstance(inner, _TIGHT)
-        or b"#" in file.source.data[start:inner_start] + file.source.data[inner_end:end]
-    ):
-        return [Edit(start, end, f"({file.segment(inner)})")]
-    return [Edit(start, inner_start, ""), Edit(inner_end, end, "")]
+    text = text_of(file, inner)
+    if "\n" in text and inner in call.args and not text.startswith("("):
+        text = f"({text})"  # the call's own parentheses held its lines together
+    return [file.replace(call, text)]
 
 
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
