@@ -103,7 +103,7 @@ def count_flops(graph: Graph, rows: Rows) -> Flops:
 
 def flops_of_node(graph: Graph, node: Node) -> tuple[int, int]:
     """Operations of one call, as products and as others; exactly one of the two is not 0, or both are."""
-    name = node.op.split(".")[1] if node.op.count(".") else node.op
+    name = _name(node)
     count = _PRODUCTS.get(name)
     if count is not None:
         return count(graph, node), 0
@@ -113,10 +113,19 @@ def flops_of_node(graph: Graph, node: Node) -> tuple[int, int]:
     return 0, max(sizes, default=0)
 
 
+def is_product(node: Node) -> bool:
+    return _name(node) in _PRODUCTS
+
+
+def _name(node: Node) -> str:
+    """The op without its namespace and overload."""
+    parts = node.op.split(".")
+    return parts[1] if len(parts) > 1 else node.op
+
+
 def _plain(node: Node) -> object:
     """The arguments that a count may depend on; only products look at them."""
-    name = node.op.split(".")[1] if node.op.count(".") else node.op
-    if name not in _PRODUCTS:
+    if not is_product(node):
         return None
     return tuple("tensor" if isinstance(a, Ref) else str(a) for a in node.args)
 

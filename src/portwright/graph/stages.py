@@ -42,7 +42,9 @@ def split_stages(
     `saved` are the activations of one batch. A single stage is not a pipeline: it holds the peak of the step.
     """
     num_layers = len(work)
-    if not 1 <= num_stages <= max(num_layers, 1):
+    if num_layers == 0:
+        return []
+    if not 1 <= num_stages <= num_layers:
         return None
     if num_stages == 1:
         ranges = [(0, num_layers)] if peak_bytes <= chip_bytes else None

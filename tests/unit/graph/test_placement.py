@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -28,10 +29,10 @@ def assert_placed(cores: list[int], rectangles: list[Rectangle], fabric: tuple[i
     for r in rectangles:
         by_row.setdefault((r.y, r.height), []).append(r)
     strips = sorted(by_row)
-    assert all(y + height <= below for (y, height), (below, _) in zip(strips, strips[1:], strict=False))
+    assert all(y + height <= below for (y, height), (below, _) in pairwise(strips))
     for strip in by_row.values():
         ordered = sorted(strip, key=lambda r: r.x)
-        assert all(a.x + a.width <= b.x for a, b in zip(ordered, ordered[1:], strict=False))
+        assert all(a.x + a.width <= b.x for a, b in pairwise(ordered))
 
 
 @given(st.lists(st.integers(1, 20_000), max_size=30))
@@ -70,7 +71,7 @@ def test_equal_layers_are_readable() -> None:
 def test_neighbours_in_the_model_are_neighbours_on_the_fabric() -> None:
     placed = place([5_000] * 60, WAFER)
     assert placed is not None
-    for a, b in zip(placed, placed[1:], strict=False):
+    for a, b in pairwise(placed):
         touch_beside = a.y == b.y and (a.x + a.width == b.x or b.x + b.width == a.x)
         touch_below = a.y + a.height == b.y and a.x < b.x + b.width and b.x < a.x + a.width
         assert touch_beside or touch_below
