@@ -22,12 +22,14 @@ from torch.nn.parameter import is_lazy
 
 from portwright.errors import UserError
 from portwright.graph.factory import ConstructionMode, lend_fakes
+from portwright.graph.folding import Folder
 from portwright.graph.graph import Graph, Module, Stop
 from portwright.graph.hosts import Hosts
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.places import PlaceFinder
 from portwright.graph.repeats import mark_repeats
 from portwright.graph.tape import Tape
+from portwright.graph.template import Template
 from portwright.graph.trace import Recorder
 from portwright.graph.trace_calls import CallWatch, watch_lists
 from portwright.graph.trace_modules import watch_modules
@@ -47,17 +49,19 @@ def capture(
     optimizer: str = "",
     root: Path | None = None,
     fuses_attention: bool = False,
+    folds: bool = True,
 ) -> Graph:
     """Records one step of the model that the factory makes, on a batch of tensors or of TensorSpec.
 
     The factory gives what `run` takes: a PyTorchBaseModel, an nn.Module that returns its loss, or any callable of a batch.
     `casts` is active in the forward pass; code under `root` counts as the user's; `fuses_attention` is for targets whose
-    scaled_dot_product_attention is one kernel that keeps no scores. What the user's code does wrong is in `Graph.stops`;
+    scaled_dot_product_attention is one kernel that keeps no scores; with `folds`, a layer that repeats two others is copied
+    from them instead of run. What the user's code does wrong is in `Graph.stops`;
     UserError is left to a batch or a factory that cannot be used.
     """
     start = time.perf_counter()
     finder = PlaceFinder(root)
-    tape = Tape(finder, (_run_step.__code__, _make.__code__))
+    tape = Tape(finder, _BOUNDARIES)
     info: dict[str, Any] = {"torch": torch.__version__}
     modules: tuple[Module, ...] = ()
     loss, batch_size = -1, 1
@@ -78,8 +82,11 @@ def capture(
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
-            stack.enter_context(watch_modules(tape, paths))
-            around = _around_forward(casts, trains, fuses_attention)
+            folder = Folder(tape) if folds else None
+            stack.enter_context(watch_modules(tape, paths, folder))
+            if not fuses_attention:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            around = _around_forward(casts, trains)
             loss = _run_step(model, inputs, around, tape, hosts, info)
         except UserError:
             raise
@@ -138,11 +145,8 @@ def _run_step(
 
 
 @contextmanager
-def _around_forward(
-    casts: AbstractContextManager[Any] | None, trains: bool, fuses_attention: bool
-) -> Iterator[bool]:
-    attention = nullcontext() if fuses_attention else sdpa_kernel(SDPBackend.MATH)
-    with casts or nullcontext(), attention, torch.set_grad_enabled(trains):
+def _around_forward(casts: AbstractContextManager[Any] | None, trains: bool) -> Iterator[bool]:
+    with casts or nullcontext(), torch.set_grad_enabled(trains):
         yield trains
 
 
@@ -177,7 +181,7 @@ def _note_failure(error: BaseException, tape: Tape, finder: PlaceFinder) -> None
         tape.end_early()
         return
     said = str(error).strip()
-    place = finder.find_raised(error, (_run_step.__code__, _make.__code__))
+    place = finder.find_raised(error, _BOUNDARIES)
     if any(part in said for part in _NO_DATA):
         message = "the values of a tensor are read on the host"
         tape.end_early(Stop("host_read", "", tape.failed_module or "", place, message))
@@ -262,3 +266,6 @@ def _kept_globals() -> Iterator[None]:
             torch.set_default_device(None if device is None else device.device)
         if not had_device and hasattr(context, "device_context"):
             del context.device_context  # torch 2.4 cannot ask for a default that was taken back
+
+
+_BOUNDARIES = (_run_step.__code__, _make.__code__, Template.pull.__code__)

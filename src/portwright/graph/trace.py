@@ -60,6 +60,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tensor.fake_device if isinstance(tensor, FakeTensor) else func(*args)
         kwargs = kwargs or {}
         tape, hosts = self._tape, self._hosts
+        if tape.is_paused:
+            return func(*args, **kwargs)
         if tape.phase == "forward":
             given = list(tensors_in(args))
             if kwargs:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from portwright.graph.folding import Folder
 from portwright.graph.tape import Tape
 
 _LIBRARIES = ("torch.", "portwright.layers.", "portwright.losses.")
@@ -18,10 +19,10 @@ _names: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
 
 
 @contextmanager
-def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
+def watch_modules(tape: Tape, paths: dict[int, str], folder: Folder | None = None) -> Iterator[None]:
     """Keeps the tape's stack of running modules; modules that are not the model's own belong to the one that calls them.
 
-    Compiled modules run as they were written: it is their ops that are wanted.
+    A folder takes the calls of modules that repeat an earlier one. Compiled modules run as they were written: it is their ops that are wanted.
     """
     original = nn.Module.__call__
     thread = threading.get_ident()
@@ -37,6 +38,8 @@ def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
         tape.modules.append((tape.module if path is None else path, _library_name(module)))
         outer, tape.call = tape.call, ""
         try:
+            if folder is not None and path is not None:
+                return folder.call(module, path, args, kwargs)
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         except Exception:
             if tape.failed_module is None:
