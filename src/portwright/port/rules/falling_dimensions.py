@@ -36,11 +36,11 @@ class FallingDimensions(Rule):
     name = "falling-dimensions"
     targets = ("csx",)
     safety = "safe"
-    words = ("sum(", "mean(", "amax(", "amin(", "var(", "std(")
+    words = ("sum(", "mean(", "amax(", "amin(", "var(", "std(", "logsumexp(")
     cure = "List the dimensions in rising order."
 
     def find(self, file: File) -> Iterator[Finding]:
-        names = ("sum", "mean", "amax", "amin", "var", "std")
+        names = ("sum", "mean", "amax", "amin", "var", "std", "logsumexp")
         calls = [(call, 1) for name in names for call in file.calls(f"torch.{name}")] + [
             (call, 0) for call in file.methods(*names)
         ]

@@ -31,7 +31,7 @@ class IndexedWrite(LegalForm):
 
     code = "PW334"
     name = "indexed-write"
-    words = ("index_select", "index_add", "index_fill", "index_copy", "index_put", "take(")
+    words = ("index_select", "index_add", "index_fill", "index_copy", "index_put", "take(", "scatter_reduce")
     reason = "its backward pass is not lowered there"
     cure = "Use the form of portwright.layers.legal, which computes the same."
     functions = {
@@ -41,6 +41,7 @@ class IndexedWrite(LegalForm):
         "torch.index_copy": "index_copy",
         "torch.index_put": "index_put",
         "torch.take": "take",
+        "torch.scatter_reduce": "scatter_reduce",
     }
     methods = {
         "index_select": "index_select",
@@ -48,6 +49,8 @@ class IndexedWrite(LegalForm):
         "index_fill": "index_fill",
         "index_copy": "index_copy",
         "index_put": "index_put",
+        "scatter_reduce": "scatter_reduce",
+        "take": "take",
     }
 
 

@@ -35,14 +35,24 @@ class OtherNorm(LegalForm):
 
     code = "PW336"
     name = "other-norm"
-    words = ("norm(", "normalize(")
+    words = ("norm(", "normalize(", "pairwise_distance", "vector_norm")
     reason = "norms other than the 2-norm are not lowered there"
     cure = "Use the form of portwright.layers.legal, which computes the same."
-    functions = {"torch.norm": "norm", "torch.nn.functional.normalize": "normalize"}
+    functions = {
+        "torch.norm": "norm",
+        "torch.nn.functional.normalize": "normalize",
+        "torch.nn.functional.pairwise_distance": "pairwise_distance",
+        "torch.linalg.vector_norm": "vector_norm",
+    }
     methods = {"norm": "norm"}
 
     def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
-        power = argument(call, 1 - offset, "p") if call is not None else None
+        if call is None:
+            return False
+        if name.endswith("vector_norm"):
+            power = argument(call, 1, "ord")
+        else:
+            power = argument(call, 2 if name.endswith("pairwise_distance") else 1 - offset, "p")
         return power is not None and const(power) not in (2, 2.0, "fro", None)
 
 

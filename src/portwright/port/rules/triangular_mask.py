@@ -46,7 +46,15 @@ class TriangularMask(LegalForm):
         "torch.cross": "cross",
         "torch.linalg.cross": "linalg_cross",
     }
-    methods = {"tril": "tril", "triu": "triu", "diagonal": "diagonal", "diag_embed": "diag_embed"}
+    methods = {
+        "tril": "tril",
+        "triu": "triu",
+        "diagonal": "diagonal",
+        "diag_embed": "diag_embed",
+        "diag": "diag",
+        "trace": "trace",
+        "cross": "cross",
+    }
 
 
 RULE = TriangularMask()

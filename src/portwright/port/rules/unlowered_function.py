@@ -57,6 +57,10 @@ class UnloweredFunction(LegalForm):
         "mv",
         "vdot",
         "linspace",
+        "fmax",
+        "fmin",
+        "dist(",
+        "fix(",
     )
     reason = "it is not lowered there"
     cure = "Use the form of portwright.layers.legal, which computes the same."
@@ -100,6 +104,9 @@ class UnloweredFunction(LegalForm):
         "torch.special.exp2": "exp2",
         "torch.special.erfc": "erfc",
         "torch.special.logit": "logit",
+        "torch.fmax": "fmax",
+        "torch.fmin": "fmin",
+        "torch.dist": "dist",
     }
     methods = {
         "lerp": "lerp",
@@ -116,6 +123,10 @@ class UnloweredFunction(LegalForm):
         "mv": "mv",
         "vdot": "vdot",
         "hardshrink": "hardshrink",
+        "fmax": "fmax",
+        "fmin": "fmin",
+        "dist": "dist",
+        "fix": "trunc",
     }
 
 

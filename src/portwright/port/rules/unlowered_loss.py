@@ -45,6 +45,8 @@ class UnloweredLoss(LegalForm):
         "gaussian_nll",
         "MultiMargin",
         "multi_margin",
+        "SoftMargin",
+        "soft_margin",
     )
     reason = "this loss is not lowered there"
     cure = "Use the form of portwright.layers.legal, which computes the same."
@@ -54,6 +56,7 @@ class UnloweredLoss(LegalForm):
         "torch.nn.HuberLoss": "HuberLoss",
         "torch.nn.GaussianNLLLoss": "GaussianNLLLoss",
         "torch.nn.MultiMarginLoss": "MultiMarginLoss",
+        "torch.nn.SoftMarginLoss": "SoftMarginLoss",
     }
     functions = {
         "torch.nn.functional.binary_cross_entropy": "binary_cross_entropy",
@@ -61,6 +64,7 @@ class UnloweredLoss(LegalForm):
         "torch.nn.functional.huber_loss": "huber_loss",
         "torch.nn.functional.gaussian_nll_loss": "gaussian_nll_loss",
         "torch.nn.functional.multi_margin_loss": "multi_margin_loss",
+        "torch.nn.functional.soft_margin_loss": "soft_margin_loss",
     }
 
 
