@@ -56,7 +56,7 @@ def estimate_utilization(
     products: float, shares: Shares, rectangles: Sequence[Rectangle], fabric: tuple[int, int]
 ) -> Estimate:
     available = math.prod(fabric)
-    value = min(1.0, round(shares.total / available, 15))
+    value = min(1.0, round(shares.total / available, 16))
     decades = _decades(products)
     factor = _DOUBT ** (1 + decades)
     return Estimate(

@@ -13,6 +13,7 @@ from typing import Any
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError
 from portwright.graph.capture import capture
+from portwright.graph.conversion import converting_fakes
 from portwright.graph.fit import parse_mode
 from portwright.graph.graph import Graph
 from portwright.graph.kernels import Verdict
@@ -202,7 +203,8 @@ class _Captures:
         made: list[Any] = []
 
         def factory() -> Any:
-            model = subject.make_model()
+            with converting_fakes():
+                model = subject.make_model()
             self._note_own_optimizer(model)
             return _legalise(model, target, made) if is_legal else model
 
