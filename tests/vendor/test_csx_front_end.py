@@ -157,3 +157,45 @@ def test_backward_ops_carry_the_users_line_in_cirh(verdicts: dict[str, Any]) -> 
     text = Path(verdicts["linear"]["document"]["validated"]["cirh"]).read_text()
     assert "model.py" in text
     assert "lin.bwd" in text
+
+
+STILL_REFUSED = ("nonzero", "item", "print")  # not a matter of form: these stay refused
+SWAPPED = (
+    "lstm",
+    "grouped_conv",
+    "conv1d_gradient",
+    "functional_conv1d_gradient",
+    "interpolate",
+    "nested_module",
+)
+
+
+@pytest.fixture(scope="module")
+def legalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("legalised")
+    folders = [
+        make_folder(place / name, HEAD.format(init=REFUSED[name][0], body=REFUSED[name][1]))
+        for name in (*SWAPPED, *STILL_REFUSED)
+    ]
+    arguments = (
+        "--mode",
+        "train",
+        "--params",
+        "configs/params.yaml",
+        "--validate_only",
+        "--json",
+        "--legalise",
+    )
+    return run_folders(place, folders, *arguments)
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_legalise_makes_it_acceptable(legalised: dict[str, Any], name: str) -> None:
+    assert legalised[name]["status"] == 0, legalised[name]["stderr"]
+    assert legalised[name]["document"]["validated"]["legalised"]
+
+
+@pytest.mark.parametrize("name", STILL_REFUSED)
+def test_what_has_no_form_stays_refused(legalised: dict[str, Any], name: str) -> None:
+    assert legalised[name]["status"] == 1
+    assert legalised[name]["document"]["refused"]

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,10 +54,20 @@ def run(
 
 
 def _go_where_the_target_is(argv: Sequence[str]) -> None:
-    """Goes on in the target's own environment, if it has one; whatever is wrong with the command line is told later."""
+    """Goes on in the target's own environment, if it has one; whatever is wrong with the command line is told there."""
     target, words = peek_target(argv), command_words(argv)
-    if target is not None and words is not None:
-        hand_over_if_elsewhere(target.environment, words, Console(level=_level(argv)).note)
+    if target is None or words is None:
+        return
+
+    def note(line: str) -> None:
+        with suppress(UserError):  # an unknown --logging
+            Console(level=_level(argv)).note(line)
+
+    try:
+        hand_over_if_elsewhere(target.environment, words, note)
+    except PortwrightError as error:
+        Console().error(str(error))
+        raise SystemExit(int(error.status)) from error
 
 
 @dataclass(frozen=True)

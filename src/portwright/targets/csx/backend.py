@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from portwright.targets.csx.environment import ENVIRONMENT
 
 if TYPE_CHECKING:
     from portwright.targets.csx.session import CsxSession
+
+_PLAIN = re.compile(r"[\w./+@%-]+", re.ASCII)
 
 
 class CsxBackend:
@@ -65,7 +68,7 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
                 "Use a process for each.",
             )
         return current
-    folder = str(job.artifact_dir or tempfile.mkdtemp(prefix="portwright-csx-"))
+    folder = _plain_path(job.artifact_dir)
     if wanted == "CPU":
         return cstorch.backend("CPU", artifact_dir=folder)
     # The wrapper that pip puts on PATH drops the exit status, and a refused step then looks accepted.
@@ -83,3 +86,15 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
     # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
     os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
     return backend
+
+
+def _plain_path(folder: Path | None) -> str:
+    """A name for a folder that the SDK can hand to its tools: it joins their words without quoting them."""
+    if folder is not None and _PLAIN.fullmatch(str(folder.absolute())):
+        return str(folder)
+    temporary = Path(tempfile.mkdtemp(prefix="portwright-csx-"))
+    if folder is None:
+        return str(temporary)
+    folder.mkdir(parents=True, exist_ok=True)
+    (temporary / "artifacts").symlink_to(folder.absolute())
+    return str(temporary / "artifacts")

@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,15 @@ class FrontEndSession(CsxSession):
             # One phase is the usual case: its figures stand at the top, and each one's under its own name.
             details = {**found, **details, phase: found}
             lines += traced.lines(phase)
+        if self._legalised is not None:
+            swaps = [asdict(swap) for swap in self._legalised.swaps]
+            details["legalised"] = swaps
+            lines.append(f"with --legalise: {len(swaps)} part(s) of the model run in an equal form")
+            lines += [
+                f"  {swap['what']} -> {swap['form']}"
+                + (f" at {swap['file']}:{swap['line']}" if swap["line"] else "")
+                for swap in swaps
+            ]
         return Lowered(tuple(lines), details)
 
     def _lower_one(self, phase: str) -> _Traced:
@@ -47,7 +56,7 @@ class FrontEndSession(CsxSession):
         self._module.train(trains)
         traced = _Traced(phase)
         body, name = (
-            (self._updater().make_step(self._compiled), "train_input")
+            (self._updater().make_step(self._call), "train_input")
             if trains
             else (self._make_forward(), "eval_input")
         )
@@ -72,7 +81,7 @@ class FrontEndSession(CsxSession):
                     read(step(batch))
         except Exception as error:
             raise self._explained(error, lines, phase) from error
-        traced.folder = Path(executor.artifact_dir)
+        traced.folder = self._real_folder(Path(executor.artifact_dir))
         cirh = read_cirh(traced.cirh)
         if cirh is None:
             raise UnsupportedError(
@@ -81,6 +90,11 @@ class FrontEndSession(CsxSession):
             )
         traced.ops, traced.dtypes = cirh.ops, cirh.dtypes
         return traced
+
+    def _real_folder(self, folder: Path) -> Path:
+        """Where the user knows it: the SDK may have been given another name of the same folder."""
+        wanted = self._job.artifact_dir
+        return folder if wanted is None else wanted / folder.relative_to(self._backend.artifact_dir)
 
     def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
         """Leaves what the front end made in `folder`; without a cluster that is where it ends, and it says so."""

@@ -26,12 +26,20 @@ _POWERS = {"beta1_power": 0, "beta2_power": 1}
 UNTOUCHED = "untouched"  # a parameter that had no gradient yet, in torch's state
 
 
-def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams, *, traces: bool) -> Any:
+def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams) -> Any:
     """The SDK's optimizer of the same name; a setting that it lacks and that is not left at its default is refused by name."""
     name = spec.optimizer_type
     kind = getattr(cstorch.optim, name, None)
-    if kind is None:
-        raise UnsupportedError(f"the Cerebras SDK has no optimizer {name}.", "Use AdamW, Adam or SGD.")
+    if kind is None or name == "Muon":
+        reason = (
+            "has no such optimizer"
+            if kind is None
+            else "takes matrices alone, and leaves nobody to train the rest"
+        )
+        raise UnsupportedError(
+            f"optimizer {name}: the SDK ({getattr(cstorch, '__version__', '')}) {reason}.",
+            f"Use AdamW, Adam or SGD on CSX, or train with {name} on CPU or GPU.",
+        )
     settings = spec.model_dump()
     if name == "Adafactor":
         settings["eps"] = (settings.pop("eps1"), settings.pop("eps2"))
@@ -49,11 +57,6 @@ def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams, *, t
         {"params": group["params"]} | ({decay: group["weight_decay"]} if decay else {})
         for group in make_param_groups(net, spec)
     ]
-    if name == "Muon" and not traces:
-        raise UnsupportedError(
-            "the Muon of SDK 2.10.0 fails in its own code on the SDK's CPU backend.",
-            "Use AdamW, or train with Muon on CPU or GPU.",
-        )
     try:
         return kind(groups, lr=spec.schedule(0), **options)
     except (ValueError, TypeError) as error:

@@ -21,6 +21,10 @@ _SCOPE = re.compile(r"\.(fwd|bwd)(@pw\d+)?$")
 _CALL = re.compile(r"\.call\d+")
 _HOST_READ = ("Trying to materialize a tensor outside", "_local_scalar_dense", "device type tensor to numpy")
 _HOST_CURE = "Keep the value a tensor: torch.where instead of if, a mask instead of a slice; read and print it only outside the step."
+_UNKNOWN_CURE = (
+    "If 'run.py CPU --validate_only' fails at the same line, the model itself is at fault; else rewrite the line, or try --legalise: half "
+    "precision is always on here, and a traced tensor has no values."
+)
 _CURE = "Rewrite this line with ops that 'portwright ops --target csx' lists, or try --legalise."
 
 
@@ -90,7 +94,7 @@ def _cure(op: str, reason: str) -> str:
         return f"{known} --legalise swaps in what it can."
     if "f64" in reason or "float64" in reason:
         return "Use float32: the wafer has no float64; convert tables from numpy once, where they are made."
-    return _CURE
+    return _UNKNOWN_CURE if op == "unknown" else _CURE
 
 
 def _lowering_error(error: BaseException) -> dict[str, Any] | None:

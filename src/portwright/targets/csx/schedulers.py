@@ -54,8 +54,6 @@ def _make(module: Any, optimizer: Any, part: ScheduleSpec) -> Any:
             )
         case specs.Linear() if part.cycle:  # Polynomial too
             raise UnsupportedError(f"the SDK accepts 'cycle' of {name}, and holds instead of cycling.", _CURE)
-        case specs.OneCycle():
-            return module.OneCycleLR(optimizer, **keys)
         case specs.Constant() | specs.PiecewiseConstant() | specs.Cyclic():
             keys.pop("initial_learning_rate", None)
             keys = {key: value for key, value in keys.items() if value is not None}

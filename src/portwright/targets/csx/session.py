@@ -49,6 +49,7 @@ class CsxSession:
         )
         self._traces = bool(backend.is_csx)
         autocast = choose_precision(cstorch, job.params, note, traces=self._traces)
+        self._legalised: Any = None
         self._module = self._make_module()
         self._compiled = cstorch.compile(self._module, backend)
         self._position: dict[str, Any] | None = None
@@ -83,21 +84,25 @@ class CsxSession:
         seed_all(self._job.params.runconfig.seed)
         with self._backend.device:
             module = make_model(self._job.model_fn, self._job.params.values, None)
-            if self._flags.get("legalise"):
-                self._legalise(module)
+            self._legalised = self._legalise(module) if self._flags.get("legalise") else None
         return module
 
-    def _legalise(self, module: LossModule) -> None:
+    def _legalise(self, module: LossModule) -> Any:
         from portwright.layers.legal import legalise
 
         legalised = legalise(module.net, "csx")
-        if legalised.model is not module.net:
-            raise UnsupportedError(
-                f"the model itself, {type(module.net).__name__}, is a layer that --legalise swaps, and it cannot be swapped in place.",
-                "Put it inside a module of your own.",
+        for swap in legalised.swaps:
+            self._note(
+                f"legalise: {swap.module or '(model)'}: {swap.what} -> {swap.form}, because {swap.reason}"
             )
-        for line in str(legalised.report()).splitlines():
-            self._note(f"legalise: {line}")
+        return legalised
+
+    def _call(self, batch: Any) -> Any:
+        """The user's model; with --legalise, the loss that it computes around the network is redirected too."""
+        if self._legalised is None:
+            return self._compiled(batch)
+        with self._legalised.redirecting():
+            return self._compiled(batch)
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class CsxSession:
         return cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
-        body = self._updater().make_step(self._compiled)
+        body = self._updater().make_step(self._call)
         try:
             yield from self._train(stretch, body)
         except Exception as error:
@@ -200,6 +205,11 @@ class CsxSession:
         refusal = explain(error, lines, self._module.net) if known is None else None
         if refusal is None:
             return known or error
+        if refusal.file and "/site-packages/cerebras/" in refusal.file:
+            return UnsupportedError(
+                f"the SDK {sdk_version()} failed in its own code, {refusal.file}:{refusal.line}: {refusal.reason}",
+                "Change what the step asks of it (optimizer, schedule, loss scaling), and see --debug.",
+            )
         where = f"{refusal.file}:{refusal.line}" if refusal.file else "a line that the SDK does not name"
         module = f", module {refusal.module}" if refusal.module else ""
         gradient = " (in its gradient)" if refusal.phase == "backward" else ""
@@ -268,9 +278,9 @@ class CsxSession:
     def _make_forward(self) -> Callable[[Any], Any]:
         def forward(batch: Any) -> Any:
             if self._autocast is None:
-                return split_loss(self._compiled(batch))[0]
+                return split_loss(self._call(batch))[0]
             with self._autocast():
-                return split_loss(self._compiled(batch))[0]
+                return split_loss(self._call(batch))[0]
 
         return forward
 

@@ -35,9 +35,7 @@ class Update:
                 f"the model brings its own optimizer, {type(own).__module__}.{type(own).__name__}, and the SDK trains with its own alone.",
                 "Describe it in the section optimizer of params.yaml, and let get_optimizer() return None.",
             )
-        self.optimizer = (
-            own if own is not None else make_sdk_optimizer(cstorch, module.net, spec, traces=traces)
-        )
+        self.optimizer = own if own is not None else make_sdk_optimizer(cstorch, module.net, spec)
         self._schedule = None if own is not None else spec.schedule
         self.scheduler = make_sdk_scheduler(cstorch, self.optimizer, spec) if traces and own is None else None
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
