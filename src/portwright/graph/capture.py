@@ -7,6 +7,7 @@ accelerator's lazy front end would see it. docs/decisions/0002 says why it is no
 from __future__ import annotations
 
 import logging
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ from portwright.graph.trace_modules import watch_modules
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
 
+_LONGEST = 400  # characters of an error's message; torch can list every backend that it knows
 # What torch says where its own C++ code reads a tensor that has no data.
 _NO_DATA = ("data is not allocated yet", "Cannot access data pointer", "doesn't have storage")
 
@@ -65,6 +67,7 @@ def capture(
     info: dict[str, Any] = {"torch": torch.__version__}
     modules: tuple[Module, ...] = ()
     loss, batch_size = -1, 1
+    folder = Folder(tape) if folds else None
     with ExitStack() as stack:
         stack.enter_context(_kept_globals())
         fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -82,7 +85,6 @@ def capture(
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
-            folder = Folder(tape) if folds else None
             stack.enter_context(watch_modules(tape, paths, folder))
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -94,6 +96,7 @@ def capture(
             _note_failure(error, tape, finder)
         finally:
             tape.give_back_gradients()
+    info["copied_calls"] = 0 if folder is None else folder.num_copies
     modules = mark_repeats(modules, tape.nodes, tape.values)
     info["seconds"] = time.perf_counter() - start
     return Graph(
@@ -186,7 +189,11 @@ def _note_failure(error: BaseException, tape: Tape, finder: PlaceFinder) -> None
         message = "the values of a tensor are read on the host"
         tape.end_early(Stop("host_read", "", tape.failed_module or "", place, message))
         return
-    message = f"{type(error).__name__}: {said.splitlines()[0]}" if said else type(error).__name__
+    message = (
+        f"{type(error).__name__}: {textwrap.shorten(said.splitlines()[0], _LONGEST, placeholder=' ...')}"
+        if said
+        else type(error).__name__
+    )
     if tape.phase == "backward":
         message = f"in the backward pass, {message}"
     tape.end_early(Stop("failure", tape.failed_op, tape.failed_module or "", place, message))
@@ -218,8 +225,14 @@ def _make_batch(batch: Any, tape: Tape) -> tuple[Any, int]:
     sizes: list[int] = []
 
     def make(tensor: Tensor | TensorSpec, name: str) -> Tensor:
-        dtype = getattr(torch, tensor.dtype) if isinstance(tensor, TensorSpec) else tensor.dtype
-        made = torch.empty(tuple(tensor.shape), dtype=dtype)
+        try:
+            dtype = getattr(torch, tensor.dtype) if isinstance(tensor, TensorSpec) else tensor.dtype
+            made = torch.empty(tuple(tensor.shape), dtype=dtype)
+        except (AttributeError, RuntimeError) as error:
+            raise UserError(
+                f"torch {torch.__version__} cannot make the input {name or 'tensor'} of {tensor}: {str(error).splitlines()[0]}.",
+                "Choose another shape or type.",
+            ) from error
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             made.requires_grad_()
         tape.add_given(made, "input", name)

@@ -42,6 +42,7 @@ class Folder:
         self._tape = tape
         self._seen: dict[Any, _Seen] = {}
         self._is_busy = False
+        self.num_copies = 0  # calls that were not run
 
     def call(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         key = self._key(module, path, args, kwargs)
@@ -61,6 +62,7 @@ class Folder:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         given += _held(module)
+        self.num_copies += 1
         copy = Copy(seen.template, self._tape, path, [self._tape.index(tensor) for tensor in given])
         return _Folded.apply(copy, *given)  # type: ignore[no-untyped-call]
 

@@ -25,6 +25,12 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str = "float32"  # as torch names it, without 'torch.'
 
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise UserError(f"a tensor's type is {self.dtype!r}.", suggest(str(self.dtype), ITEM_BYTES))
+        if not all(isinstance(size, int) and size >= 0 for size in self.shape):
+            raise UserError(f"a tensor's shape is {self.shape!r}.", "Sizes are whole numbers from 0 on.")
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 

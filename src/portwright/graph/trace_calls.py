@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from portwright.graph.hosts import Hosts
@@ -42,6 +43,8 @@ class CallWatch(TorchFunctionMode):
         if kwargs.get("device") is not None:
             hosts.makes = hosts.makes and self.is_host(kwargs["device"])
             kwargs = {**kwargs, "device": self.real_device(kwargs["device"])}
+        elif (default := _default_device()) is not None and func in _device_constructors():
+            kwargs = {**kwargs, "device": self.real_device(default)}
         tape.call = outer_call or self._name(func)
         try:
             return func(*args, **kwargs)
@@ -92,6 +95,12 @@ class CallWatch(TorchFunctionMode):
 # Kept, because a target's mixed precision puts functions of its own in its place.
 _F_DROPOUT = F.dropout
 _Outcome = tuple[bool, Any, Any]  # whether it is done; then the result, else args and kwargs to go on with
+
+
+def _default_device() -> torch.device | None:
+    """What torch.set_default_device was given; to ask torch would make a tensor there."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
 
 
 def _has_tensor(values: Any) -> bool:

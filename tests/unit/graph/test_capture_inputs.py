@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from portwright.errors import UserError
+from portwright.graph.capture import capture
 from portwright.graph.graph import ITEM_BYTES
 from portwright.graph.inputs import TensorSpec, map_tensors, parse_inputs
 
@@ -91,3 +92,12 @@ def test_a_batch_keeps_its_structure(batch: Any, names: list[str]) -> None:
 
     assert type(map_tensors(batch, note)) is type(batch)
     assert found == names
+
+
+def test_a_spec_that_no_tensor_has() -> None:
+    with pytest.raises(UserError, match="float32"):
+        TensorSpec((1,), "float33")
+    with pytest.raises(UserError, match="-1"):
+        TensorSpec((-1,))
+    with pytest.raises(UserError, match="cannot make the input x"):
+        capture(lambda: lambda batch: None, {"x": TensorSpec((2**40, 2**40))})

@@ -296,6 +296,22 @@ def test_a_model_made_for_cuda_is_seen_without_one() -> None:
     assert graph.loss >= 0
 
 
+def test_a_default_device_that_is_not_here() -> None:
+    class Default(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.set_default_device("cuda")
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).sum()
+
+    graph = capture(Default, TensorSpec((4, 8)))
+    assert {stop.kind for stop in graph.stops} == {"host_tensor"}
+    assert graph.loss >= 0
+    assert torch.zeros(1).device.type == "cpu"
+
+
 def test_a_compiled_model_runs_as_it_was_written() -> None:
     def make() -> nn.Module:
         model = Step(torch.tanh)
