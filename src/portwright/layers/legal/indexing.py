@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -87,38 +87,61 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return gather_along(input, _wrap(dim, input), index.reshape(-1).to(torch.int64))
 
 
+class Key(NamedTuple):
+    """A key taken apart: what torch answers with views, then one index in a dimension of the result of that."""
+
+    basic: tuple[Any, ...]
+    dim: int
+    chosen: Tensor | list[int]
+
+
 def getitem(input: Tensor, key: Any) -> Tensor:
-    """input[:, ..., index]: one index tensor or list in a later dimension, full slices before it."""
-    dim, index, rest = split_key(input, key)
-    if isinstance(index, Tensor):
-        wrapped = torch.where(index < 0, index + input.shape[dim], index)
-        picked = gather_along(input, dim, wrapped.reshape(-1).to(torch.int64))
-        result = picked.reshape(*input.shape[:dim], *index.shape, *input.shape[dim + 1 :])
-    else:
-        result = take_positions(input, dim, [at % input.shape[dim] for at in index])
-    return result[(slice(None),) * (dim + 1) + rest] if rest else result
+    """input[key], for a key with one index tensor or list among slices, numbers, None and an ellipsis."""
+    basic, dim, index = split_key(input, key)
+    viewed = input[basic]
+    size = viewed.shape[dim]
+    if not isinstance(index, Tensor):
+        if any(not -size <= at < size for at in index):
+            raise IndexError(f"an index of {index} is out of range for a dimension of {size}")
+        return take_positions(viewed, dim, [at % size for at in index])
+    wrapped = torch.where(index < 0, index + size, index)
+    picked = gather_along(viewed, dim, wrapped.reshape(-1).to(torch.int64))
+    return picked.reshape(*viewed.shape[:dim], *index.shape, *viewed.shape[dim + 1 :])
 
 
-def split_key(input: Tensor, key: Any) -> tuple[int, Tensor | list[int], tuple[Any, ...]]:
-    """The dimension, the index in it and the slices after it; ValueError for any other kind of key."""
+def split_key(input: Tensor, key: Any) -> Key:
+    """ValueError for a key of any other kind."""
     parts = list(key) if isinstance(key, tuple) else [key]
-    if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
-        place = next(i for i, part in enumerate(parts) if part is Ellipsis)
-        parts[place : place + 1] = [slice(None)] * (input.dim() - len(parts) + 1)
-    at = [i for i, part in enumerate(parts) if not isinstance(part, slice)]
-    if len(at) != 1 or len(parts) > input.dim() or any(part != slice(None) for part in parts[: at[0]]):
-        raise ValueError("not one index in a later dimension")
-    index, dim = parts[at[0]], at[0]
-    rest = tuple(parts[dim + 1 :])
-    if isinstance(index, Tensor):
-        if index.dtype not in (torch.int64, torch.int32) or index.dim() == 0 or (rest and index.dim() != 1):
-            raise ValueError("not an index of integers")
-        return dim, index, rest
-    if isinstance(index, list) and index and all(type(i) is int for i in index):
-        if any(not -input.shape[dim] <= i < input.shape[dim] for i in index):
-            raise IndexError(f"an index of {index} is out of range for a dimension of {input.shape[dim]}")
-        return dim, index, rest
-    raise ValueError("not an index of integers")
+    basic: list[Any] = []
+    found: list[tuple[int, Any]] = []
+    dim = 0  # of the result of the basic part
+    num_named = sum(part is not None and part is not Ellipsis for part in parts)
+    for part in parts:
+        if isinstance(part, Tensor | list):
+            found.append((dim, part))
+            basic.append(slice(None))
+            dim += 1
+        elif isinstance(part, slice) or part is None:
+            basic.append(part)
+            dim += 1
+        elif part is Ellipsis:
+            basic.append(part)
+            dim += input.dim() - num_named
+        elif type(part) is int:
+            basic.append(part)
+        else:
+            raise ValueError("not a key of slices, numbers and one index")
+    if len(found) != 1 or num_named > input.dim():
+        raise ValueError("not one index")
+    place, index = found[0]
+    is_integers = (
+        index.dtype in (torch.int64, torch.int32)
+        if isinstance(index, Tensor)
+        else bool(index) and all(type(at) is int for at in index)
+    )
+    if not is_integers:
+        raise ValueError("not an index of integers")
+    return Key(tuple(basic), place, index)
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:

@@ -89,6 +89,30 @@ def logaddexp(input: Tensor, other: Tensor) -> Tensor:
     return larger + torch.log1p(torch.exp(gap))
 
 
+def fmax(input: Tensor, other: Tensor) -> Tensor:
+    """torch.fmax: the one that is a number where the other is not."""
+    return torch.where((input >= other) | (other != other), input, other)
+
+
+def fmin(input: Tensor, other: Tensor) -> Tensor:
+    """torch.fmin: the one that is a number where the other is not."""
+    return torch.where((input <= other) | (other != other), input, other)
+
+
+def pairwise_distance(
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """F.pairwise_distance, in any norm."""
+    if p == 2.0:
+        return F.pairwise_distance(x1, x2, p, eps, keepdim)
+    return norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+    """torch.dist."""
+    return norm(input - other, p)
+
+
 def hypot(input: Tensor, other: Tensor) -> Tensor:
     """torch.hypot; at the origin its gradient is not defined, here as there."""
     return (input * input + other * other).sqrt()

@@ -133,7 +133,10 @@ def _selects_past_first(input: Tensor, dim: int, index: Tensor) -> bool:
 
 
 def _indexes_past_first(input: Tensor, key: Any) -> bool:
-    return indexing.split_key(input, key)[0] > 0
+    _, dim, index = indexing.split_key(input, key)
+    return dim > 0 or (
+        isinstance(index, Tensor) and index.dim() == 0
+    )  # torch reads the value of such a tensor
 
 
 def _puts_leading(input: Tensor, indices: Any, values: Any, accumulate: bool = False) -> bool:
@@ -218,6 +221,20 @@ def _other_normalize(
     input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> bool:
     return p != 2.0 and p > 0 and isinstance(dim, int)
+
+
+def _other_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> bool:
+    return p != 2.0 and p > 0
+
+
+def _is_known_distance(input: Tensor, other: Tensor, p: float = 2.0) -> bool:
+    return p > 0
+
+
+def _scatters_sums(
+    input: Tensor, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
+) -> bool:
+    return isinstance(src, Tensor) and reduce == "sum" and include_self
 
 
 def _between_numbers(start: Any, end: Any, steps: Any, **options: Any) -> bool:
@@ -329,6 +346,11 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     **_both("nan_to_num", pointwise.nan_to_num, _is_float),
     "Tensor.nan_to_num_": (_in_place(pointwise.nan_to_num), _is_float),
     **_both("logaddexp", pointwise.logaddexp),
+    **_both("fmax", pointwise.fmax),
+    **_both("fmin", pointwise.fmin),
+    "F.pairwise_distance": (pointwise.pairwise_distance, _other_distance),
+    **_both("dist", pointwise.dist, _is_known_distance),
+    **_both("scatter_reduce", scattering.scatter_reduce, _scatters_sums),
     **_both("hypot", pointwise.hypot),
     **_both("exp2", pointwise.exp2, _is_float),
     "torch.special.exp2": (pointwise.exp2, _is_float),

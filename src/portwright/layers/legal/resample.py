@@ -40,7 +40,8 @@ def interpolate(
         source = input.shape[dim]
         if mode.startswith("nearest"):
             result = take_positions(result, dim, _nearest(source, target, factor, mode == "nearest-exact"))
-        elif target != source or factor not in (None, 1.0):
+        elif target != source or (mode == "bicubic" and not antialias and factor not in (None, 1.0)):
+            # Of equal sizes the other modes copy, whatever the factor.
             matrix = _matrix(source, target, factor, mode, bool(align_corners), antialias, input)
             result = _along(result, dim, matrix)
     return result.clone() if result is input else result

@@ -54,6 +54,15 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     return input.scatter_add(dim, _spread(index, dim, source), source if alpha == 1 else source * alpha)
 
 
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """torch.scatter_reduce, by sum and with the input's own values."""
+    if reduce != "sum" or not include_self:
+        raise NotImplementedError(f"scatter_reduce has an equal form for sums, not {reduce!r}")
+    return input.scatter_add(dim, index, src)
+
+
 def _spread(index: Tensor, dim: int, source: Tensor) -> Tensor:
     dim = dim % source.dim()
     return (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 IS_OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5)
-"""The vendor's torch, which lacks the backward of channel_shuffle and has a wrong one of some nearest resampling."""
+"""The vendor's torch, which lacks the backward of channel_shuffle."""
 TOLERANCE = {torch.float64: (1e-9, 1e-10), torch.float32: (2e-4, 2e-5)}
 
 

@@ -161,6 +161,7 @@ EDGES = torch.tensor([-4.0, -3.0, -1.0, -0.5, -0.3, 0.0, 0.2, 0.5, 1.0, 3.0, 5.0
         (lambda x: torch.lerp(x, x * x, x), lambda x: legal.lerp(x, x * x, x)),
         (lambda x: torch.logaddexp(x, x.flip(0)), lambda x: legal.logaddexp(x, x.flip(0))),
         (lambda x: torch.hypot(x, x + 1), lambda x: legal.hypot(x, x + 1)),
+        (lambda x: torch.fmax(x, x * x), lambda x: legal.fmax(x, x * x)), (lambda x: torch.fmin(x, x * x), lambda x: legal.fmin(x, x * x)),
     ],
 )  # fmt: skip
 def test_pointwise_at_its_edges(theirs, ours):
@@ -173,6 +174,10 @@ def test_infinities():
     x = torch.tensor([math.inf, -math.inf, math.nan, 1.0], dtype=torch.float64)
     assert_equal_calls(torch.nan_to_num, legal.nan_to_num, x, differentiable=False)
     assert torch.equal(legal.nan_to_num(x, 1.0, 2.0, 3.0), torch.nan_to_num(x, 1.0, 2.0, 3.0))
+    for name in ("fmax", "fmin"):
+        ours, theirs = getattr(legal, name), getattr(torch, name)
+        for other in (x.flip(0), torch.zeros_like(x)):
+            torch.testing.assert_close(ours(x, other), theirs(x, other), equal_nan=True)
     y = torch.tensor([math.inf, -math.inf, -math.inf], dtype=torch.float64)
     z = torch.tensor([math.inf, -math.inf, 2.0], dtype=torch.float64)
     assert torch.equal(legal.logaddexp(y, z), torch.logaddexp(y, z))
@@ -186,6 +191,11 @@ def test_norms(p, dim):
     assert_equal_calls(
         lambda x: torch.linalg.vector_norm(x, p, dim), lambda x: legal.vector_norm(x, p, dim), x
     )
+    if dim is None:
+        assert_equal_calls(lambda x: torch.dist(x, x * x, p), lambda x: legal.dist(x, x * x, p), x)
+        assert_equal_calls(
+            lambda x: F.pairwise_distance(x, x * x, p), lambda x: legal.pairwise_distance(x, x * x, p), x
+        )
     if isinstance(dim, int):
         assert_equal_calls(lambda x: F.normalize(x, p, dim), lambda x: legal.normalize(x, p, dim), x)
 

@@ -74,8 +74,11 @@ def test_one_hot_needs_the_number_of_classes():
 
 @pytest.mark.parametrize(
     "key",
-    [(slice(None), [0, -1, 2]), (..., [1]), (slice(None), torch.tensor([[0, -2], [1, 1]])),
-     (slice(None), slice(None), torch.tensor([2, 0])), (slice(None), [2, 0], slice(1, 3)), (slice(None), torch.tensor([1, 0]), slice(None, None, 2))],
+    [(slice(None), [0, -1, 2]), (..., [1]), (slice(None), torch.tensor([[0, -2], [1, 1]])), torch.tensor([2, 0]), [1, 1],
+     (slice(None), slice(None), torch.tensor([2, 0])), (slice(None), [2, 0], slice(1, 3)), (slice(None), torch.tensor([1, 0]), slice(None, None, 2)),
+     (0, slice(None), torch.tensor([1, 3])), (slice(None), -1, [0, 4]), (slice(1, 3), [1, 0], 2), (None, slice(None), [2, 1]),
+     (..., torch.tensor([3, 3]), None), (slice(None), torch.tensor(2)), (torch.tensor(-1),), (1, ..., torch.tensor(0)),
+     (slice(None), torch.tensor([], dtype=torch.int64)), (slice(None), torch.tensor([1], dtype=torch.int32))],
 )  # fmt: skip
 def test_getitem(key):
     assert_equal_calls(lambda x: x[key], lambda x: legal.getitem(x, key), values(3, 4, 5))

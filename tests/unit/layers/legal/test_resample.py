@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from unit.layers.legal.equality import IS_OLD, assert_equal_calls, assert_equal_modules, values
+from unit.layers.legal.equality import assert_equal_calls, assert_equal_modules, values
 
 from portwright.layers import legal
 
@@ -33,8 +33,10 @@ def test_interpolate(data, num_dims):
         options["scale_factor"] = data.draw(
             st.sampled_from([1.0, 1.3, 1.5, 2, 2.0, 3, 0.7 if min(sizes) > 1 else 1.1])
         )
-        stays = any(int(size * options["scale_factor"]) == size for size in sizes)
-        assume(not (IS_OLD and stays and mode.startswith("nearest")))
+        # Torch's backward of nearest takes such sizes for whole factors and is not the gradient of its own forward.
+        targets = [int(size * options["scale_factor"]) for size in sizes]
+        whole = any(target in (size, 2 * size) for size, target in zip(sizes, targets, strict=True))
+        assume(not (mode.startswith("nearest") and whole and options["scale_factor"] not in (1, 2)))
         options["recompute_scale_factor"] = data.draw(st.sampled_from([None, False, True]))
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
     with warnings.catch_warnings():
