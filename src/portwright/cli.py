@@ -163,7 +163,9 @@ def plan(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Plan for so many samples in a batch.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Plan for this optimizer.")] = None,
-    memory: Annotated[str | None, typer.Option(help="The machine's memory, such as 24GB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="The machine's memory: 24GB, or gpu=24GB,cpu=64GB.")
+    ] = None,
     legalise: Annotated[
         bool, typer.Option("--legalise", help="Plan the model with refused layers in their legal form.")
     ] = False,

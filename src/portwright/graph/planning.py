@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from portwright.discover import find_targets, get_target
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.graph.capture import capture
 from portwright.graph.conversion import converting_fakes
 from portwright.graph.fit import parse_mode
@@ -74,9 +74,9 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 
 def check_wish(wish: Wish) -> None:
     """Refuses a mode or a size of memory that cannot be."""
-    mode = parse_mode(wish.mode)
+    mode, memories = parse_mode(wish.mode), parse_memory(wish.memory, wish.targets)
     for target in wish.targets:
-        machine = _machine(target, wish.memory)
+        machine = _machine(target, memories)
         if mode is not None and mode not in machine.modes:
             raise UserError(
                 f"{machine.name} has no execution mode {mode}.", f"It has: {', '.join(machine.modes)}."
@@ -85,11 +85,11 @@ def check_wish(wish: Wish) -> None:
 
 def plan_subject(subject: Subject, wish: Wish) -> Planned:
     """Plans on every target that was asked for; a mode that a target does not have is an error."""
-    mode = parse_mode(wish.mode)
+    mode, memories = parse_mode(wish.mode), parse_memory(wish.memory, wish.targets)
     planned = Planned(subject)
     captures = _Captures(subject)
     for target in wish.targets:
-        machine = _machine(target, wish.memory)
+        machine = _machine(target, memories)
         graph, report, gain = _match(captures, target, wish.legalise)
         planned.plans[target.name.lower()] = make_plan(
             report,
@@ -235,16 +235,41 @@ class _Captures:
             self.optimizer = OptimizerCost(type(own).__name__, dict(own.defaults))
 
 
-def _machine(target: Target, memory: str | None) -> Hardware:
+def _machine(target: Target, memories: Mapping[str, int]) -> Hardware:
     assert target.hardware is not None
     machine = target.hardware()
-    if memory is None:
+    if target.name not in memories:
         return machine
     sources = {**machine.sources, "memory_bytes": "--memory"}
     sources.pop("core_memory_bytes", None)
     return dataclasses.replace(
-        machine, memory_bytes=parse_bytes(memory), core_memory_bytes=None, sources=sources
+        machine, memory_bytes=memories[target.name], core_memory_bytes=None, sources=sources
     )
+
+
+def parse_memory(text: str | None, targets: Sequence[Target]) -> dict[str, int]:
+    """Reads 24GB, which is meant for the one target or for those that are this machine's, or gpu=24GB,csx=10GB."""
+    if text is None:
+        return {}
+    memories: dict[str, int] = {}
+    for part in text.split(","):
+        name, is_named, size = part.rpartition("=")
+        if is_named:
+            known = {target.name: target for target in targets}
+            if name.strip().upper() not in known:
+                raise UserError(
+                    f"--memory names '{name}', which is not planned for.", suggest(name.upper(), known)
+                )
+            memories[name.strip().upper()] = parse_bytes(size)
+            continue
+        meant = [t for t in targets if len(targets) == 1 or t.kernels is None]
+        if not meant:
+            raise UserError(
+                f"--memory {part} could be of any of {', '.join(t.name.lower() for t in targets)}.",
+                f"Say whose: --memory {targets[0].name.lower()}={part}.",
+            )
+        memories.update(dict.fromkeys((t.name for t in meant), parse_bytes(part)))
+    return memories
 
 
 def _notes(graph: Graph) -> list[str]:

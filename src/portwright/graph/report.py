@@ -12,6 +12,7 @@ from portwright.graph.plan import Plan
 from portwright.graph.sizes import show_bytes, show_count
 
 _MOST_REFUSALS = 50
+_MOST_SWAPS = 20
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -53,9 +54,9 @@ def _one(plan: Plan) -> list[str]:
         if name in plan.estimates:
             estimate = plan.estimates[name]
             low, high = estimate.interval
-            lines.append(f"{label}{estimate.value:.6g} (estimated, {low:.4g} to {high:.4g})")
+            lines.append(f"{label}{_number(estimate.value)} (estimated, {_number(low)} to {_number(high)})")
     lines.append(f"kernels       {plan.report.label}; {_counts(plan)}")
-    lines += ["", *_layers(plan), *_stages(plan)]
+    lines += [*_swaps(plan), "", *_layers(plan), *_stages(plan)]
     lines += _bullets("what to change", plan.changes)
     return [*lines, *_bullets("notes", plan.notes)]
 
@@ -71,6 +72,24 @@ def _verdict(plan: Plan) -> str:
         return f"{name}: supported, but does not fit on {machine}: {plan.fit.why}"
     known = "fits" if plan.fit.fits else "whether it fits is not known"
     return f"{name}: supported on {machine}, {known}, mode {plan.fit.mode}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _swaps(plan: Plan) -> list[str]:
+    """What was put in its legal form."""
+    if not plan.legalise or not plan.legalise["applied"]:
+        return []
+    swaps = plan.legalise["swaps"]
+    lines = [
+        f"legalised     {len(swaps)} part(s), which removed {plan.legalise['removed']} of {plan.legalise['of']} refusals"
+    ]
+    lines += [
+        f"  {swap['module'] or '(model)'}: {swap['what']} -> {swap['form']}" for swap in swaps[:_MOST_SWAPS]
+    ]
+    return [*lines, f"  and {len(swaps) - _MOST_SWAPS} more"] if len(swaps) > _MOST_SWAPS else lines
 
 
 def _fits(plan: Plan) -> str:
@@ -238,7 +257,7 @@ def _stages(plan: Plan) -> list[str]:
 
 def _side_by_side(plans: dict[str, Plan]) -> list[str]:
     def value(plan: Plan, name: str) -> str:
-        return f"{plan.estimates[name].value:.6g}" if name in plan.estimates else "-"
+        return _number(plan.estimates[name].value) if name in plan.estimates else "-"
 
     rows: list[tuple[str, Callable[[Plan], str]]] = [
         ("machine", lambda p: p.machine.name),
