@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import plan_graphs as models
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from portwright.graph.capture import capture
 from portwright.graph.graph import Graph, Module, Node, Ref, Value
@@ -43,6 +48,41 @@ def test_saved_activations_are_what_autograd_saves(name: str) -> None:
     assert memory.saved == expected
     assert sum(layer.activations for layer in memory.layers) == memory.saved
     assert memory.saved <= memory.activations <= memory.peak
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of storages that live while real tensors compute."""
+
+    def __init__(self, given: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._known = {tensor.untyped_storage()._cdata for tensor in given}
+        self._now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self._known:
+                self._known.add(storage._cdata)
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _forget(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self._now -= size
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_the_peak_is_that_of_a_real_step(name: str) -> None:
+    make, batch_of = models.CASES[name]
+    model, batch = make(), batch_of(4)
+    with LiveStorages([*model.parameters(), *model.buffers(), *batch]) as live:
+        model(*batch).backward()
+    memory = measured(models.graph_of(name, 4))
+    # The loss is counted to the end of the step; torch lets go of it or not.
+    assert memory.peak - memory.weights - memory.inputs == pytest.approx(live.peak, abs=16)
 
 
 @pytest.mark.parametrize("name", models.CASES)
