@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from portwright import __version__
 from portwright.errors import UserError
 
-_NOT_PACKED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+_WHEEL = "Wheel-Version: 1.0\nGenerator: portwright\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def checkout_folder() -> Path | None:
@@ -24,26 +24,28 @@ def make_wheel(folder: Path) -> Path:
     name = f"portwright-{__version__}"
     package = Path(__file__).parents[1]
     try:
-        described = importlib.metadata.distribution("portwright").files or []
+        installed = importlib.metadata.distribution("portwright")
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
             f"the portwright in {package} was not installed by pip, so it cannot be installed elsewhere.",
             "Install it with pip, or run from a checkout.",
         ) from error
-    files: dict[str, Path] = {
-        f"portwright/{path.relative_to(package).as_posix()}": path
+    described = {
+        "METADATA": installed.read_text("METADATA") or installed.read_text("PKG-INFO") or "",
+        "WHEEL": _WHEEL,
+        "entry_points.txt": installed.read_text("entry_points.txt") or "",
+    }
+    files: dict[str, bytes] = {
+        f"portwright/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    for entry in described:
-        words = PurePosixPath(entry).parts
-        if len(words) > 1 and words[0].endswith(".dist-info") and words[-1] not in _NOT_PACKED:
-            files["/".join((f"{name}.dist-info", *words[1:]))] = Path(str(entry.locate()))
+    files |= {f"{name}.dist-info/{file}": text.encode() for file, text in described.items()}
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{name}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, path in files.items():
-            archive.write(path, place)
+        for place, content in files.items():
+            archive.writestr(place, content)
         record = f"{name}.dist-info/RECORD"
         archive.writestr(record, "".join(f"{place},,\n" for place in [*files, record]))
     return wheel
