@@ -20,9 +20,10 @@ from portwright.graph.tape import Tape
 
 aten = torch.ops.aten
 
-# A loop that waits for a condition would wait for ever; the guess turns after so many reads at one line.
+# A loop that waits for a value would wait for ever, so the guess turns after so many reads at one line, and back again
+# after as many more.
 _MOST_EQUAL_GUESSES = 8
-_MOST_GUESSES = 200
+_MOST_GUESSES = 2000
 
 
 class EndlessLoopError(RuntimeError):
@@ -42,12 +43,13 @@ class Guesses:
         self._asked[place] += 1
         if self._asked[place] > _MOST_GUESSES:
             raise EndlessLoopError(f"a value is read more than {_MOST_GUESSES} times at this line")
+        is_turned = _MOST_EQUAL_GUESSES < self._asked[place] <= 2 * _MOST_EQUAL_GUESSES
         if tensor.dtype is torch.bool:
-            likely = self._condition(self._tape.index(tensor))
-            return likely if self._asked[place] <= _MOST_EQUAL_GUESSES else not likely
+            return self._condition(self._tape.index(tensor)) != is_turned
+        number = 0 if is_turned else 1
         if tensor.dtype.is_complex:
-            return 1 + 0j
-        return 1.0 if tensor.dtype.is_floating_point else 1
+            return complex(number)
+        return float(number) if tensor.dtype.is_floating_point else number
 
     def _condition(self, value: int) -> bool:
         made_by = self._tape.makers.get(value)

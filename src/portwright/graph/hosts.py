@@ -36,12 +36,12 @@ class Hosts:
             return hasattr(tensor, _MARK)
         return tensor not in self._of_device and not isinstance(tensor, nn.Parameter)
 
-    def stays(self, func: Any, given: list[Tensor]) -> bool:
+    def stays(self, func: Any, given: list[Tensor], names_device: bool) -> bool:
         """Whether an op computes on the host: all that it reads is there."""
         if func is torch.ops.aten.lift_fresh.default:
             return self.makes
         if not given:
-            return self.makes
+            return self.makes and not names_device
         return all(self.has(tensor) for tensor in given)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -66,7 +66,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = list(tensors_in(args))
             if kwargs:
                 given += tensors_in(kwargs.values())
-            if hosts.stays(func, given):
+            # Where no torch function runs it is compiled code, which names a device or leaves it out.
+            names_device = not tape.call and kwargs.get("device") is not None
+            if hosts.stays(func, given, names_device):
                 return hosts.run(func, args, kwargs)
             if func not in _MIXING and any(t.ndim and hosts.has(t) for t in given):
                 tape.add_stop(
