@@ -23,11 +23,15 @@ def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
     """The document `key_metrics.json`; what is not known is null, with the reason."""
     num_files, num_bytes = _measure(data.paths)
     batch = max(plan.graph.batch_size, 1)
-    sample_bytes = plan.memory.inputs / batch
+    sample_bytes: float = plan.memory.inputs / batch
+    sample_bytes = int(sample_bytes) if sample_bytes.is_integer() else sample_bytes
     no_fabric = f"mode {plan.fit.mode} on {plan.machine.name} has no such number"
     dataset: tuple[Any, str, str] = (None, "", "")
     if num_files:
-        dataset = (num_bytes, "", "sum over the files that train_input names")
+        at_least = (
+            f"at least this: counting stopped at {num_files:,} files; " if num_files >= _MOST_FILES else ""
+        )
+        dataset = (num_bytes, "", f"{at_least}sum over the files that train_input names")
     elif data.num_samples is not None:
         dataset = (
             round(data.num_samples * sample_bytes),

@@ -90,7 +90,12 @@ def plan_subject(subject: Subject, wish: Wish) -> Planned:
     captures = _Captures(subject)
     for target in wish.targets:
         machine = _machine(target, memories)
-        graph, report, gain = _match(captures, target, wish.legalise)
+        try:
+            graph, report, gain = _match(captures, target, wish.legalise)
+        except SystemExit as stop:
+            raise UserError(
+                f"the model's own code ended the process, with {stop.code!r}.", "Take exit() out of it."
+            ) from stop
         planned.plans[target.name.lower()] = make_plan(
             report,
             machine,

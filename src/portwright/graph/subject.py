@@ -283,11 +283,13 @@ def _plain_params(request: Request) -> dict[str, Any] | None:
 
 def _find_callable(file: Path, name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Under its own name, unless a module that is in use has it.
+    module_name = file.stem if file.stem not in sys.modules else f"_planned_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except PortwrightError:
