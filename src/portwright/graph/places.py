@@ -34,7 +34,8 @@ class PlaceFinder:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = None if root is None else str(root.resolve()) + "/"
+        # Both, because Python knows a file by the path through which it was imported.
+        self._roots = () if root is None else (f"{root.resolve()}/", f"{root.absolute()}/")
         self._kinds: dict[CodeType, int] = {}
         self._places: dict[tuple[CodeType, int], Place] = {}
 
@@ -83,14 +84,15 @@ class PlaceFinder:
     def _kind(self, file: str) -> int:
         if file.startswith(_TORCH) or file.startswith(("<frozen", "<eval_with_key", "<__array_function__")):
             return _HIDDEN
+        for root in self._roots:
+            if file.startswith(root) and not any(part in file[len(root) - 1 :] for part in _INSTALLED):
+                return _USER
         if any(part in file for part in _INSTALLED) and not file.startswith(_OURS):
             return _LIBRARY
         if file.startswith(_OUR_MODELS):
             return _USER
         if file.startswith(_OURS):
             return _LIBRARY if file.startswith(_OUR_BLOCKS) else _HIDDEN
-        if self._root is not None and file.startswith(self._root):
-            return _USER
         if file.startswith(_STANDARD):
             return _HIDDEN
         return _USER

@@ -532,6 +532,12 @@ def test_library_code_is_not_the_users_unless_there_is_nothing_else(tmp_path: Pa
     assert {node.place.line for node in graph.nodes if node.place} == {line_of("mine")}
     graph = capture(lambda: bought.loss, torch.randn(2, 4, requires_grad=True))
     assert {node.place.file for node in graph.nodes if node.place} == {str(package)}
+    graph = capture(Mine, TensorSpec((2, 4)), root=package.parent)
+    (summed,) = nodes_of(graph, "aten.sum.default", "forward")
+    assert summed.place is not None
+    assert summed.place.file == str(package)
+    graph = capture(Mine, TensorSpec((2, 4)), root=tmp_path)  # a project with its environment inside
+    assert {node.place.line for node in graph.nodes if node.place} == {line_of("mine")}
 
 
 def test_a_factory_that_makes_no_model() -> None:

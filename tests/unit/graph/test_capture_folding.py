@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from portwright.graph import folding
 from portwright.graph.capture import capture
+from portwright.graph.flops import flops_of_node
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
 from portwright.layers import TransformerDecoder, TransformerDecoderLayer
@@ -178,6 +179,11 @@ def test_a_folded_graph_is_the_graph(name: str, trains: bool, copies: list[str])
     assert len(folded.values) == len(plain.values)
     assert [n.op for n in folded.of_phase("forward")] == [n.op for n in plain.of_phase("forward")]
     assert _is_well_formed(folded)
+    assert _flops(folded) == _flops(plain) > 0
+
+
+def _flops(graph: Graph) -> int:
+    return sum(sum(flops_of_node(graph, node)) for node in graph.nodes)
 
 
 def _is_well_formed(graph: Graph) -> bool:
