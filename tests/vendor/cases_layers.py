@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import B, Case, bools, floats, function, ints, layer
 from torch import Tensor, nn
+from vendor.case import B, Case, bools, floats, function, ints, layer
 
 
 def _activations() -> Iterator[Case]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import B, Case, bools, floats, function, ints
 from torch import Tensor, nn
+from vendor.case import B, Case, bools, floats, function, ints
 
 
 def _elementwise() -> Iterator[Case]:

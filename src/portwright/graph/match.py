@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from portwright.graph.graph import Graph, Place
 from portwright.graph.kernels import KernelTable, Verdict
+from portwright.graph.tables import base_name
 
 _CURES = {
     "host_read": "Keep the value a tensor: torch.where instead of if, a mask instead of a slice; read it only where values are logged.",
@@ -55,48 +56,48 @@ class MatchReport:
         return dict(Counter(verdict.how for verdict in self.verdicts))
 
 
+@dataclass(frozen=True)
+class _Found:
+    op: str
+    module: str
+    place: Place | None
+    reason: str
+    cure: str
+    phase: str
+
+
 def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
-    """Judges every node; refusals of the same op at the same line are told once."""
+    """Judges every node; what has one reason at one line is told once, under the first op that has it."""
     verdicts = tuple(table.judge(graph, node) for node in graph.nodes)
-    found: dict[tuple[str, str, str], list[tuple[str, str, Place | None, str, str]]] = {}
-    for stop in graph.stops:
-        _add(found, stop.op, stop.message, stop.module, stop.place, _CURES[stop.kind], "forward")
+    found = [
+        _Found(stop.op, stop.module, stop.place, stop.message, _CURES[stop.kind], "forward")
+        for stop in graph.stops
+    ]
+    # A stop tells more than the table does: why the op cannot have a kernel.
+    stopped = {(str(stop.place), base_name(stop.op)) for stop in graph.stops if stop.op}
     for node, verdict in zip(graph.nodes, verdicts, strict=True):
-        if verdict.how == "refused":
-            _add(found, node.op, verdict.reason, node.module, node.place, verdict.cure, node.phase)
+        if verdict.how == "refused" and (str(node.place), base_name(node.op)) not in stopped:
+            found.append(_Found(node.op, node.module, node.place, verdict.reason, verdict.cure, node.phase))
     return MatchReport(target, table.label, graph, verdicts, tuple(_merge(found)))
 
 
-def _add(
-    found: dict[tuple[str, str, str], list[tuple[str, str, Place | None, str, str]]],
-    op: str,
-    reason: str,
-    module: str,
-    place: Place | None,
-    cure: str,
-    phase: str,
-) -> None:
-    found.setdefault((op, str(place), reason), []).append((op, module, place, cure, phase))
-
-
-def _merge(
-    found: dict[tuple[str, str, str], list[tuple[str, str, Place | None, str, str]]],
-) -> Sequence[Refusal]:
-    refusals = []
-    for (op, _, reason), places in found.items():
-        _, module, place, cure, phase = places[0]
-        others = tuple(dict.fromkeys(p[1] for p in places if p[1] != module))
-        refusals.append(
-            Refusal(
-                op,
-                module,
-                place.file if place else None,
-                place.line if place else None,
-                reason,
-                cure,
-                len(places),
-                phase,
-                others,
-            )
+def _merge(found: Sequence[_Found]) -> Iterator[Refusal]:
+    alike: dict[tuple[str, ...], list[_Found]] = {}
+    for one in found:
+        # Without a line the op is all that tells two refusals apart.
+        key = (str(one.place), one.reason) if one.place else (one.op, one.module, one.reason)
+        alike.setdefault(key, []).append(one)
+    for group in alike.values():
+        first = group[0]
+        others = tuple(dict.fromkeys(one.module for one in group if one.module != first.module))
+        yield Refusal(
+            op=first.op,
+            module=first.module,
+            file=first.place.file if first.place else None,
+            line=first.place.line if first.place else None,
+            reason=first.reason,
+            cure=first.cure,
+            count=len(group),
+            phase=first.phase,
+            repeats=others,
         )
-    return refusals

@@ -126,18 +126,6 @@ def euclidean(graph: Graph, node: Node) -> str | None:
 
 
 @_constraint
-def same_shapes(graph: Graph, node: Node) -> str | None:
-    """its inputs have one shape, or one of them has that of the result"""
-    values = [value for value in tensors(graph, node.args) if value.shape]
-    result = graph.values[node.outputs[0]].shape
-    if any(value.shape != result for value in values[:2]) and not any(
-        value.shape == result for value in values[:1]
-    ):
-        return f'it broadcasts its first input to {list(result)}: "operands/results must have the same shape"'
-    return None
-
-
-@_constraint
 def no_broadcast(graph: Graph, node: Node) -> str | None:
     """its inputs have one shape"""
     shapes = {value.shape for value in tensors(graph, node.args)}
@@ -150,26 +138,6 @@ def not_64_bit(graph: Graph, node: Node) -> str | None:
     if any(graph.values[i].dtype == "int64" for i in node.inputs):
         return "it has no 64-bit integer form: \"unsupported dtype: 'i64'\""
     return None
-
-
-@_constraint
-def one_leading_index(graph: Graph, node: Node) -> str | None:
-    """one index tensor, at the front"""
-    indices = argument(node, "indices", 1, ())
-    given = [i for i in indices if i is not None]
-    if any(graph.values[i.value].dtype in ("bool", "uint8") for i in given):
-        return "a mask selects, so that the size of the result depends on values"
-    if indices and indices[0] is None:
-        return "an index that is not at the front is not lowered"
-    return None
-
-
-@_constraint
-def accumulates(graph: Graph, node: Node) -> str | None:
-    """it adds to what is there; plain assignment by index is not lowered"""
-    if argument(node, "accumulate", 3, False):
-        return None
-    return "assignment by an index tensor is not lowered, only accumulation"
 
 
 @_constraint
@@ -208,13 +176,23 @@ def not_half(graph: Graph, node: Node) -> str | None:
 
 
 @_constraint
-def half_turns(graph: Graph, node: Node) -> str | None:
-    """it turns by a multiple of 180 degrees"""
+def whole_turns(graph: Graph, node: Node) -> str | None:
+    """it turns by a multiple of 360 degrees"""
+    turns = argument(node, "k", 1, 1) % 4
     return (
-        "a turn by 90 degrees needs as_strided_, which has no kernel"
-        if argument(node, "k", 1, 1) % 2
+        f"a turn by {90 * turns} degrees is taken apart below autograd, into what has no kernel"
+        if turns
         else None
     )
+
+
+@_constraint
+def integers_without_dtype(graph: Graph, node: Node) -> str | None:
+    """integers come without a dtype"""
+    value = tensor(graph, node.args[0])
+    if value is not None and not _is_floating(value) and (node.kwargs.get("dtype") or not value.shape):
+        return f"its form for {value.dtype} with a dtype, or on a scalar, is not lowered"
+    return None
 
 
 @_constraint
@@ -232,20 +210,9 @@ def floating_fill(graph: Graph, node: Node) -> str | None:
     """a floating-point tensor is filled with a floating-point number"""
     value = graph.values[node.outputs[0]]
     fill = argument(node, "fill_value", 1)
-    if value.dtype.startswith(("float", "bfloat")) and isinstance(fill, int) and not isinstance(fill, bool):
+    if _is_floating(value) and isinstance(fill, int) and not isinstance(fill, bool):
         return f"{value.dtype} is filled with the integer {fill}, which is not lowered"
     return None
-
-
-@_constraint
-def rising_dims(graph: Graph, node: Node) -> str | None:
-    """its dims are in rising order"""
-    dims = argument(node, "dim", 1)
-    value = tensor(graph, node.args[0])
-    if not isinstance(dims, tuple) or value is None:
-        return None
-    places = [d % max(len(value.shape), 1) for d in dims]
-    return None if places == sorted(places) else f"its dims {list(dims)} fall"
 
 
 @_constraint
@@ -335,3 +302,145 @@ def in_its_own_order(graph: Graph, node: Node) -> str | None:
         if list(layout) == sorted(layout)
         else "another order in memory needs as_strided, which is not lowered"
     )
+
+
+@_constraint
+def first_has_the_result_shape(graph: Graph, node: Node) -> str | None:
+    """its first input has the shape of the result"""
+    first, result = tensor(graph, node.args[0]), graph.values[node.outputs[0]]
+    if first is not None and first.shape and first.shape != result.shape:
+        return f'it broadcasts its first input to {list(result.shape)}: "operands/results must have the same shape"'
+    return None
+
+
+@_constraint
+def integers_have_the_result_shape(graph: Graph, node: Node) -> str | None:
+    """integer inputs have the shape of the result"""
+    result = graph.values[node.outputs[0]]
+    for value in tensors(graph, node.args):
+        if not _is_floating(value) and value.shape and value.shape != result.shape:
+            return (
+                f'it broadcasts integers to {list(result.shape)}: "operands/results must have the same shape"'
+            )
+    return None
+
+
+@_constraint
+def front_or_last_index(graph: Graph, node: Node) -> str | None:
+    """index tensors take the leading dimensions, or one takes the last; none is a mask"""
+    indices, value = argument(node, "indices", 1, ()), tensor(graph, node.args[0])
+    if (reason := _selects_by_mask(graph, indices)) is not None:
+        return reason
+    places = [place for place, index in enumerate(indices) if index is not None]
+    is_front = places == list(range(len(places)))
+    is_last = value is not None and places == [len(value.shape) - 1]
+    return (
+        None
+        if is_front or is_last
+        else f"index tensors at {places} are not lowered: only leading ones, or the last"
+    )
+
+
+@_constraint
+def accumulates_at_the_front(graph: Graph, node: Node) -> str | None:
+    """it adds at leading index tensors, or fills by a mask; plain assignment by index is not lowered"""
+    indices, value = argument(node, "indices", 1, ()), tensor(graph, argument(node, "values", 2))
+    adds = argument(node, "accumulate", 3, False)
+    given = tensors(graph, indices)
+    if (
+        not adds
+        and len(given) == 1
+        and given[0].dtype == "bool"
+        and value is not None
+        and value.num_elements == 1
+    ):
+        return None  # torch makes it masked_fill
+    if (reason := _selects_by_mask(graph, indices)) is not None:
+        return reason
+    if not adds:
+        return "assignment by an index tensor is not lowered, only accumulation"
+    if any(index is None for index in indices[: len(given)]):
+        return "an index tensor that is not at the front is not lowered: \"failed to legalize 'torch.prim.ListConstruct'\""
+    return None
+
+
+def _selects_by_mask(graph: Graph, indices: Sequence[Any]) -> str | None:
+    if any(value.dtype in ("bool", "uint8") for value in tensors(graph, indices)):
+        return "a mask selects, so that the size of the result depends on values"
+    return None
+
+
+@_constraint
+def rising_dims(graph: Graph, node: Node) -> str | None:
+    """its dims rise"""
+    places = _places(graph, node)
+    return None if places == sorted(places) else f"its dims {list(argument(node, 'dim', 1))} do not rise"
+
+
+@_constraint
+def neighbouring_dims(graph: Graph, node: Node) -> str | None:
+    """its dims rise and are neighbours"""
+    places = _places(graph, node)
+    value = tensor(graph, node.args[0])
+    if len(places) < 2 or value is None:
+        return None
+    between = (value.shape[d] for d in range(min(places), max(places)) if d not in places)
+    if places == sorted(places) and all(size == 1 for size in between):
+        return None
+    return f"its dims {list(argument(node, 'dim', 1))} are not rising neighbours, which is not lowered"
+
+
+def _places(graph: Graph, node: Node) -> list[int]:
+    dims, value = argument(node, "dim", 1), tensor(graph, node.args[0])
+    if not isinstance(dims, tuple) or value is None:
+        return []
+    return [dim % max(len(value.shape), 1) for dim in dims]
+
+
+@_constraint
+def floating_point(graph: Graph, node: Node) -> str | None:
+    """its input is floating point"""
+    value = tensor(graph, node.args[0])
+    return None if value is None or _is_floating(value) else f"it has no form for {value.dtype}"
+
+
+@_constraint
+def integers_padded_with_integers(graph: Graph, node: Node) -> str | None:
+    """integers are padded with an integer that is given"""
+    value, fill = tensor(graph, node.args[0]), argument(node, "value", 2, 0.0)
+    if value is None or _is_floating(value) or not isinstance(fill, float):
+        return None
+    return f"{value.dtype} is padded with the floating-point number {fill}, which is not lowered"
+
+
+@_constraint
+def integers_scaled_by_integers(graph: Graph, node: Node) -> str | None:
+    """integers are scaled by integers"""
+    value = tensor(graph, node.args[0])
+    scales = (argument(node, "beta", 3, 1), argument(node, "alpha", 4, 1))
+    if value is None or _is_floating(value) or not any(isinstance(scale, float) for scale in scales):
+        return None
+    return "integers are scaled by a floating-point number: \"unsupported input dtype: 'f64'\""
+
+
+@_constraint
+def log_softmax_by_a_positive_dim(graph: Graph, node: Node) -> str | None:
+    """the log_softmax before it names its dim from the front"""
+    value = argument(node, "self", 0)
+    maker = next(
+        (n for n in reversed(graph.nodes[max(0, node.index - 20) : node.index]) if value.value in n.outputs),
+        None,
+    )
+    if maker is None or "_log_softmax" not in maker.op or maker.args[1] >= 0:
+        return None
+    return f"the log_softmax before it is along dim {maker.args[1]}, on which the compiler stops; name it from the front"
+
+
+def _is_floating(value: Value) -> bool:
+    return value.dtype.startswith(("float", "bfloat"))
+
+
+@_constraint
+def in_place_on_a_matrix(graph: Graph, node: Node) -> str | None:
+    """in place, its input has two dimensions"""
+    return is_matrix(graph, node) if is_in_place(node) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,13 +54,13 @@ class CsxTable(TableFile):
             return Verdict("native")  # the SDK brings its own optimizers
         reason = find_everywhere(graph, node)
         if reason is not None and self._live.has(graph, node) and not self._live.is_constant(graph, node):
-            return _refuse(node.op, reason)
+            return _refuse(node, reason)
         verdict = super().judge(graph, node)
         if verdict.how != "refused":
             return verdict
         if self._is_traced(node.op) and not self._live.has(graph, node):
             return Verdict("free")  # the front end drops what nothing uses before it lowers
-        return _refuse(node.op, verdict.reason, verdict.cure)
+        return _refuse(node, verdict.reason, verdict.cure)
 
     def _is_traced(self, op: str) -> bool:
         row = self.find(op)
@@ -71,17 +72,17 @@ def _unlisted(op: str) -> tuple[str, str]:
     return f'it has no kernel: "The Cerebras backend does not yet support `{name}`"', ""
 
 
-def _refuse(op: str, reason: str, cure: str = "") -> Verdict:
-    return Verdict("refused", reason, cure or _cure_for(op))
+def _refuse(node: Node, reason: str, cure: str = "") -> Verdict:
+    return Verdict("refused", reason, cure or _cure_for(node.call) or _cure_for(base_name(node.op)))
 
 
 @functools.cache
-def _cure_for(op: str) -> str:
-    try:
-        from portwright.layers.legal.forms import cure_for
-    except ModuleNotFoundError:  # until it lands
-        return ""
-    return cure_for(base_name(op), "csx") or ""
+def _cure_for(name: str) -> str:
+    """The equal form of what the user called, or of the op that it became."""
+    from portwright.layers.legal.forms import cure_for
+
+    short = re.sub(r"^torch\.nn\.modules\.\w+\.", "torch.nn.", name)
+    return (cure_for(short, "csx") or "") if name else ""
 
 
 class _Reach:

@@ -1,0 +1,129 @@
+"""How far our `match` and the real front end agree, and the page that says so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from vendor.verdicts import SDK_VERSION, Said
+
+from portwright.graph.capture import capture
+from portwright.graph.match import MatchReport, match
+from portwright.targets.csx.kernels import table
+
+LEAST_AGREEMENT, LEAST_RECALL = 0.99, 0.97
+
+
+class Question(Protocol):
+    """A hand-picked or drawn case."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def make_model(self) -> Any: ...
+    @property
+    def batch(self) -> tuple[Tensor, ...]: ...
+    @property
+    def train(self) -> bool: ...
+
+
+def ask_match(case: Question) -> MatchReport:
+    kernels = table()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # what a case's own code warns of
+        batch = case.batch if len(case.batch) > 1 else case.batch[0]
+        graph = capture(case.make_model, batch, trains=case.train, casts=kernels.casts())
+    return match(graph, kernels, "csx")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two verdicts on one case."""
+
+    said: Said
+    report: MatchReport
+
+    @property
+    def agrees(self) -> bool:
+        return self.said.accepted == self.report.supported
+
+
+@dataclass(frozen=True)
+class Score:
+    """Agreement over a set of cases."""
+
+    pairs: tuple[Pair, ...]
+
+    @property
+    def agreement(self) -> float:
+        return _share(pair.agrees for pair in self.pairs)
+
+    @property
+    def recall_of_acceptance(self) -> float:
+        return _share(pair.agrees for pair in self.pairs if pair.said.accepted)
+
+    @property
+    def recall_of_refusal(self) -> float:
+        return _share(pair.agrees for pair in self.pairs if not pair.said.accepted)
+
+    @property
+    def disagreements(self) -> list[Pair]:
+        return [pair for pair in self.pairs if not pair.agrees]
+
+    @property
+    def meets_the_bars(self) -> bool:
+        recalls = (self.recall_of_acceptance, self.recall_of_refusal)
+        return self.agreement >= LEAST_AGREEMENT and min(recalls) >= LEAST_RECALL
+
+    def __str__(self) -> str:
+        accepted = sum(pair.said.accepted for pair in self.pairs)
+        lines = [
+            f"{len(self.pairs)} cases ({accepted} accepted by the front end): {self.agreement:.2%} agree, "
+            f"recall of acceptance {self.recall_of_acceptance:.2%}, of refusal {self.recall_of_refusal:.2%}"
+        ]
+        lines += [f"  {explain(pair)}" for pair in self.disagreements]
+        return "\n".join(lines)
+
+
+def _share(truths: Iterable[bool]) -> float:
+    found = list(truths)
+    return sum(found) / len(found) if found else 1.0
+
+
+def score(cases: Sequence[Question], said: Mapping[str, Said]) -> Score:
+    return Score(tuple(Pair(said[case.name], ask_match(case)) for case in cases))
+
+
+def explain(pair: Pair) -> str:
+    if pair.said.accepted:
+        refusal = pair.report.refused[0]
+        return f"{pair.said.case}: accepted by the SDK; match refuses {refusal.op}: {refusal.reason}"
+    return f"{pair.said.case}: match accepts; the SDK says: {pair.said.words}"
+
+
+def make_page(sets: Mapping[str, Score]) -> str:
+    """docs/fidelity.md."""
+    lines = [
+        "# How far `match` agrees with the real Cerebras front end",
+        "",
+        f"Made by `python tests/vendor/refresh.py --page` in the environment of SDK {SDK_VERSION}; tests/vendor/test_fidelity.py holds",
+        "the bars: at least 99% of verdicts agree, and of what the front end accepts, as of what it refuses, at least 97% is told so.",
+        "Accepted means lowered to the compiler's own form, whole step, without a cluster; it does not mean placed on a wafer.",
+        "",
+        "| cases | number | accepted by the SDK | agree | recall of acceptance | recall of refusal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, result in sets.items():
+        accepted = sum(pair.said.accepted for pair in result.pairs)
+        lines.append(
+            f"| {name} | {len(result.pairs)} | {accepted} | {result.agreement:.2%} | {result.recall_of_acceptance:.2%} "
+            f"| {result.recall_of_refusal:.2%} |"
+        )
+    lines += ["", "## Where they disagree", ""]
+    found = [f"- {explain(pair)}" for result in sets.values() for pair in result.disagreements]
+    return "\n".join([*lines, *(found or ["Nowhere, in these cases."])]) + "\n"

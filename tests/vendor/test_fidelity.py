@@ -1,0 +1,91 @@
+"""Our `match` against the real Cerebras front end: kept verdicts for all cases, and new questions drawn by a seed.
+
+The seed is printed; PORTWRIGHT_SEED gives one, PORTWRIGHT_DRAWN the number of drawn cases.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+
+import pytest
+from vendor import verdicts
+from vendor.cases import all_cases
+from vendor.fidelity import Question, Score, ask_match, score
+from vendor.refused_models import REFUSED, marked_line
+from vendor.verdicts import Said
+
+pytestmark = [
+    pytest.mark.vendor,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("cerebras") is None, reason="the Cerebras SDK is not in this environment"
+    ),
+    pytest.mark.filterwarnings("default"),
+]
+
+SEED = int(os.environ.get("PORTWRIGHT_SEED") or random.SystemRandom().randrange(10**6))
+NUM_DRAWN = int(os.environ.get("PORTWRIGHT_DRAWN") or 120)
+SHARE_ASKED_AGAIN = 0.2
+
+
+def ask_front_end(case: Question) -> Said:
+    from vendor.front_end import ask
+
+    said = ask(case.make_model, case.batch, case.train)
+    return Said(case.name, case.train, said.accepted, said.message)
+
+
+def check(result: Score) -> None:
+    print(result)
+    assert result.meets_the_bars, str(result)
+
+
+def test_hand_picked_cases_agree_with_the_kept_verdicts() -> None:
+    cases = all_cases()
+    assert len(cases) >= 150
+    check(score(cases, verdicts.read(verdicts.path_of("csx"))))
+
+
+def test_one_case_of_every_operator_agrees_with_the_kept_verdicts() -> None:
+    from vendor.refresh import kept_draw
+
+    check(score(kept_draw(), verdicts.read(verdicts.path_of("opinfo"))))
+
+
+def test_kept_verdicts_still_hold_for_a_random_fifth() -> None:
+    kept = verdicts.read(verdicts.path_of("csx"))
+    cases = all_cases()
+    chosen = random.Random(SEED).sample(cases, round(len(cases) * SHARE_ASKED_AGAIN))
+    print(f"PORTWRIGHT_SEED={SEED}: {len(chosen)} of {len(cases)} cases asked again")
+    changed = [
+        (said, kept[said.case])
+        for said in map(ask_front_end, chosen)
+        if said.accepted != kept[said.case].accepted
+    ]
+    assert not changed, changed
+
+
+def test_a_fresh_draw_agrees() -> None:
+    from vendor.opinfo import draw, operator_names
+
+    names = random.Random(SEED).sample(operator_names(), NUM_DRAWN)
+    cases = list(draw(SEED, 1, names))
+    print(f"PORTWRIGHT_SEED={SEED}: {len(cases)} cases drawn from OpInfo")
+    check(score(cases, {case.name: ask_front_end(case) for case in cases}))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_both_refuse_and_name_the_same_line(name: str) -> None:
+    from vendor.front_end import ask
+
+    case = REFUSED[name]
+    said = ask(case.make_model, case.batch, case.train)
+    assert not said.accepted
+    # The SDK's own traceback ends in its frames and torch's; ours is the innermost that is the model's.
+    lines = re.findall(r'refused_models\.py", line (\d+)', said.details)
+    report = ask_match(case)
+    assert {refusal.op.split(".")[1] for refusal in report.refused} >= {name}
+    assert {refusal.line for refusal in report.refused} == {int(lines[-1])} == {marked_line(name)}
