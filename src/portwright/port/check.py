@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from portwright.port.finding import Finding
@@ -14,6 +15,7 @@ from portwright.port.source import Source, UnreadableError
 
 # What a file must mention for any rule to have something to say about it.
 _RELEVANT = re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm")
+_WORD = re.compile(rb"\w+")
 UNREADABLE = "PW001"
 RULE_FAILED = "PW002"
 
@@ -57,8 +59,10 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
         return []
     file = File(source, project, selection.targets)
     found: list[Finding] = []
+    # A rule is asked only where one of its words occurs, and the words of a file are fewer than its bytes.
+    mentioned = b" ".join(set(_WORD.findall(source.data)))
     for rule in selection.rules:
-        if not any(word.encode() in source.data for word in rule.words):
+        if not any(word in mentioned for word in _words_of(rule)):
             continue
         if not selection.targets.intersection(rule.targets):
             continue
@@ -67,6 +71,12 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
         except Exception as error:  # one rule's mistake must not hide what the others found
             found.append(_rule_failed(source.path, rule, error, selection.targets))
     return sorted(_without_ignored(found, source), key=lambda f: f.place)
+
+
+@lru_cache(maxsize=1024)
+def _words_of(rule: Rule) -> tuple[bytes, ...]:
+    """Of each word the longest part that is letters, which must occur wherever the word does."""
+    return tuple(max(_WORD.findall(word.encode()) or [b""], key=len) for word in rule.words)
 
 
 def unreadable(path: Path, error: UnreadableError, targets: Iterable[str], where: str = "") -> Finding:

@@ -10,10 +10,12 @@ _INHERITED = frozenset({"name", "value", "mro"})
 
 def members_of_enum(file: File, reference: str) -> frozenset[str] | None:
     """Names that an enumeration of the project has; None for anything else, or where its bases are not all known."""
+    if not _is_enum(file, reference, 0):
+        return None
+    bases = file.names.base_names(reference)
     definition = file.names.definition(reference)
     if definition is None or definition.kind != "class":
         return None
-    bases = file.names.base_names(reference)
     if len(bases) < len([base for base in definition.bases if base not in ("str", "int")]):
         return None
     found = set(definition.members)
@@ -30,3 +32,11 @@ def members_of_enum(file: File, reference: str) -> frozenset[str] | None:
         else:
             return None
     return frozenset(found | _INHERITED) if is_enum else None
+
+
+def _is_enum(file: File, reference: str, hops: int) -> bool:
+    """Whether a class comes from Enum, by its bases alone, for which no file has to be parsed."""
+    if hops > 5:
+        return False
+    bases = file.names.base_names(reference)
+    return any(base in _ENUMS or ("::" in base and _is_enum(file, base, hops + 1)) for base in bases)

@@ -20,6 +20,10 @@ def page(rule: Rule) -> str:
 def index(rules: Iterable[Rule]) -> str:
     """The list of all rules in Markdown, by group."""
     lines = ["# Rules", "", "`portwright explain CODE` prints one of these pages.", ""]
+    lines += [
+        "PW001 says that a file could not be checked, or not be written, and why. PW002 says that a rule failed on a file.",
+        "",
+    ]
     listed = list(rules)
     for start, title in GROUPS.items():
         members = [rule for rule in listed if rule.code.startswith(start)]
@@ -54,3 +58,9 @@ def describe(rule: Rule) -> dict[str, Any]:
         "group": rule.group(),
         "page": page(rule),
     }
+
+
+def rule_pages() -> dict[str, str]:
+    """Every page of docs/rules/, by its file name."""
+    rules = list_rules()
+    return {"README.md": index(rules), **{f"{rule.code}.md": page(rule) for rule in rules}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -17,6 +19,7 @@ from portwright.port.check import Selection, check_path
 from portwright.port.finding import Finding
 from portwright.port.project import Project, find_root
 
+_FILES_A_COLLECTION = 20
 _BYTES_FOR_A_PROCESS = 400_000  # less is done before another interpreter has started
 
 
@@ -49,10 +52,18 @@ def check_files(
 def check_here(root: Path, files: Iterable[Path], selection: Selection) -> list[Checked]:
     project = Project(root)
     checked = []
-    for path in files:
-        project.consulted = {}
-        findings = [replace(f, edits=(), imports=()) for f in check_path(path, project, selection)]
-        checked.append(Checked(path, findings, project.consulted))
+    was_enabled = gc.isenabled()
+    gc.disable()  # trees are many small objects that the collector would look at over and over
+    try:
+        for number, path in enumerate(files):
+            project.consulted = {}
+            findings = [replace(f, edits=(), imports=()) for f in check_path(path, project, selection)]
+            checked.append(Checked(path, findings, project.consulted))
+            if number % _FILES_A_COLLECTION == 0:
+                gc.collect()
+    finally:
+        if was_enabled:
+            gc.enable()
     return checked
 
 
@@ -99,8 +110,10 @@ def _in_processes(root: Path, shares: Sequence[Sequence[Path]], selection: Selec
             "codes": [rule.code for rule in selection.rules],
         }  # fmt: skip
         assert child.stdin is not None
-        child.stdin.write(json.dumps(task).encode())
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it died; what it leaves undone is seen below
+            child.stdin.write(json.dumps(task).encode())
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
         children.append((child, share))
     try:
         checked = check_here(root, sorted(shares[0]), selection)

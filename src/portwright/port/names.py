@@ -112,10 +112,12 @@ class Names:
 
     def base_names(self, reference: str) -> list[str]:
         """The bases of one of the project's classes, resolved."""
-        definition = self.definition(reference)
+        path, name = split_reference(reference)
+        definition = (self.project.define(path, name) if path != self.path else None) or self.definition(
+            reference
+        )
         if definition is None or definition.kind != "class":
             return []
-        path, _ = split_reference(reference)
         found = (self._in_module(path, base.split("."), 0) for base in definition.bases)
         return [base for base in found if base]
 
@@ -230,23 +232,29 @@ class Names:
         """What `parts` mean at the top level of one of the project's files."""
         if hops > _MAX_HOPS:
             return None
-        outline = self._outline(path)
-        if outline is None:
-            return None
-        definition = outline.names.get(parts[0])
+        definition = self.project.define(path, parts[0]) if path != self.path else None
         if definition is None:
-            for dotted, level in reversed(outline.stars):
-                reference = self._starred(path, dotted, level, parts[0], hops + 1)
-                if reference is not None:
-                    return self._follow(reference, parts[1:], hops + 1)
-            inner = self.project.find_module(path, parts[0], 1) if path.name == "__init__.py" else None
-            return self._follow(f"{inner}::", parts[1:], hops + 1) if inner is not None else None
+            outline = self._outline(path)
+            if outline is None:
+                return None
+            definition = outline.names.get(parts[0])
+            if definition is None:
+                return self._in_stars(path, outline, parts, hops)
         if definition.kind in ("class", "function", "other"):
             return f"{path}::{parts[0]}" if len(parts) == 1 else None
         if definition.kind == "alias":
             return self._in_module(path, [*definition.dotted.split("."), *parts[1:]], hops + 1)
         reference = self._imported(path, definition.dotted, definition.level, hops + 1)
         return self._follow(reference, parts[1:], hops + 1) if reference is not None else None
+
+    def _in_stars(self, path: Path, outline: Outline, parts: list[str], hops: int) -> str | None:
+        """A name that a module has from a star import, or that is a module of the package."""
+        for dotted, level in reversed(outline.stars):
+            reference = self._starred(path, dotted, level, parts[0], hops + 1)
+            if reference is not None:
+                return self._follow(reference, parts[1:], hops + 1)
+        inner = self.project.find_module(path, parts[0], 1) if path.name == "__init__.py" else None
+        return self._follow(f"{inner}::", parts[1:], hops + 1) if inner is not None else None
 
     def _follow(self, base: str, parts: list[str], hops: int) -> str | None:
         if not parts:

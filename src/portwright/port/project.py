@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,16 @@ _ROOT_SIGNS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _LIBRARIES = frozenset(
     {"torch", "numpy", "torchvision", "torchaudio", "torchtext", "timm", "einops", "poptorch", "sambaflow"}
 )
+
+_DEFINITION = re.compile(
+    r"^(?:(?:async[ \t]+)?def[ \t]+(?P<function>\w+)"
+    r"|class[ \t]+(?P<class>\w+)[ \t]*(?:\((?P<bases>[^()]*)\))?[ \t]*:"
+    r"|from[ \t]+(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]+(?:\((?P<several>[^()]*)\)|(?P<few>[\w ,]+)$)"
+    r"|import[ \t]+(?P<import>[\w.]+)(?:[ \t]+as[ \t]+(?P<as>\w+))?[ \t]*(?:#.*)?$"
+    r"|(?P<name>[A-Za-z_]\w*)[ \t]*(?::[^=\n]*)?=(?!=)[ \t]*(?:(?P<alias>[A-Za-z_][\w.]*)[ \t]*(?:#.*)?$)?)",
+    re.MULTILINE,
+)
+_BASE = re.compile(r"(?:^|,)\s*([\w.]+)\s*(?=,|$)")  # not metaclass=..., not Generic[...]
 
 
 @dataclass(frozen=True)
@@ -72,15 +84,31 @@ class Project:
         self._outlines: dict[Path, Outline | None] = {}
         self._digests: dict[Path, str] = {}
         self._exists: dict[Path, bool] = {}
+        self._modules: dict[tuple[Path, str, int], Path | None] = {}
+        self._quick: dict[Path, dict[str, Definition]] = {}
 
     def forget(self, path: Path) -> None:
         """Looks at a file anew; its text in the overlay has changed."""
         self._outlines.pop(path, None)
+        self._quick.pop(path, None)
 
     def find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
         """The project's file for a module; None for a library's."""
+        key = (importer.parent, dotted, level)
+        if key not in self._modules:
+            self._modules[key] = self._find_module(importer, dotted, level)
+        return self._modules[key]
+
+    def define(self, path: Path, name: str) -> Definition | None:
+        """What the top level of a file says of a name, found without parsing it; None where that takes a parser."""
+        if path not in self._quick:
+            self._quick[path] = self._scan(path)
+        self.consulted[str(path)] = self._digests.get(path)
+        return self._quick[path].get(name)
+
+    def _find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
         parts = dotted.split(".") if dotted else []
-        if level == 0 and parts and parts[0] in _LIBRARIES:
+        if level == 0 and parts and (parts[0] in _LIBRARIES or parts[0] in sys.stdlib_module_names):
             return None
         for folder in self._folders(importer, level):
             base = folder.joinpath(*parts)
@@ -109,8 +137,11 @@ class Project:
             yield folder
             return
         yield folder
+        # An environment inside the project is not the project.
         while folder not in (self.root, folder.parent) and self.root in folder.parents:
             folder = folder.parent
+            if folder.name in ("site-packages", "dist-packages"):
+                return
             yield folder
         if self.root / "src" != importer.parent:
             yield self.root / "src"
@@ -125,16 +156,47 @@ class Project:
             self.consulted[str(path)] = None  # should it appear, what was found without it is stale
         return self._exists[path]
 
+    def _read(self, path: Path) -> Source:
+        source = self.overlay.get(path)
+        if source is None:
+            raw = read_bytes(path)
+            self._digests[path] = digest(raw)
+            source = read_source(path, raw)
+        return source
+
     def _make_outline(self, path: Path) -> Outline | None:
         try:
-            source = self.overlay.get(path)
-            if source is None:
-                raw = read_bytes(path)
-                self._digests[path] = digest(raw)
-                source = read_source(path, raw)
-            return make_outline(path, source.parse())
+            return make_outline(path, self._read(path).parse())
         except UnreadableError:
             return None
+
+    def _scan(self, path: Path) -> dict[str, Definition]:
+        found: dict[str, Definition] = {}
+        try:
+            text = self._read(path).text
+        except UnreadableError:
+            return found
+        for match in _DEFINITION.finditer(text):
+            if match["function"]:
+                found[match["function"]] = Definition("function")
+            elif match["class"]:
+                bases = tuple(_BASE.findall(match["bases"] or ""))
+                found[match["class"]] = Definition("class", bases=bases)
+            elif match["name"]:
+                kind = "alias" if match["alias"] else "other"
+                found.setdefault(match["name"], Definition(kind, match["alias"] or ""))
+            elif match["import"]:
+                top = match["import"].partition(".")[0]
+                found.setdefault(
+                    match["as"] or top, Definition("import", match["import"] if match["as"] else top)
+                )
+            else:
+                listed = re.sub(r"#.*", "", match["several"] or match["few"] or "")
+                for part in listed.split(","):
+                    name, _, bound = part.strip().partition(" as ")
+                    dotted = f"{match['module']}.{name}" if match["module"] else name
+                    found.setdefault(bound.strip() or name, Definition("import", dotted, len(match["dots"])))
+        return found
 
 
 def make_outline(path: Path, module: ast.Module) -> Outline:

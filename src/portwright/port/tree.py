@@ -53,6 +53,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     stars: list[Binding] = field(default_factory=list)
     declared_global: set[str] = field(default_factory=set)
+    own: str = ""  # of a method: what it calls its object
 
     def bind(self, name: str, binding: Binding) -> None:
         home = self
@@ -91,8 +92,9 @@ class Tree:
         self.scope = Scope(module, None)
         self.scopes: dict[ast.AST, Scope] = {module: self.scope}
         self.classes: dict[ast.ClassDef, ClassInfo] = {}
+        self._scope_of_name: dict[ast.AST, Scope] = {}
         self._walk()
-        self._collect_attributes()
+        self._note_registered()
 
     def all(self, *kinds: type[N]) -> list[N]:
         """Every node of these kinds, in no order."""
@@ -139,6 +141,9 @@ class Tree:
 
     def scope_of(self, node: ast.AST) -> Scope:
         """The scope in which a node's names are looked up."""
+        known = self._scope_of_name.get(node)
+        if known is not None:
+            return known
         inner = node
         for outer in self.ancestors(node):
             scope = self.scopes.get(outer)
@@ -160,17 +165,21 @@ class Tree:
         return [statement]
 
     def _walk(self) -> None:
-        nodes, parents, scopes = self.nodes, self.parents, self.scopes
+        nodes, parents, scopes, of_name = self.nodes, self.parents, self.scopes, self._scope_of_name
         stack: list[tuple[ast.AST, Scope]] = [(self.module, self.scope)]
         pop, push = stack.pop, stack.append
         while stack:
             node, scope = pop()
             kind = node.__class__
             nodes[kind].append(node)
+            if kind is ast.Name:
+                of_name[node] = scope
+                continue
+            inner = scope
             binder = _BINDERS.get(kind)
             if binder is not None:
                 binder(self, node, scope)
-                scope = scopes.get(node, scope)
+                inner = scopes.get(node, scope)
             fields = _FIELDS.get(kind)
             if fields is None:
                 fields = _fields_of(kind)
@@ -179,52 +188,30 @@ class Tree:
                 child = getattr(node, name, None)
                 if child is None:
                     continue
+                # Defaults, decorators and bases are evaluated around a definition, not in it.
+                own = inner if name == "body" else scope
                 if child.__class__ is list:
                     for item in reversed(child):
                         if isinstance(item, ast.AST):
                             parents[item] = node
-                            push((item, scope))
+                            push((item, own))
                 elif isinstance(child, ast.AST):
                     parents[child] = node
-                    push((child, scope))
+                    push((child, own))
 
-    def _collect_attributes(self) -> None:
-        for info in self.classes.values():
-            for method in info.methods.values():
-                if not isinstance(method, ast.Lambda) and method.args.args:
-                    self._collect_own(info, method, method.args.args[0].arg)
-
-    def _collect_own(self, info: ClassInfo, method: ast.AST, own: str) -> None:
-        for node in walk_function(method):
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in targets:
-                    for leaf, value in pair(target, node.value):
-                        if isinstance(leaf, ast.Attribute) and is_name(leaf.value, own):
-                            info.attributes.setdefault(leaf.attr, []).append(value or node.value)
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("register_buffer", "register_parameter", "add_module")
-                and len(node.args) > 1
-                and isinstance(node.args[0], ast.Constant)
-                and isinstance(node.args[0].value, str)
+    def _note_registered(self) -> None:
+        """Buffers and parameters that a module gets by name."""
+        for call in self.all(ast.Call):
+            if (
+                isinstance(call.func, ast.Attribute)
+                and call.func.attr in ("register_buffer", "register_parameter", "add_module")
+                and len(call.args) > 1
+                and isinstance(call.args[0], ast.Constant)
+                and isinstance(call.args[0].value, str)
             ):
-                info.attributes.setdefault(node.args[0].value, []).append(node.args[1])
-
-
-def walk_function(function: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a function's body, without those of functions and classes inside it."""
-    stack: list[ast.AST] = list(
-        reversed(getattr(function, "body", []) if not isinstance(function, ast.Lambda) else [])
-    )
-    if isinstance(function, ast.Lambda):
-        stack = [function.body]
-    while stack:
-        node = stack.pop()
-        yield node
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            stack.extend(reversed(list(ast.iter_child_nodes(node))))
+                info = self.class_of(call)
+                if info is not None:
+                    info.attributes.setdefault(call.args[0].value, []).append(call.args[1])
 
 
 def is_name(node: ast.AST, name: str) -> bool:
@@ -282,14 +269,25 @@ def _bind_target(scope: Scope, target: ast.expr, value: ast.expr, node: ast.AST,
                 scope.bind(leaf.id, Binding(kind, node, own if own is not None else value))
 
 
+def _note_attributes(tree: Tree, target: ast.expr, value: ast.expr, scope: Scope) -> None:
+    """`self.x = ...` in a method."""
+    if scope.own and scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef):
+        for leaf, part in pair(target, value):
+            if isinstance(leaf, ast.Attribute) and is_name(leaf.value, scope.own):
+                info = tree.classes[scope.parent.node]
+                info.attributes.setdefault(leaf.attr, []).append(part or value)
+
+
 def _on_assign(tree: Tree, node: ast.Assign, scope: Scope) -> None:
     for target in node.targets:
         _bind_target(scope, target, node.value, node, "assign")
+        _note_attributes(tree, target, node.value, scope)
 
 
 def _on_annotated(tree: Tree, node: ast.AnnAssign, scope: Scope) -> None:
     if node.value is not None:
         _bind_target(scope, node.target, node.value, node, "assign")
+        _note_attributes(tree, node.target, node.value, scope)
 
 
 def _on_named(tree: Tree, node: ast.NamedExpr, scope: Scope) -> None:
@@ -343,6 +341,7 @@ def _open(tree: Tree, node: ast.AST, args: ast.arguments, scope: Scope) -> None:
     tree.scopes[node] = inner
     defaults: list[ast.expr | None] = [*args.defaults]
     positional = [*args.posonlyargs, *args.args]
+    inner.own = positional[0].arg if positional else ""
     padded = [None] * (len(positional) - len(defaults)) + defaults
     for argument, default in [
         *zip(positional, padded, strict=True),

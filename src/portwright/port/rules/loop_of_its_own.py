@@ -40,7 +40,7 @@ class LoopOfItsOwn(Rule):
     safety = "manual"
     words = ("backward(",)
     cure = {
-        "csx": "Put forward, backward and step into one function marked @cstorch.trace; `portwright port --style layout` dissolves the loop into run().",
+        "csx": "Put forward, backward and step into one function marked @cstorch.trace, or hand model and data to portwright.run().",
         "ipu": "Return the loss from forward, wrap the model with poptorch.trainingModel(model, options, optimizer) and call that; it does backward and step.",
         "rdu": "Return loss and output from forward and call samba.session.run, which does all three.",
     }

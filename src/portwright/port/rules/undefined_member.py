@@ -68,6 +68,9 @@ class UndefinedMember(Rule):
                 or node.attr.startswith("_")
             ):
                 continue
+            last = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
+            if not last[:1].isupper():  # classes are
+                continue
             owner = file.resolve(node.value)
             if owner is None or "::" not in owner:
                 continue
