@@ -30,8 +30,8 @@ step (`tests/vendor/test_legal_vendor.py`). It does not mean that it was placed 
 What to know beforehand:
 
 - Recurrent layers are unrolled: the graph grows with the number of steps, which must be fixed. A `PackedSequence` is refused.
-- `one_hot` needs its number of classes and `bincount` its `minlength`: nothing can be read back. Values outside are not counted,
-  where torch raises.
+- `one_hot` needs its number of classes and `bincount` its `minlength`: nothing can be read back. Values outside
+  raise on a CPU; on the target they are not counted.
 - Fourier transforms take time that grows with the square of their size.
 - `median` and `kthvalue` may name another of several equal values.
 - Random functions (`gumbel_softmax`, `rrelu`), decompositions (`svd`, `inverse`), `ctc_loss`, `nonzero` and boolean indices have

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.layers.legal.positions import gather_along, take_positions
+from portwright.layers.legal.reading import can_read
 
 Dims = int | Sequence[int]
 
@@ -70,7 +71,7 @@ def roll(input: Tensor, shifts: Dims, dims: Dims | None = None, *more: int) -> T
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """F.one_hot, by comparison with an arange. The number of classes must be given, since nothing can be read back while a
-    step is traced; for the same reason a class outside it gives a row of zeros instead of an error."""
+    step is traced; for the same reason a class outside it is an error on a CPU, and a row of zeros on the target."""
     if num_classes < 1:
         raise UserError(
             f"one_hot with num_classes={num_classes} reads the largest class from the data, which the target cannot do.",
@@ -78,6 +79,8 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         )
     if tensor.dtype != torch.int64:
         raise RuntimeError(f"one_hot takes an index tensor of type int64, not {tensor.dtype}")
+    if can_read(tensor) and (int(tensor.min()) < 0 or int(tensor.max()) >= num_classes):
+        raise RuntimeError(f"one_hot got classes outside 0 to {num_classes - 1}")
     classes = torch.arange(num_classes, device=tensor.device)
     return (tensor.unsqueeze(-1) == classes).to(torch.int64)
 

@@ -21,6 +21,8 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
                 f"prelu has {weight.numel()} weights for an input of shape {tuple(input.shape)}"
             )
         weight = weight.reshape(-1, *[1] * (input.dim() - 2))
+    else:
+        weight = weight.reshape(())
     return torch.where(input > 0, input, (weight * input).to(input.dtype))
 
 

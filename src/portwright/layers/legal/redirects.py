@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -41,9 +41,13 @@ class Redirect:
     function: Callable[..., Any]
     refused: Refused | None
 
+    @property
+    def _is_by_dimension(self) -> bool:
+        return self.function.__module__ in _BY_DIMENSION
+
     def applies(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether the target would refuse this call, as far as we have an equal form of it."""
-        if kwargs.get("out") is not None:
+        if kwargs.get("out") is not None or (self._is_by_dimension and _is_scalar(args, kwargs)):
             return False
         if self.refused is None:
             return True
@@ -51,6 +55,15 @@ class Redirect:
             return self.refused(*args, **kwargs)
         except (TypeError, ValueError, IndexError, AttributeError):
             return False  # not a call that the form knows: torch's own says what it thinks of it
+
+
+_BY_DIMENSION = tuple(module.__name__ for module in (diagonal, indexing, reductions, scattering, windows))
+"""Forms that walk along dimensions; a tensor without any, which torch indulges, stays torch's."""
+
+
+def _is_scalar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    return isinstance(first, Tensor) and first.dim() == 0
 
 
 @lru_cache(maxsize=8)
@@ -78,6 +91,7 @@ def _resolve(what: str) -> Any:
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(function)
     def write(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return input.copy_(function(input, *args, **kwargs))
 
@@ -175,7 +189,7 @@ def _without_indices(input: Tensor, output_size: Any, return_indices: bool = Fal
 def _overhangs(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, *rest: Any, **more: Any
 ) -> bool:  # fmt: skip
-    return ceil_mode
+    return ceil_mode and input.is_floating_point()
 
 
 def _one_number(input: Tensor, q: Any, *rest: Any, **options: Any) -> bool:
@@ -208,23 +222,23 @@ def _is_float(input: Tensor, *rest: Any, **options: Any) -> bool:
 def _other_norm(
     input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> bool:
-    return isinstance(p, int | float) and p not in (0, 2) and p > 0
+    return isinstance(p, int | float) and p not in (0, 2) and p > 0 and input.dim() > 0
 
 
 def _other_vector_norm(
     x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> bool:
-    return ord != 2 and ord > 0
+    return ord != 2 and ord > 0 and x.dim() > 0
 
 
 def _other_normalize(
     input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> bool:
-    return p != 2.0 and p > 0 and isinstance(dim, int)
+    return p != 2.0 and p > 0 and isinstance(dim, int) and input.dim() > 0
 
 
 def _other_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> bool:
-    return p != 2.0 and p > 0
+    return p != 2.0 and p > 0 and x1.dim() > 0
 
 
 def _is_known_distance(input: Tensor, other: Tensor, p: float = 2.0) -> bool:
@@ -246,6 +260,10 @@ def _between_numbers(start: Any, end: Any, steps: Any, **options: Any) -> bool:
 
 def _line(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     return pointwise.linspace(start, end, steps, **{k: v for k, v in options.items() if v is not None})
+
+
+def _has_scores(input: Tensor, *rest: Any, **options: Any) -> bool:
+    return input.dim() > 0
 
 
 def _is_masked(*args: Any, **options: Any) -> bool:
@@ -375,7 +393,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     "F.soft_margin_loss": (losses.soft_margin_loss, None),
     "F.multi_head_attention_forward": (attention.multi_head_attention_forward, _is_masked),
     "F.gaussian_nll_loss": (losses.gaussian_nll_loss, None),
-    "F.multi_margin_loss": (losses.multi_margin_loss, None),
+    "F.multi_margin_loss": (losses.multi_margin_loss, _has_scores),
     "F.grid_sample": (grid.grid_sample, _samples),
     "F.affine_grid": (grid.affine_grid, None),
 }

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.errors import UserError
 from portwright.layers.legal.pointwise import logaddexp
 from portwright.layers.legal.positions import broadcast_shapes
+from portwright.layers.legal.reading import can_read
 
 Dims = int | Sequence[int] | None
 
@@ -255,13 +257,20 @@ def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """torch.bincount for values below minlength, which must be given; larger ones are not counted, since the result's length
-    may not depend on the data."""
+    """torch.bincount for values below minlength, which must be given, since the result's length may not depend on the data. A
+    larger value is an error on a CPU, and not counted on the target."""
     if minlength < 1:
         raise ValueError("bincount has an equal form only with a minlength above all values")
+    if can_read(input) and int(input.max()) >= minlength:
+        raise UserError(
+            f"bincount got the value {int(input.max())} with minlength={minlength}: its length would depend on the data.",
+            "Give a minlength above all values.",
+        )
     hits = input.unsqueeze(1) == torch.arange(minlength, device=input.device)
     if weights is None:
         return hits.to(torch.int64).sum(0)
+    if not weights.is_floating_point():
+        weights = weights.to(torch.float64)  # as torch does
     return (hits.to(weights.dtype) * weights.unsqueeze(1)).sum(0)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from unit.layers.legal.equality import assert_equal_calls, assert_equal_modules, values
 
+from portwright.errors import UserError
 from portwright.layers import legal
 
 NAN = torch.tensor([[1.0, math.nan, 2.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
@@ -118,8 +119,11 @@ def test_counting():
     index, weights = torch.tensor([0, 3, 3, 6]), values(4)
     assert torch.equal(legal.bincount(index, minlength=8), torch.bincount(index, minlength=8))
     torch.testing.assert_close(legal.bincount(index, weights, 8), torch.bincount(index, weights, 8))
+    assert legal.bincount(index, torch.tensor([1, 2, 3, 4]), 8).dtype == torch.float64
     with pytest.raises(ValueError, match="minlength"):
         legal.bincount(index)
+    with pytest.raises(UserError, match="minlength=6"):
+        legal.bincount(index, minlength=6)
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -67,6 +67,13 @@ def test_one_hot(shape):
     assert result.dtype == torch.int64
 
 
+@pytest.mark.parametrize("wrong", [-1, 7, 100])
+def test_classes_outside_raise_as_in_torch(wrong):
+    for function in (legal.one_hot, F.one_hot):
+        with pytest.raises(RuntimeError, match=r"[Cc]lass"):
+            function(torch.tensor([0, wrong]), 7)
+
+
 def test_one_hot_needs_the_number_of_classes():
     with pytest.raises(UserError, match="num_classes"):
         legal.one_hot(torch.tensor([1]))
