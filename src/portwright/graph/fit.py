@@ -13,7 +13,7 @@ from portwright.graph.flops import Flops
 from portwright.graph.memory import Memory, Moment, largest_batch, most_bytes
 from portwright.graph.placement import Rectangle, Shares, place, share_cores
 from portwright.graph.sizes import show_bytes
-from portwright.graph.stages import Stage, split_stages
+from portwright.graph.stages import Stage, can_split, split_stages
 from portwright.target import ExecutionMode, Hardware
 
 PIPELINED_PARAMETERS = 10**9  # PSC Neocortex: layer pipelined is for models of less than a billion parameters
@@ -211,24 +211,29 @@ def _lay_out(
 
 
 def _split_over_chips(load: Load, machine: Hardware) -> Fit:
-    """Layers in stages, one chip each; each stage on as many chips as it takes to hold the model."""
+    """Layers in contiguous stages, one chip each, as few as hold the step."""
     memory = load.memory
     chip_bytes = machine.memory_bytes // machine.num_chips
     chip_cores = (machine.num_cores or machine.num_chips) // machine.num_chips
-    saved = [m.activations for m in memory.layers]
+    work, saved = load.work, [m.activations for m in memory.layers]
     fixed = [load.stage_bytes(i) for i in range(len(load.names))]
+    counts = range(1, machine.num_chips + 1)
 
-    def stages_at(batch_size: int) -> list[Stage] | None:
-        scaled = [-(-s * batch_size // memory.batch_size) for s in saved]
-        peak = memory.peak_at(batch_size)
-        for count in range(1, machine.num_chips + 1):
-            split = split_stages(load.work, fixed, scaled, count, chip_bytes, chip_cores, load.trains, peak)
-            if split is not None:
-                return split
-        return None
+    def scaled(batch_size: int) -> list[int]:
+        return [-(-size * batch_size // memory.batch_size) for size in saved]
 
-    stages = stages_at(memory.batch_size)
-    largest = _search_batch(lambda b: stages_at(b) is not None, None)
+    def fits(batch_size: int) -> bool:
+        sizes, peak = scaled(batch_size), memory.peak_at(batch_size)
+        return any(can_split(work, fixed, sizes, n, chip_bytes, load.trains, peak) for n in counts)
+
+    stages: list[Stage] | None = None
+    for count in counts:
+        stages = split_stages(
+            work, fixed, scaled(memory.batch_size), count, chip_bytes, chip_cores, load.trains, memory.peak
+        )
+        if stages is not None:
+            break
+    largest = _search_batch(fits, None)
     formula = (
         "per stage: weights + copies + gradients + optimizer + saved activations * batches in flight, 2 * (stages behind it) + 1; "
         "one stage: the peak of the step"

@@ -76,6 +76,23 @@ def split_stages(
     return stages
 
 
+def can_split(
+    work: Sequence[float],
+    fixed: Sequence[int],
+    saved: Sequence[int],
+    num_stages: int,
+    chip_bytes: int,
+    trains: bool,
+    peak_bytes: int,
+) -> bool:
+    """Whether `split_stages` would find a split, without looking for the best."""
+    if num_stages == 1 or not work:
+        return not work or peak_bytes <= chip_bytes
+    if num_stages > len(work):
+        return False
+    return _fill(work, fixed, saved, num_stages, chip_bytes, trains, float("inf")) is not None
+
+
 def _in_flight(stage: int, num_stages: int, trains: bool) -> int:
     return 2 * (num_stages - stage) - 1 if trains else 1
 

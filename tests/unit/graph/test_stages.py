@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portwright.graph.stages import Stage, split_stages
+from portwright.graph.stages import Stage, can_split, split_stages
 
 
 def split(
@@ -35,6 +35,21 @@ def test_no_other_split_has_a_less_busy_stage(work: list[float], count: int) -> 
         for cuts in combinations(range(1, len(work)), count - 1)
     )
     assert busiest <= best * (1 + 1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50), st.integers(0, 50)), max_size=8),
+    st.integers(1, 4),
+    st.integers(0, 300),
+)
+def test_a_split_can_be_made_where_one_is(
+    layers: list[tuple[float, int, int]], count: int, chip: int
+) -> None:
+    work, fixed, saved = ([layer[i] for layer in layers] for i in range(3))
+    peak = sum(fixed) + sum(saved)
+    stages = split_stages(work, fixed, saved, count, chip, 1472, True, peak)
+    assert can_split(work, fixed, saved, count, chip, True, peak) == (stages is not None)
+    assert all(stage.memory_bytes <= chip for stage in stages or ())
 
 
 def test_the_first_stage_holds_the_most_batches() -> None:
