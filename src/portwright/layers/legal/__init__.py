@@ -24,7 +24,7 @@ from portwright.layers.legal.conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
-from portwright.layers.legal.diagonal import (
+from portwright.layers.legal.diagonals import (
     cross,
     diag,
     diag_embed,
@@ -86,7 +86,7 @@ from portwright.layers.legal.losses import (
     smooth_l1_loss,
     soft_margin_loss,
 )
-from portwright.layers.legal.norm import (
+from portwright.layers.legal.norms import (
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,

@@ -14,11 +14,11 @@ from torch import Tensor
 from portwright.layers.legal import (
     attention,
     conv,
-    diagonal,
+    diagonals,
     grid,
     indexing,
     losses,
-    norm,
+    norms,
     padding,
     pointwise,
     pooling,
@@ -57,7 +57,7 @@ class Redirect:
             return False  # not a call that the form knows: torch's own says what it thinks of it
 
 
-_BY_DIMENSION = tuple(module.__name__ for module in (diagonal, indexing, reductions, scattering, windows))
+_BY_DIMENSION = tuple(module.__name__ for module in (diagonals, indexing, reductions, scattering, windows))
 """Forms that walk along dimensions; a tensor without any, which torch indulges, stays torch's."""
 
 
@@ -290,8 +290,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     "F.conv_transpose2d": (conv.conv_transpose2d, _several_groups_transposed),
     "F.conv_transpose3d": (conv.conv_transpose3d, _several_groups_transposed),
     "F.interpolate": (resample.interpolate, _smooth_or_nearest),
-    "F.instance_norm": (norm.instance_norm, None),
-    "F.batch_norm": (norm.batch_norm, _forgets),
+    "F.instance_norm": (norms.instance_norm, None),
+    "F.batch_norm": (norms.batch_norm, _forgets),
     "F.one_hot": (indexing.one_hot, _knows_classes),
     **_both("flip", indexing.flip, _past_first),
     **_both("fliplr", indexing.fliplr),
@@ -341,14 +341,14 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Refused | None]] = {
     **_both("bincount", reductions.bincount, _has_length),
     "torch.searchsorted": (reductions.searchsorted, _no_sorter),
     "torch.bucketize": (reductions.bucketize, None),
-    **_both("diagonal", diagonal.diagonal, _is_float),
-    **_both("diag_embed", diagonal.diag_embed),
-    **_both("diag", diagonal.diag),
-    **_both("trace", diagonal.trace, _is_float),
-    **_both("tril", diagonal.tril, _is_mask),
-    **_both("triu", diagonal.triu, _is_mask),
-    **_both("cross", diagonal.cross),
-    "torch.linalg.cross": (diagonal.linalg_cross, None),
+    **_both("diagonal", diagonals.diagonal, _is_float),
+    **_both("diag_embed", diagonals.diag_embed),
+    **_both("diag", diagonals.diag),
+    **_both("trace", diagonals.trace, _is_float),
+    **_both("tril", diagonals.tril, _is_mask),
+    **_both("triu", diagonals.triu, _is_mask),
+    **_both("cross", diagonals.cross),
+    "torch.linalg.cross": (diagonals.linalg_cross, None),
     "F.prelu": (pointwise.prelu, None),
     "torch.prelu": (pointwise.prelu, None),
     "F.selu": (pointwise.selu, None),
