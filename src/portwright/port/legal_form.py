@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.rewrite import has_star, keyword, legal_import, text_of
 from portwright.port.rule import File, Rule
 
@@ -60,6 +60,9 @@ class LegalForm(Rule):
             call.func.value, ast.Constant
         )
 
+    def safety_of(self, file: File, name: str) -> Safety:
+        return self.safety
+
     def _rewrite(
         self, file: File, name: str, form: str, node: ast.expr, call: ast.Call | None
     ) -> Iterator[Finding]:
@@ -69,7 +72,7 @@ class LegalForm(Rule):
             legal, imports = legal_import(file)
             yield self.report(
                 file, call or node, f"{short}: {self.reason}", [file.replace(node, f"{legal}.{form}")], imports,
-                cure=f"Use legal.{form}, which computes the same.",
+                cure=f"Use legal.{form}, which computes the same.", safety=self.safety_of(file, name),
             )  # fmt: skip
         elif needed:
             yield self.report(file, call or node, f"{short}: {self.reason}", cure=str(needed))

@@ -162,3 +162,23 @@ def drop_underscore(file: File, call: ast.Call) -> list[Edit]:
 def insert_before(file: File, node: ast.AST, text: str) -> Edit:
     start, _ = file.source.span(node)
     return Edit(start, start, text)
+
+
+def writes_in_place(file: File, node: ast.AST) -> bool:
+    """Whether the function around a node changes tensors in place, so that it matters which of them share memory."""
+    function = file.tree.function_of(node) or file.tree.module
+    for part in ast.walk(function):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+            name = part.func.attr
+            if name.endswith("_") and not name.startswith("_"):
+                return True
+        targets = (
+            part.targets
+            if isinstance(part, ast.Assign)
+            else [part.target]
+            if isinstance(part, ast.AugAssign)
+            else []
+        )
+        if any(isinstance(target, ast.Subscript) for target in targets):
+            return True
+    return False

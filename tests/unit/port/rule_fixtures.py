@@ -1,4 +1,4 @@
-"""The fixture pairs of rules: NAME.in.py, whose lines say what is expected of them, and NAME.out.py after all rewrites."""
+"""The fixture pairs of rules: NAME.in.py, whose lines end `# expect: CODE SAFETY`, and NAME.out.py after all rewrites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portwright.port.rule import Rule
 from portwright.port.source import Source, decode
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "rules"
-_EXPECT = re.compile(r"# expect: (PW\d+)")
+_EXPECT = re.compile(r"# expect: (PW\d+) ([a-z ]+)$")
 
 
 def names() -> list[str]:
@@ -36,13 +36,16 @@ def mistakes(rule: Rule, name: str) -> list[str]:
     """Everything in which a rule differs from its fixture."""
     source = load(name)
     expected = {
-        (number, code)
+        (number, code, safety)
         for number, line in enumerate(source.text.splitlines(), 1)
-        for code in _EXPECT.findall(line)
+        for code, safeties in _EXPECT.findall(line)
+        for safety in safeties.split()
     }
-    found = {(f.line, f.code) for f in find(source, project(), select(rule))}
-    wrong = [f"line {line} should have {code}" for line, code in sorted(expected - found)]
-    wrong += [f"line {line} should not have {code}" for line, code in sorted(found - expected)]
+    found = {(f.line, f.code, f.safety) for f in find(source, project(), select(rule))}
+    wrong = [f"line {line} should have {code} {safety}" for line, code, safety in sorted(expected - found)]
+    wrong += [
+        f"line {line} should not have {code} {safety}" for line, code, safety in sorted(found - expected)
+    ]
     after = make_patch(source, project(), select(rule), ("safe", "unsafe")).after
     if after.data != load(name, "out").data:
         wrong.append("the rewritten text is not that of the .out.py")

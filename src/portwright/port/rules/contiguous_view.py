@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import writes_in_place
 from portwright.port.rule import File, Rule
 
 
@@ -28,7 +29,7 @@ class ContiguousView(Rule):
     ```
 
     ## Safety
-    Safe: the same values in the same order.
+    Safe: the same values in the same order. Unsafe in a function that writes into tensors: the copy was a place of its own.
     """
 
     code = "PW303"
@@ -56,7 +57,13 @@ class ContiguousView(Rule):
             start = inner_end - len("contiguous")
             if b"#" not in file.source.data[start:end]:
                 edits = [Edit(start, end, "reshape")]
-                yield self.report(file, call, "a view of a contiguous copy is a reshape", edits)
+                yield self.report(
+                    file,
+                    call,
+                    "a view of a contiguous copy is a reshape",
+                    edits,
+                    safety="unsafe" if writes_in_place(file, call) else "safe",
+                )
 
 
 RULE = ContiguousView()

@@ -24,7 +24,16 @@ _IDLE = frozenset(
     ]
 )
 
-_WITHOUT_CUDA = {"is_bf16_supported": "False", "device_count": "0"}  # what they answer where there is no CUDA
+
+def _is_demand(file: File, call: ast.Call) -> bool:
+    """Whether a script refuses to run without CUDA: then a person has to decide."""
+    statement = file.tree.statement_of(call)
+    if isinstance(statement, ast.Assert):
+        return True
+    if not isinstance(statement, ast.If) or not isinstance(file.tree.parents.get(call), ast.UnaryOp):
+        return False
+    last = statement.body[-1]
+    return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and "exit" in file.segment(last))
 
 
 class CudaCall(Rule):
@@ -47,7 +56,7 @@ class CudaCall(Rule):
     ## Safety
     Safe: seeding, synchronising and emptying caches do nothing without CUDA, and is_available() is False there, so
     the script takes its own way for the CPU. Memory figures,
-    events and streams are left to you.
+    events and streams are left to you, and so is a script that refuses to run without CUDA.
     """
 
     code = "PW501"
@@ -74,9 +83,11 @@ class CudaCall(Rule):
             elif last == "is_available":
                 if is_device_choice(file, call):
                     continue
+                edits = [] if _is_demand(file, call) else [file.replace(call, "False")]
+            elif last == "is_bf16_supported" and not call.args:
                 edits = [file.replace(call, "False")]
-            elif last in _WITHOUT_CUDA and not call.args:
-                edits = [file.replace(call, _WITHOUT_CUDA[last])]
+            elif last == "device_count" and isinstance(file.tree.parents.get(call), ast.Compare):
+                edits = [file.replace(call, "0")]
             elif last == "current_accelerator" and isinstance(call.func, ast.Attribute):
                 torch_name = file.segment(call.func).partition(".")[0]
                 edits = [file.replace(call, f'{torch_name}.device("cpu")')] if torch_name == "torch" else []

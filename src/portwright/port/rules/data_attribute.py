@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import writes_in_place
 from portwright.port.rule import File, Rule
 
 _TENSOR_NAMES = (
@@ -40,6 +41,11 @@ def _is_written(file: File, node: ast.Attribute) -> bool:
     if isinstance(parent, ast.AugAssign):
         return parent.target is node
     return isinstance(parent, ast.Attribute) and parent.attr.endswith("_")
+
+
+def _is_kept(file: File, node: ast.AST) -> bool:
+    """Given a name, under which it can be written to later."""
+    return isinstance(file.tree.parents.get(node), (ast.Assign, ast.AnnAssign, ast.NamedExpr))
 
 
 class DataAttribute(Rule):
@@ -93,7 +99,13 @@ class DataAttribute(Rule):
             else:
                 _, end = file.source.span(node)
                 edits = [Edit(end - len("data"), end, "detach()")]
-                yield self.report(file, node, f"{file.segment(node)} is read past the tracer", edits)
+                yield self.report(
+                    file,
+                    node,
+                    f"{file.segment(node)} is read past the tracer",
+                    edits,
+                    safety="unsafe" if _is_kept(file, node) and writes_in_place(file, node) else "safe",
+                )
 
 
 RULE = DataAttribute()

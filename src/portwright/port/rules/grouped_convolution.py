@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 
+from portwright.port.finding import Safety
 from portwright.port.legal_form import LegalForm, is_grouped
 from portwright.port.rule import File
 
@@ -31,7 +32,8 @@ class GroupedConvolution(LegalForm):
     ```
 
     ## Safety
-    Safe: one convolution a group, with the same parameters, names and initial values.
+    Safe: one convolution a group, with the same parameters, names and initial values. Unsafe in a
+    file that compares types (`type(m) == nn.Conv2d`).
     """
 
     code = "PW321"
@@ -49,6 +51,13 @@ class GroupedConvolution(LegalForm):
     def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
         last = name.rpartition(".")[2]
         return is_grouped(call, 7 if last.startswith("ConvTranspose") else 6)
+
+    def safety_of(self, file: File, name: str) -> Safety:
+        """Code that asks for exactly this class would not know its legal form; those of one group stay what they are."""
+        asked = any(
+            isinstance(outer, ast.Compare) for use in file.uses(name) for outer in file.tree.ancestors(use)
+        )
+        return "unsafe" if asked else "safe"
 
 
 RULE = GroupedConvolution()

@@ -17,6 +17,8 @@ def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
     """torch.tensor for values in a list, torch.empty for sizes in numbers."""
     if call.keywords or not call.args or not isinstance(call.func, ast.Attribute):
         return []
+    if not dtype and "set_default" in file.source.text:
+        return []  # torch.Tensor makes what was made the default
     if len(call.args) == 1 and isinstance(call.args[0], (ast.List, ast.ListComp)):
         maker = "tensor"
         # torch.Tensor makes floats of the default dtype, which values without a point would not become.

@@ -38,7 +38,8 @@ class RecurrentLayer(LegalForm):
 
     ## Safety
     Safe: the same cell, parameters, names and initial values, a step at a time. A class chosen by its name
-    (`getattr(nn, kind)`) is left to you unless an `if` around it lists recurrent layers only.
+    (`getattr(nn, kind)`) is left to you unless an `if` around it lists recurrent layers only, and so are layers in a
+    file that packs sequences, whose number of steps depends on the data.
     """
 
     code = "PW312"
@@ -54,6 +55,13 @@ class RecurrentLayer(LegalForm):
         "torch.nn.GRUCell": "GRUCell",
         "torch.nn.RNNCell": "RNNCell",
     }
+
+    def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
+        if any(
+            word in file.source.text for word in ("pack_padded_sequence", "pack_sequence", "PackedSequence")
+        ):
+            return f"Pad to a fixed length instead of packing, then use legal.{name.rpartition('.')[2]}."
+        return True
 
     def find(self, file: File) -> Iterator[Finding]:
         yield from super().find(file)
