@@ -9,7 +9,7 @@ ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
 CSX := $(ENVS)/csx-2.10.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-vendor csx-env lint format docs bench clean
+.PHONY: help demo test test-gpu test-vendor test-vendor-core csx-env lint format docs bench clean
 
 help:
 	@echo "make demo         train and evaluate the reference MLP on handwritten digits"
@@ -43,7 +43,14 @@ test: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu
 
-test-vendor: $(STAMP) csx-env
+# What users run in the SDK's environment, under its torch 2.4. job/ has no torch, and the same Python tests it in `make test`.
+CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.py \
+	$(addprefix tests/unit/layers/test_,$(addsuffix .py,attention blocks embedding masks norms positions))
+
+test-vendor-core: csx-env
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider $(CORE)
+
+test-vendor: $(STAMP) csx-env test-vendor-core
 	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python -m pytest -q -m vendor tests/e2e
 
