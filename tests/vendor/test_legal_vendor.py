@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
+from unit.layers.legal.composite_models import COMPOSITES
 from unit.layers.legal.legal_cases import CASES, Case
 
 from portwright.layers import legal
@@ -95,6 +98,28 @@ def test_refused_as_it_is_and_taken_once_legal(
     assert original.message
     assert legalised.accepted, legalised.message
     assert sum(legalised.ops.values()) > 3
+
+
+@pytest.mark.parametrize(("make", "batch"), COMPOSITES, ids=lambda value: getattr(value, "__name__", ""))
+def test_whole_models_are_taken_once_legal(
+    make: Callable[[], nn.Module], batch: tuple[torch.Tensor, ...]
+) -> None:
+    from front_end import Question, ask_all
+
+    single = tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in batch)
+    original, legalised = ask_all(
+        [Question(make, single), Question(lambda: legal.legalise(make()).model, single)], at_once=2
+    )
+    assert not original.accepted
+    assert legalised.accepted, legalised.message
+
+
+def test_a_child_that_hangs_or_dies_is_a_refusal() -> None:
+    from front_end import ask_function
+
+    x = torch.randn(4, 8)
+    assert "no answer" in ask_function(lambda x: time.sleep(600), x, limit_seconds=3.0).message
+    assert "died" in ask_function(lambda x: os._exit(3), x).message
 
 
 BY_HAND = {
