@@ -47,7 +47,9 @@ class Calls(nn.Module):
     def forward(self, *batch: Tensor) -> Tensor:
         inputs = [t * self.scale.reshape([1] * t.dim()) if t.is_floating_point() else t for t in batch]
         loss = loss_of(self.function(*inputs))
-        return loss + self.scale.sum() if not any(t.is_floating_point() for t in batch) else loss
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            return loss + sum(t.mean() for t in (*inputs, self.scale) if t.is_floating_point())
+        return loss
 
 
 class Layer(nn.Module):

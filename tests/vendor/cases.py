@@ -9,11 +9,12 @@ from __future__ import annotations
 from vendor.case import Case
 from vendor.cases_layers import LAYER_FAMILIES
 from vendor.cases_models import models
+from vendor.cases_networks import networks
 from vendor.cases_ops import OP_FAMILIES
 
 
 def all_cases() -> list[Case]:
-    found = [case for family in (*LAYER_FAMILIES, *OP_FAMILIES, models) for case in family()]
+    found = [case for family in (*LAYER_FAMILIES, *OP_FAMILIES, networks, models) for case in family()]
     names = [case.name for case in found]
     assert len(set(names)) == len(names), "two cases share a name"
     return found
