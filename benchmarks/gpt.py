@@ -58,16 +58,12 @@ def gpt_111m() -> GPT:
     return GPT(12, 768, 12)
 
 
-def gpt_111m_24_layers() -> GPT:
-    return GPT(24, 768, 12)
-
-
-def gpt_111m_48_layers() -> GPT:
-    return GPT(48, 768, 12)
-
-
 def gpt_111m_96_layers() -> GPT:
     return GPT(96, 768, 12)
+
+
+def gpt_111m_384_layers() -> GPT:
+    return GPT(384, 768, 12)
 
 
 def gpt3_175b() -> GPT:
