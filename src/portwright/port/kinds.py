@@ -51,6 +51,7 @@ _NOT_TENSOR_METHODS = frozenset(
         """
     )
 )
+_NUMBERS = ("len", "int", "float", "round", "bool")
 _NUMBER_METHODS = frozenset({"item", "dim", "numel", "nelement", "ndimension", "__len__"})
 _TENSOR_ATTRIBUTES = frozenset({"data", "grad", "T", "mT", "H", "real", "imag"})
 _EXECUTORS = frozenset({"poptorch.trainingModel", "poptorch.inferenceModel"})
@@ -116,6 +117,8 @@ class Kinds:
         dotted = self.names.resolve(node.func)
         if dotted is not None:
             return self._kind_of_result(dotted)
+        if isinstance(node.func, ast.Name) and node.func.id in _NUMBERS:
+            return "number" if self.tree.scope_of(node.func).lookup(node.func.id) is None else None
         if isinstance(node.func, ast.Attribute):
             method = node.func.attr
             receiver = self.kind(node.func.value, depth)
@@ -178,8 +181,6 @@ class Kinds:
             and last not in _NOT_TENSOR_FUNCTIONS
         ):
             return "tensor" if last[:1].islower() else None
-        if dotted in ("len", "int", "float", "min", "max"):
-            return "number"
         return None
 
     def _kind_of_attribute(self, node: ast.Attribute, depth: int) -> Kind | None:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import const, is_constant, unwrap
+from portwright.port.rewrite import is_constant, unwrap
 from portwright.port.rule import File, Rule
 
 _DTYPES = {
@@ -13,17 +13,47 @@ _DTYPES = {
 }  # fmt: skip
 
 
+def _is_values(file: File, node: ast.expr, depth: int) -> bool:
+    """Whether an argument is certainly values, a list or an array of numpy's, and not a size."""
+    if isinstance(node, (ast.List, ast.ListComp)):
+        return True
+    if isinstance(node, ast.Call):
+        if (file.resolve(node.func) or "").startswith("numpy."):
+            return True
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "astype",
+            "tolist",
+            "copy",
+            "reshape",
+        )
+        return (
+            is_method
+            and isinstance(node.func, ast.Attribute)
+            and _is_values(file, node.func.value, depth + 1)
+        )
+    if isinstance(node, ast.Name) and depth < 5:
+        found = file.tree.scope_of(node).lookup(node.id)
+        bindings = found[1] if found else []
+        return bool(bindings) and all(
+            b.kind == "assign" and b.value is not None and _is_values(file, b.value, depth + 1)
+            for b in bindings
+        )
+    return False
+
+
 def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
     """torch.tensor for values in a list, torch.empty for sizes in numbers."""
     if call.keywords or not call.args or not isinstance(call.func, ast.Attribute):
         return []
     if not dtype and "set_default" in file.source.text:
         return []  # torch.Tensor makes what was made the default
-    if len(call.args) == 1 and isinstance(call.args[0], (ast.List, ast.ListComp)):
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        return []
+    if len(call.args) == 1 and _is_values(file, call.args[0], 0):
         maker = "tensor"
         # torch.Tensor makes floats of the default dtype, which values without a point would not become.
         dtype = dtype or "float32"
-    elif all(isinstance(const(a), int) and not isinstance(const(a), bool) for a in call.args):
+    elif len(call.args) > 1 or file.flow.kind(call.args[0]) in ("number", "shape"):
         maker = "empty"
     else:
         return []
@@ -54,7 +84,7 @@ class LegacyTensor(Rule):
     ```
 
     ## Safety
-    Safe where the argument is written out: values in a list, or sizes as numbers. What the constructor would make of
+    Safe where one can see what the argument is: values in a list or an array of numpy's, or sizes. What the constructor would make of
     a variable (values or a size) cannot be told, and is left to you.
     """
 
