@@ -43,6 +43,11 @@ _NO_OP = "the front end does not know the op"
 _NO_BACKWARD = "the front end has no backward of it"
 _INDEX = "its backward is an index_put in a later dimension, which is not lowered"
 _READS = "it reads a value back into Python while the step is traced"
+_BATCH_NORM = (
+    "aten.native_batch_norm",
+    "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_functional",
+)
 _GROUPS = "convolutions of several groups are not lowered"
 
 FORMS: tuple[Form, ...] = (
@@ -135,14 +140,14 @@ FORMS: tuple[Form, ...] = (
     Form(
         "instance_norm",
         ("F.instance_norm", "nn.InstanceNorm1d", "nn.InstanceNorm2d", "nn.InstanceNorm3d"),
-        ("aten.instance_norm",),
+        ("aten.instance_norm", *_BATCH_NORM),
         "a group norm of one channel a group",
         "it is a batch norm without running statistics, which is not lowered",
     ),
     Form(
         "batch_norm",
         ("F.batch_norm",),
-        (),
+        _BATCH_NORM,
         "a batch norm with running statistics that are forgotten",
         "a batch norm without running statistics is not lowered",
     ),

@@ -134,7 +134,32 @@ class Attends(nn.Module):
         return self.attention(x, x, x, key_padding_mask=padding, **self.options)
 
 
+class Masked(nn.Module):
+    """A stack of torch's own, given a mask and left to find out that it is causal."""
+
+    def __init__(self, decodes: bool) -> None:
+        super().__init__()
+        layer = (nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)(
+            8, 2, 16, 0.0, batch_first=True
+        )
+        self.stack = (nn.TransformerDecoder if decodes else nn.TransformerEncoder)(layer, 2)
+        self.decodes = decodes
+        self.register_buffer("mask", torch.full((6, 6), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stack(x, x * 0.5, tgt_mask=self.mask) if self.decodes else self.stack(x, mask=self.mask)
+
+
 MODULES = [
+    of_module("TransformerEncoder_masked", lambda: Masked(decodes=False), SERIES),
+    of_module("TransformerDecoder_masked", lambda: Masked(decodes=True), SERIES),
+    of_module("UpsamplingNearest2d", lambda: nn.UpsamplingNearest2d(scale_factor=2), IMAGE),
+    of_module("ReflectionPad1d", lambda: nn.ReflectionPad1d(2), SERIES),
+    of_module("ReflectionPad3d", lambda: nn.ReflectionPad3d(1), VOLUME),
+    of_module("ReplicationPad2d", lambda: nn.ReplicationPad2d(1), IMAGE),
+    of_module("ReplicationPad3d", lambda: nn.ReplicationPad3d((1, 0, 2, 1, 0, 1)), VOLUME),
+    of_module("AdaptiveMaxPool3d", lambda: nn.AdaptiveMaxPool3d((2, 3, 1)), VOLUME),
+    of_module("Hardshrink", lambda: nn.Hardshrink(), ROW),
     of_module("MultiheadAttention_padded", Attends, SERIES),
     of_module("MultiheadAttention_padded_no_weights", lambda: Attends(need_weights=False), SERIES),
     of_module("SoftMarginLoss", lambda: Fixed(nn.SoftMarginLoss()), ROW, lambda: torch.ones(4, 8)),
@@ -234,6 +259,19 @@ CALLS = [
     of_calls("logcumsumexp", lambda x: x.logcumsumexp(1), ROW),
     of_calls("sum_falling", lambda x: x.sum((-1, -2)), IMAGE),
     of_calls("amax_falling", lambda x: x.amax((3, 2)), IMAGE),
+    of_calls("amin_falling", lambda x: x.amin((3, 2)), IMAGE),
+    of_calls("var_falling", lambda x: x.var((-1, -2)), IMAGE),
+    of_calls("std_falling", lambda x: torch.std(x, (3, 2), unbiased=False), IMAGE),
+    of_calls("logsumexp_falling", lambda x: x.logsumexp((3, 2)), IMAGE),
+    of_calls("vector_norm_1", lambda x: torch.linalg.vector_norm(x, 1, dim=1), ROW),
+    of_calls("vdot", lambda x: torch.vdot(x[0], x[1]), ROW),
+    of_calls("avg_pool1d_ceil", lambda x: F.avg_pool1d(x, 3, 2, ceil_mode=True), SERIES),
+    of_calls("avg_pool3d_ceil", lambda x: F.avg_pool3d(x, 3, 2, ceil_mode=True), VOLUME),
+    of_calls(
+        "tril_mask",
+        lambda x: x[:, :4].masked_fill(torch.ones(4, 4, dtype=torch.bool, device=x.device).tril(-1), 0.5),
+        ROW,
+    ),
     of_calls("nansum", lambda x: x.nansum(1), ROW),
     of_calls("nanmean", lambda x: x.nanmean(), ROW),
     of_calls("var_mean", lambda x: torch.var_mean(x, 1), ROW),

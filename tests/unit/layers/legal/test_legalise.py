@@ -422,6 +422,15 @@ def test_the_table_of_forms_and_the_code_agree() -> None:
         assert f"`{form.name}`" in legal.forms_table()
 
 
+def test_every_form_has_a_case_that_the_front_end_is_asked_about() -> None:
+    used = set()
+    for case in CASES:
+        legalised = legal.legalise(case.make())
+        legalised.model(*case.batch())
+        used |= {swap.what for swap in legalised.swaps}
+    assert [form.name for form in FORMS if form.replaces and not used & set(form.replaces)] == []
+
+
 def test_torch_compile_runs_a_legalised_model() -> None:
     model = legal.legalise(UNet()).model
     inputs = torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8)

@@ -86,7 +86,8 @@ def test_reductions(dim, keepdim):
         )
     if dim is not None:
         assert_equal_calls(lambda x: x.sum(dim, keepdim), lambda x: legal.sum(x, dim, keepdim), x)
-    for name in ("var_mean", "std_mean"):
+        assert_equal_calls(lambda x: x.logsumexp(dim, keepdim), lambda x: legal.logsumexp(x, dim, keepdim), x)
+    for name in ("var_mean", "std_mean", "var", "std"):
         ours, theirs = getattr(legal, name), getattr(torch, name)
         for correction in (0, 1):
             assert_equal_calls(
