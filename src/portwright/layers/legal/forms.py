@@ -108,6 +108,13 @@ FORMS: tuple[Form, ...] = (
         "fused recurrent layers are not lowered",
     ),
     Form(
+        "RNN",
+        ("nn.RNN",),
+        ("aten.rnn_tanh", "aten.rnn_relu"),
+        "the cell unrolled over the steps of the input",
+        "it takes no input in half precision, which the SDK turns on",
+    ),
+    Form(
         "LSTMCell",
         ("nn.LSTMCell",),
         ("aten.lstm_cell", "aten._thnn_fused_lstm_cell"),

@@ -200,6 +200,7 @@ _MODULES: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool] | N
     nn.ConvTranspose3d: (conv.ConvTranspose3d, _has_groups),
     nn.LSTM: (recurrent.LSTM, None),
     nn.GRU: (recurrent.GRU, None),
+    nn.RNN: (recurrent.RNN, None),
     nn.LSTMCell: (recurrent_cells.LSTMCell, None),
     nn.GRUCell: (recurrent_cells.GRUCell, None),
     nn.Upsample: (resample.Upsample, _is_smooth_or_nearest),
@@ -237,5 +238,5 @@ _MODULES: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool] | N
     nn.TransformerEncoder: (transformer.TransformerEncoder, None),
     nn.TransformerDecoder: (transformer.TransformerDecoder, None),
 }
-_FUSED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
+_FUSED = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell)
 _LEGAL_CLASSES = tuple(legal for legal, _ in _MODULES.values())

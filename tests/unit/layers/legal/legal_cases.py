@@ -178,6 +178,7 @@ MODULES = [
     of_module("LSTM_bidirectional_projected", lambda: nn.LSTM(8, 5, 2, bidirectional=True, proj_size=3), SERIES),
     of_module("LSTM_subclassed", lambda: SubclassedLSTM(8, 5, batch_first=True), SERIES),
     of_module("GRU", lambda: nn.GRU(8, 5, 2, bidirectional=True), SERIES),
+    of_module("RNN_after_a_projection", lambda: nn.Sequential(nn.Linear(8, 6), nn.RNN(6, 5, batch_first=True)), SERIES),
     of_module("LSTMCell", lambda: nn.LSTMCell(8, 5), ROW),
     of_module("GRUCell", lambda: nn.GRUCell(8, 5), ROW),
     of_module("Upsample_nearest", lambda: nn.Upsample(scale_factor=2), IMAGE),
