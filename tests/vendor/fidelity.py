@@ -18,6 +18,9 @@ from portwright.targets.csx.kernels import table
 
 LEAST_AGREEMENT, LEAST_RECALL = 0.99, 0.97
 
+REPORTS: list[str] = []
+"""What a run of the tests found, for its summary."""
+
 
 class Question(Protocol):
     """A hand-picked or drawn case."""

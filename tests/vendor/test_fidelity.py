@@ -9,11 +9,12 @@ import importlib.util
 import os
 import random
 import re
+from collections.abc import Sequence
 
 import pytest
 from vendor import verdicts
 from vendor.cases import all_cases
-from vendor.fidelity import Question, Score, ask_match, score
+from vendor.fidelity import REPORTS, Question, Score, ask_match, score
 from vendor.refused_models import REFUSED, marked_line
 from vendor.verdicts import Said
 
@@ -27,44 +28,47 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("PORTWRIGHT_SEED") or random.SystemRandom().randrange(10**6))
-NUM_DRAWN = int(os.environ.get("PORTWRIGHT_DRAWN") or 120)
+NUM_DRAWN = int(os.environ.get("PORTWRIGHT_DRAWN") or 300)  # fewer, and three odd cases would miss the bars
 SHARE_ASKED_AGAIN = 0.2
 
 
-def ask_front_end(case: Question) -> Said:
-    from vendor.front_end import ask
+def ask_front_end(cases: Sequence[Question]) -> dict[str, Said]:
+    from vendor import front_end
 
-    said = ask(case.make_model, case.batch, case.train)
-    return Said(case.name, case.train, said.accepted, said.message)
+    questions = [front_end.Question(case.make_model, case.batch, case.train) for case in cases]
+    answers = front_end.ask_all(questions, at_once=os.cpu_count() or 1)
+    return {
+        case.name: Said(case.name, case.train, answer.accepted, answer.message)
+        for case, answer in zip(cases, answers, strict=True)
+    }
 
 
-def check(result: Score) -> None:
-    print(result)
+def check(name: str, result: Score) -> None:
+    REPORTS.append(f"{name}: {result}")
     assert result.meets_the_bars, str(result)
 
 
 def test_hand_picked_cases_agree_with_the_kept_verdicts() -> None:
     cases = all_cases()
     assert len(cases) >= 150
-    check(score(cases, verdicts.read(verdicts.path_of("csx"))))
+    check("hand-picked", score(cases, verdicts.read(verdicts.path_of("csx"))))
 
 
 def test_one_case_of_every_operator_agrees_with_the_kept_verdicts() -> None:
     from vendor.refresh import kept_draw
 
-    check(score(kept_draw(), verdicts.read(verdicts.path_of("opinfo"))))
+    check("one of every operator", score(kept_draw(), verdicts.read(verdicts.path_of("opinfo"))))
 
 
 def test_kept_verdicts_still_hold_for_a_random_fifth() -> None:
     kept = verdicts.read(verdicts.path_of("csx"))
     cases = all_cases()
     chosen = random.Random(SEED).sample(cases, round(len(cases) * SHARE_ASKED_AGAIN))
-    print(f"PORTWRIGHT_SEED={SEED}: {len(chosen)} of {len(cases)} cases asked again")
-    changed = [
-        (said, kept[said.case])
-        for said in map(ask_front_end, chosen)
-        if said.accepted != kept[said.case].accepted
-    ]
+    REPORTS.append(
+        f"PORTWRIGHT_SEED={SEED}: asked again about {len(chosen)} of {len(cases)} hand-picked cases"
+    )
+    now = ask_front_end(chosen)
+    changed = [(said, kept[name]) for name, said in now.items() if said.accepted != kept[name].accepted]
     assert not changed, changed
 
 
@@ -73,8 +77,7 @@ def test_a_fresh_draw_agrees() -> None:
 
     names = random.Random(SEED).sample(operator_names(), NUM_DRAWN)
     cases = list(draw(SEED, 1, names))
-    print(f"PORTWRIGHT_SEED={SEED}: {len(cases)} cases drawn from OpInfo")
-    check(score(cases, {case.name: ask_front_end(case) for case in cases}))
+    check(f"drawn from OpInfo by PORTWRIGHT_SEED={SEED}", score(cases, ask_front_end(cases)))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -33,15 +33,15 @@ def is_in_place(node: Node) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-_DTYPES = ("float16", "bfloat16", "float32", "float8_e5m2", "bool", "int16", "int32", "int64")
+DTYPES = ("float16", "bfloat16", "float32", "float8_e5m2", "bool", "int16", "int32", "int64")
 
 
 def find_everywhere(graph: Graph, node: Node) -> str | None:
     """What holds of every op: the dtypes that the compiler has."""
     for index in (*node.inputs, *node.outputs):
         dtype = graph.values[index].dtype
-        if dtype not in _DTYPES:
-            return f"the compiler has no {dtype}; it has {', '.join(_DTYPES)}"
+        if dtype not in DTYPES:
+            return f"the compiler has no {dtype}; it has {', '.join(DTYPES)}"
     return None
 
 
@@ -444,3 +444,19 @@ def _is_floating(value: Value) -> bool:
 def in_place_on_a_matrix(graph: Graph, node: Node) -> str | None:
     """in place, its input has two dimensions"""
     return is_matrix(graph, node) if is_in_place(node) else None
+
+
+@_constraint
+def one_precision(graph: Graph, node: Node) -> str | None:
+    """its inputs have one precision"""
+    dtypes = {value.dtype for value in tensors(graph, node.args) if _is_floating(value)}
+    return None if len(dtypes) < 2 else f"it mixes {' and '.join(sorted(dtypes))}"
+
+
+@_constraint
+def not_two_masks(graph: Graph, node: Node) -> str | None:
+    """not both inputs are bool"""
+    values = tensors(graph, node.args)
+    if len(values) == 2 and all(value.dtype == "bool" for value in values):
+        return '"Subtraction, the `-` operator, with two bool tensors is not supported"'
+    return None

@@ -10,13 +10,15 @@ import contextlib
 import functools
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from portwright.graph.graph import Graph, Node
-from portwright.graph.kernels import Verdict
+from portwright.graph.kernels import Row, Verdict
 from portwright.graph.tables import TableFile, base_name, functional_name
-from portwright.targets.csx.constraints import CONSTRAINTS, find_everywhere
+from portwright.targets.csx.constraints import CONSTRAINTS, DTYPES, find_everywhere
 
 SDK_VERSION = "2.10.0"
 
@@ -48,6 +50,19 @@ class CsxTable(TableFile):
             unlisted=_unlisted,
         )
         self._live = _Reach()
+        self._known: dict[str, Any] = {}  # a big model calls few ops many times
+
+    def rows(self) -> Iterable[Row]:
+        return [_with_dtypes(row) for row in super().rows()]
+
+    def find(self, op: str) -> Row | None:
+        row = super().find(op)
+        return _with_dtypes(row) if row else None
+
+    def _find(self, op: str) -> Any:
+        if op not in self._known:
+            self._known[op] = super()._find(op)
+        return self._known[op]
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
         if node.phase == "optimizer":
@@ -58,13 +73,14 @@ class CsxTable(TableFile):
         verdict = super().judge(graph, node)
         if verdict.how != "refused":
             return verdict
-        if self._is_traced(node.op) and not self._live.has(graph, node):
+        if self._find(node.op) is not None and not self._live.has(graph, node):
             return Verdict("free")  # the front end drops what nothing uses before it lowers
         return _refuse(node, verdict.reason, verdict.cure)
 
-    def _is_traced(self, op: str) -> bool:
-        row = self.find(op)
-        return row is not None
+
+def _with_dtypes(row: Row) -> Row:
+    """What holds of every op is not written in every row of the file."""
+    return row if row.how == "refused" else replace(row, dtypes=row.dtypes or DTYPES)
 
 
 def _unlisted(op: str) -> tuple[str, str]:
