@@ -9,7 +9,9 @@ What cannot be shown to be equal is run.
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -124,6 +126,10 @@ class Folder:
     def _key(self, module: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
             return None  # it keeps the weights that it has cast once, and so the calls are not equal
+        if _is_recomputed():
+            return (
+                None  # a checkpoint counts what its function saves, and wants the same once more in backward
+            )
         if self._is_busy or self._tape.phase != "forward" or not path.rpartition(".")[2].isdigit():
             return None
         parts = list(module.modules())
@@ -158,6 +164,19 @@ class Folder:
             self._tape.called,
             torch.is_grad_enabled(),
         )
+
+
+def _is_recomputed() -> bool:
+    """Whether the call is made by torch.utils.checkpoint."""
+    if "torch.utils.checkpoint" not in sys.modules:
+        return False
+    name = sys.modules["torch.utils.checkpoint"].__file__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Folded(torch.autograd.Function):

@@ -543,3 +543,20 @@ def test_library_code_is_not_the_users_unless_there_is_nothing_else(tmp_path: Pa
 def test_a_factory_that_makes_no_model() -> None:
     with pytest.raises(UserError, match="returned int"):
         capture(lambda: 3, TensorSpec((2, 4)))
+
+
+def test_an_initializer_that_draws_until_all_values_suit_ends() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+            nn.init.trunc_normal_(self.linear.weight, std=0.02)
+            while not bool((self.linear.weight < 1).all()):
+                nn.init.normal_(self.linear.weight)
+            while bool((self.linear.weight > 1).any()):
+                nn.init.normal_(self.linear.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).square().mean()
+
+    assert capture(Net, TensorSpec((4, 256), "float32")).num_parameters == 256 * 257

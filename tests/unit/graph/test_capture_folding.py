@@ -331,3 +331,25 @@ def test_an_error_in_a_later_layer_is_still_found(copies: list[str]) -> None:
     graph = capture(Shrinking, TOKENS)
     assert copies == ["blocks.2", "blocks.3"]
     assert [(stop.kind, stop.module) for stop in graph.stops] == [("failure", "blocks.4")]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_run_as_they_are(reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(6)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x.square().mean()
+
+    graph = capture(Net, TensorSpec((4, 8), "float32"))
+    assert not graph.stops
+    # Twelve products, two gradients each, and a second forward, which the newer kind ends where nothing more is needed.
+    num_products = sum(node.op.startswith(("aten.addmm", "aten.mm")) for node in graph.nodes)
+    assert num_products == 12 + 24 + (12 if reentrant else 6)
