@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from portwright.errors import UnsupportedError
 from portwright.job.vendor_env import find_known
 from portwright.target import JobSpec
-from portwright.targets.csx.cluster import ClusterSettings, make_cluster_config, read_settings
+from portwright.targets.csx.cluster import (
+    ClusterSettings,
+    apply_backend_keys,
+    make_cluster_config,
+    read_settings,
+)
 from portwright.targets.csx.environment import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -82,6 +87,7 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
         options["compile_only"] = bool(flags.get("compile_only"))
         if flags.get("compile_dir") is not None:
             options["compile_dir"] = str(flags["compile_dir"])
+    apply_backend_keys(cstorch, job.params.runconfig)
     backend = cstorch.backend("CSX", **options)
     # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
     os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""

@@ -152,3 +152,26 @@ def make_cluster_config(cstorch: Any, settings: ClusterSettings) -> Any:
             f"the SDK refuses the cluster's settings: {error}",
             "Correct them in runconfig or on the command line.",
         ) from error
+
+
+_BACKEND_KEYS = {  # of runconfig: where the SDK keeps it
+    "micro_batch_size": ("performance", "micro_batch_size"),
+    "transfer_processes": ("performance", "transfer_processes"),
+    "compile_crd_memory_gi": ("debug", "compile_crd_memory_gi"),
+    "execute_crd_memory_gi": ("debug", "execute_crd_memory_gi"),
+    "wrk_memory_gi": ("debug", "wrk_memory_gi"),
+}
+
+
+def apply_backend_keys(cstorch: Any, config: RunConfig) -> None:
+    """Those keys of runconfig that are global switches of the SDK."""
+    for key, (group, name) in _BACKEND_KEYS.items():
+        value = getattr(config, key)
+        if value is None:
+            continue
+        try:
+            setattr(getattr(cstorch.backends.csx, group), name, value)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"the SDK refuses runconfig.{key}={value!r}: {error}", "Correct it, or leave it out."
+            ) from error

@@ -124,9 +124,7 @@ class CsxSession:
     def _loader(self, name: str) -> Any:
         return make_feed(self._job, name, self._position).loader()
 
-    def _executor(
-        self, name: str, num_steps: int, checkpoint_steps: int | None = None, num_merged: int = 1
-    ) -> Any:
+    def _executor(self, name: str, num_steps: int, checkpoint_steps: Any = None, num_merged: int = 1) -> Any:
         feed = make_feed(self._job, name, self._position, num_merged)
         loader = cstorch.utils.data.DataLoader(make_batches, feed)
         return cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
@@ -166,7 +164,7 @@ class CsxSession:
         executor = self._executor(
             "train_input",
             (stretch.last_step - stretch.first_step) * per_update,
-            _checkpoint_steps(stretch, per_update),
+            _checkpoint_schedule(stretch, per_update),
             self._num_merged,
         )
         step, batches = stretch.first_step, iter(executor)
@@ -365,9 +363,16 @@ def _is_host_tensor(error: AssertionError) -> bool:
     return trace is not None and trace.tb_frame.f_code.co_name in ("buffer_hook", "parameter_hook")
 
 
-def _checkpoint_steps(stretch: Stretch, per_update: int) -> int | None:
-    """Checkpoints that the SDK must be told of beforehand; it counts them from its own start and adds the last step itself."""
-    return stretch.boundary_steps * per_update if stretch.boundary_steps else None
+def _checkpoint_schedule(stretch: Stretch, per_update: int) -> Any:
+    """The boundaries of a stretch, which the SDK must know beforehand and counts from its own start; the last step is one."""
+    from cerebras.pytorch.utils.data.utils import Schedule
+
+    num_steps = (stretch.last_step - stretch.first_step) * per_update
+    every = stretch.boundary_steps or num_steps
+    first = (every - stretch.first_step % every) * per_update if stretch.boundary_steps else num_steps
+    start = min(first, num_steps) - 1
+    step = every * per_update if stretch.boundary_steps else every
+    return Schedule([Schedule.Range(start=start, end=num_steps, step=step, include_last=True)])
 
 
 def _largest_step(optimizer: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
