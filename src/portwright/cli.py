@@ -384,7 +384,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain a porting rule: what it finds, why, what to write instead, and how safe the rewrite is. Without a rule, list all."""
-    from portwright.port.explain import describe, list_rules, page
+    from portwright.port.explain import ENGINE_PAGES, describe, list_rules, page
 
     if rule is None:
         if as_json:
@@ -392,6 +392,9 @@ def explain(
             return
         for each in list_rules():
             print(f"{each.code}  {each.name:<30}{each.safety:<8}{', '.join(each.targets)}")
+        return
+    if rule.upper() in ENGINE_PAGES and not as_json:
+        print(ENGINE_PAGES[rule.upper()], end="")
         return
     from portwright.port.config import find_rule
 

@@ -172,6 +172,7 @@ def test_explain(project: Path) -> None:
     assert by_code == by_name
     assert by_code.startswith("# PW201 item-in-step\n")
     assert "PW604" in portwright(project, "explain").stdout
+    assert "could not be read" in portwright(project, "explain", "pw001").stdout
     described = json.loads(portwright(project, "explain", "PW320", "--json").stdout)
     assert (described["safety"], described["targets"]) == ("safe", ["csx"])
 

@@ -54,11 +54,11 @@ def as_seen(source: Source, finding: Finding) -> Finding:
 
 def find(source: Source, project: Project, selection: Selection) -> list[Finding]:
     """Findings with their edits, in lines of the text; raises UnreadableError where it is not Python."""
+    found = [unreadable(source.path, problem, selection.targets) for problem in source.problems]
     if not _RELEVANT.search(source.data):
         source.parse()  # what is not Python is said, even where nothing else would be
-        return []
+        return found
     file = File(source, project, selection.targets)
-    found: list[Finding] = []
     # A rule is asked only where one of its words occurs, and the words of a file are fewer than its bytes.
     mentioned = b" ".join(set(_WORD.findall(source.data)))
     for rule in selection.rules:

@@ -63,6 +63,7 @@ def make_selection(
 ) -> Selection:
     """The command line goes before the project's settings; without either, all rules for all targets."""
     rules = find_rules()
+    targets, select, ignore = (_split(words) for words in (targets, select, ignore))
     valid = known_targets(rules.values())
     wanted = [t.lower() for t in (targets or config.targets)] or valid
     for target in wanted:
@@ -71,6 +72,11 @@ def make_selection(
     chosen = _codes(select or config.select, rules) if (select or config.select) else set(rules)
     chosen -= _codes([*ignore, *config.ignore], rules)
     return Selection(tuple(rule for code, rule in rules.items() if code in chosen), frozenset(wanted))
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    """`--target csx,ipu` is as good as giving it twice."""
+    return [part.strip() for word in words for part in word.split(",")]
 
 
 def find_rule(name: str) -> Rule:

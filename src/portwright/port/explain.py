@@ -17,6 +17,14 @@ def page(rule: Rule) -> str:
     return f"# {rule.code} {rule.name}\n\n{text.partition(chr(10))[0]}\n\n{facts}\n{text.partition(chr(10))[2]}\n"
 
 
+ENGINE_PAGES = {
+    "PW001": "# PW001 not-checked\n\nA file, or a cell of a notebook, could not be read, parsed or written; the message says why. The other files were "
+    "checked.\n\nMend the file, check it with the Python that it is written for, or leave it out with exclude.\n",
+    "PW002": "# PW002 rule-failed\n\nA rule raised an error on this file; the others were asked. That is a mistake in the rule: report the file to "
+    "its authors, and use --ignore until it is mended.\n",
+}  # what no rule reports
+
+
 def index(rules: Iterable[Rule]) -> str:
     """The list of all rules in Markdown, by group."""
     lines = ["# Rules", "", "`portwright explain CODE` prints one of these pages.", ""]

@@ -42,14 +42,38 @@ class Notebook(Source):
 
     @cached_property
     def code(self) -> bytes:
-        pieces = []
-        for (_, start), (_, end) in zip(self.cells, [*self.cells[1:], (0, len(self.data))], strict=True):
-            cell = self.data[start:end]
-            if _NOT_PYTHON.match(cell):
-                pieces.append(_LINE.sub(lambda m: b"#" + m[0][1:], cell))
-            else:
-                pieces.append(_MAGIC.sub(_hide, cell))
-        return b"".join(pieces)
+        cells = [_hide_magics(self.data[start:end]) for start, end in self._spans()]
+        whole = b"".join(cells)
+        if self._error(whole) is None:
+            return whole
+        # One cell that is not Python must not hide the others.
+        return b"".join(cell if self._error(cell) is None else _comment_out(cell) for cell in cells)
+
+    @cached_property
+    def problems(self) -> list[UnreadableError]:
+        """Cells that are not Python, at their lines in the text."""
+        found = []
+        for start, end in self._spans():
+            error = self._error(_hide_magics(self.data[start:end]))
+            if error is not None:
+                first = bisect.bisect_right(self.line_starts, start)
+                found.append(
+                    UnreadableError(
+                        str(error), min(first + error.line - 1, len(self.line_starts)), error.column
+                    )
+                )
+        return found
+
+    def _spans(self) -> list[tuple[int, int]]:
+        starts = [start for _, start in self.cells]
+        return list(zip(starts, [*starts[1:], len(self.data)], strict=True))
+
+    def _error(self, code: bytes) -> UnreadableError | None:
+        try:
+            Source(self.path, code, flags=self.flags).parse()
+        except UnreadableError as error:
+            return error
+        return None
 
     def place(self, line: int, column: int) -> tuple[int, int, str]:
         offset = self.line_starts[line - 1]
@@ -115,6 +139,15 @@ def _cell_text(cell: dict[str, Any]) -> str:
     if not isinstance(text, str):
         raise TypeError("a cell's source is neither text nor lines")
     return text
+
+
+def _hide_magics(cell: bytes) -> bytes:
+    return _comment_out(cell) if _NOT_PYTHON.match(cell) else _MAGIC.sub(_hide, cell)
+
+
+def _comment_out(cell: bytes) -> bytes:
+    """The same number of bytes, all comments."""
+    return _LINE.sub(lambda match: b"#" * len(match[0]), cell)
 
 
 def _hide(match: re.Match[bytes]) -> bytes:

@@ -209,11 +209,12 @@ def make_outline(path: Path, module: ast.Module) -> Outline:
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
-        if isinstance(statement, (ast.If, ast.Try, ast.With)):
-            blocks = [statement.body, getattr(statement, "orelse", []), getattr(statement, "finalbody", [])]
-            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
-            for block in blocks:
-                yield from _top_level(block)
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+        blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+        for block in blocks:
+            yield from _top_level(block)
 
 
 def _note(outline: Outline, statement: ast.stmt) -> None:

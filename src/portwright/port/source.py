@@ -52,6 +52,11 @@ class Source:
         return self.data
 
     @cached_property
+    def problems(self) -> list[UnreadableError]:
+        """Parts that could not be read, where the rest could."""
+        return []
+
+    @cached_property
     def line_starts(self) -> list[int]:
         return [0, *(match.end() for match in _NEWLINE.finditer(self.data))]
 

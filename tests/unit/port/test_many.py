@@ -94,6 +94,7 @@ def test_selection() -> None:
         r.code for r in every.rules if r.code.startswith("PW2") and r.code != "PW201"
     }
     assert [r.code for r in make_selection(Config(), [], ["item-in-step"], []).rules] == ["PW201"]
+    assert make_selection(Config(), ["csx, ipu"], ["PW2,PW3"], []).targets == {"csx", "ipu"}
     assert make_selection(Config(targets=("ipu",)), [], [], []).targets == {"ipu"}
     assert make_selection(Config(targets=("ipu",)), ["csx"], [], []).targets == {"csx"}
 
