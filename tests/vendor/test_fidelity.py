@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import pytest
 from vendor import verdicts
 from vendor.cases import all_cases
-from vendor.fidelity import REPORTS, Question, Score, ask_match, score
+from vendor.fidelity import REPORTS, Question, Score, ask_match, make_row, score
+from vendor.refresh import PAGE, kept_draw
 from vendor.refused_models import REFUSED, marked_line
 from vendor.verdicts import Said
 
@@ -51,12 +52,14 @@ def check(name: str, result: Score) -> None:
 def test_hand_picked_cases_agree_with_the_kept_verdicts() -> None:
     cases = all_cases()
     assert len(cases) >= 150
-    check("hand-picked", score(cases, verdicts.read(verdicts.path_of("csx"))))
+    result = score(cases, verdicts.read(verdicts.path_of("csx")))
+    check("hand-picked", result)
+    assert make_row("hand-picked", result) in PAGE.read_text(encoding="utf-8"), (
+        "run tests/vendor/refresh.py --page"
+    )
 
 
 def test_one_case_of_every_operator_agrees_with_the_kept_verdicts() -> None:
-    from vendor.refresh import kept_draw
-
     check("one of every operator", score(kept_draw(), verdicts.read(verdicts.path_of("opinfo"))))
 
 
