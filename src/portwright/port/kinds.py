@@ -180,7 +180,7 @@ class Kinds:
             head in ("torch", "torch.nn.functional", "torch.linalg", "torch.special")
             and last not in _NOT_TENSOR_FUNCTIONS
         ):
-            return "tensor" if last[:1].islower() else None
+            return "tensor" if last[:1].islower() and not last.startswith(("is_", "get_", "set_")) else None
         return None
 
     def _kind_of_attribute(self, node: ast.Attribute, depth: int) -> Kind | None:

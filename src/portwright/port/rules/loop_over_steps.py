@@ -8,7 +8,35 @@ from portwright.port.rule import File, Rule
 
 
 def _is_length(file: File, node: ast.expr) -> bool:
-    return file.flow.kind(node) == "number" and not isinstance(node, ast.Constant)
+    """A dimension of a tensor, under whatever name; not a setting, and not a number of layers."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "size":
+            return file.flow.kind(node.func.value) in ("tensor", None)
+        return (
+            getattr(node.func, "id", "") == "len"
+            and len(node.args) == 1
+            and file.flow.is_tensor(node.args[0])
+        )
+    if isinstance(node, ast.BinOp):
+        return _is_length(file, node.left) or _is_length(file, node.right)
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    if isinstance(node, ast.Name):
+        found = file.tree.scope_of(node).lookup(node.id)
+        return found is not None and any(
+            b.value is not None
+            and (
+                _is_length(file, b.value) if b.kind == "assign" else b.kind == "unpack" and _is_shape(b.value)
+            )
+            for b in found[1]
+        )
+    return False
+
+
+def _is_shape(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "size" and not node.args
+    return isinstance(node, ast.Attribute) and node.attr == "shape"
 
 
 def _indexes_by(loop: ast.For) -> bool:

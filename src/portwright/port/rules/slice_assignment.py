@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
+from portwright.port.rewrite import const
 from portwright.port.rule import File, Rule
 
 
@@ -50,6 +51,7 @@ class SliceAssignment(Rule):
             for target in targets:
                 if (
                     isinstance(target, ast.Subscript)
+                    and not isinstance(const(target.slice), str)
                     and file.flow.in_forward(node)
                     and file.flow.is_tensor(target.value)
                 ):
