@@ -17,6 +17,7 @@ from portwright.job.atomic import atomic_write_text
 from portwright.port.check import Selection
 from portwright.port.finding import Finding
 from portwright.port.project import digest
+from portwright.port.source import UnreadableError, read_bytes
 
 if TYPE_CHECKING:
     from portwright.port.many import Checked
@@ -76,8 +77,8 @@ class Cache:
     def _digest(self, path: str) -> str | None:
         if path not in self._digests:
             try:
-                self._digests[path] = digest(Path(path).read_bytes())
-            except OSError:
+                self._digests[path] = digest(read_bytes(Path(path)))
+            except UnreadableError:
                 self._digests[path] = None
         return self._digests[path]
 

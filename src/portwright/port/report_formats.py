@@ -22,7 +22,8 @@ def write_report(
     findings: Sequence[Finding], rules: Sequence[Rule], format: str, out: Path | None = None
 ) -> None:
     """Prints a report, or writes it to a file."""
-    text = render(findings, rules, format)
+    # A file's name may hold bytes that are no text.
+    text = render(findings, rules, format).encode("utf-8", "backslashreplace").decode("utf-8")
     if out is None:
         sys.stdout.write(text)
     else:

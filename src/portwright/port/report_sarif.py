@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -73,4 +74,4 @@ def _result(finding: Finding, codes: Sequence[str]) -> dict[str, Any]:
 def _uri(path: str) -> str:
     if PurePath(path).is_absolute():
         return PurePath(path).as_uri()
-    return quote(PurePath(path).as_posix())
+    return quote(os.fsencode(PurePath(path).as_posix()))

@@ -7,6 +7,7 @@ import bisect
 import codecs
 import io
 import re
+import stat
 import sys
 import tokenize
 import warnings
@@ -153,7 +154,10 @@ def apply_edits(data: bytes, edits: Iterable[Edit]) -> bytes:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("it is not a regular file")  # reading a pipe would wait for ever
+        size = status.st_size
         if size > MAX_BYTES:
             raise UnreadableError(f"it has {size:,} bytes, more than the {MAX_BYTES:,} that are read")
         return path.read_bytes()

@@ -12,6 +12,7 @@ from portwright.port import api, many
 from portwright.port.cache import cache_folder
 from portwright.port.config import Config, make_selection, read_config
 from portwright.port.files import find_files
+from portwright.port.report_formats import write_report
 
 CODE = "import torch\nx = torch.zeros(3).cuda()\n"
 
@@ -207,3 +208,15 @@ def test_a_cache_that_cannot_be_written_is_no_cache(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     make("a.py")
     assert found(".") == ["a.py:2 PW502"]
+
+
+def test_odd_names_and_what_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe.py")
+    make("a b.py", "ü\n.py", os.fsdecode(b"\xff.py"))
+    Path("folder.py").mkdir()
+    findings, selection = api.check([Path()], ["csx"])
+    assert sorted(f.code for f in findings) == ["PW001", "PW502", "PW502", "PW502"]
+    for format in ("text", "json", "sarif", "html"):
+        write_report(findings, selection.rules, format)
+    assert "\\udcff.py:2:5: PW502" in capsys.readouterr().out
+    assert len(found(".", targets=["csx"])) == 4  # from the cache
