@@ -203,6 +203,26 @@ def test_rules_of_another_package(project: Path) -> None:
     shutil.rmtree(info)
 
 
+def test_a_killed_port_leaves_whole_files_that_undo_brings_back(project: Path) -> None:
+    before = "import torch\n" + "x = torch.zeros(3).cuda()\n" * 5
+    after = before.replace(".cuda()", "")
+    files = [project / f"m{i:02}.py" for i in range(80)]
+    for path in files:
+        path.write_text(before)
+    port = subprocess.Popen(
+        [sys.executable, "-m", "portwright.cli", "port", ".", "-t", "csx", "--write"],
+        cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while port.poll() is None and files[5].read_text() == before:
+        pass
+    port.kill()
+    port.wait()
+    assert {path.read_text() for path in files} <= {before, after}
+    assert portwright(project, "undo", ".").returncode == 0
+    assert {path.read_text() for path in files} == {before}
+    assert (project / "train.py").read_text() == SCRIPT
+
+
 CORPUS = os.environ.get("PORTWRIGHT_CORPUS")
 
 
