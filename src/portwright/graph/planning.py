@@ -149,6 +149,11 @@ def _judge(graph: Graph, target: Target) -> MatchReport:
     return MatchReport(target.name, label, graph, tuple(Verdict("native") for _ in graph.nodes), refused)
 
 
+def _fuses_attention(target: Target) -> bool:
+    """Torch's own kernels never hold the scores; what a vendor makes of attention is seen op by op."""
+    return target.kernels is None
+
+
 def _has_legal_forms(target: Target) -> bool:
     from portwright.layers.legal.forms import valid_targets
 
@@ -178,13 +183,13 @@ class _Captures:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._graphs: dict[tuple[str, str], Graph] = {}
+        self._graphs: dict[tuple[str, str, bool], Graph] = {}
         self._swaps: dict[str, list[dict[str, Any]]] = {}
         self.optimizer = subject.optimizer
 
     def of(self, target: Target, is_legal: bool) -> Graph:
         casts, name = self._casts(target)
-        key = (name, target.name if is_legal else "")
+        key = (name, target.name if is_legal else "", _fuses_attention(target))
         if key not in self._graphs:
             self._graphs[key] = self._capture(casts, target, is_legal)
         return self._graphs[key]
@@ -213,7 +218,14 @@ class _Captures:
             self._note_own_optimizer(model)
             return _legalise(model, target, made) if is_legal else model
 
-        graph = capture(factory, subject.batch, casts=casts, optimizer=self.optimizer.name, root=subject.root)
+        graph = capture(
+            factory,
+            subject.batch,
+            casts=casts,
+            optimizer=self.optimizer.name,
+            root=subject.root,
+            fuses_attention=_fuses_attention(target),
+        )
         if not graph.modules and not graph.nodes and graph.stops:
             stop = graph.stops[0]
             raise UserError(
