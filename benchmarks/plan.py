@@ -59,7 +59,7 @@ def make_contestants() -> dict[str, Callable[[], float]]:
     from gpt import GPT
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from portwright.graph.capture import capture
+    from portwright.graph.capturing.capture import capture
     from portwright.graph.inputs import TensorSpec
 
     def make() -> GPT:

@@ -179,7 +179,7 @@ def plan(
 
     Nothing is trained and nothing is asked of the vendor's software. Status 1 when an op is refused or it does not fit.
     """
-    from portwright.graph.plan_command import plan_and_print
+    from portwright.graph.plans.plan_command import plan_and_print
 
     is_good = plan_and_print(
         subject,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from vendor.verdicts import SDK_VERSION, Said
 
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.match import MatchReport, match
 from portwright.targets.csx.kernels import table
 

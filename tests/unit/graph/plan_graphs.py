@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import MatchReport

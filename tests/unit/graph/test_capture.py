@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from portwright import PyTorchBaseModel
 from portwright.errors import UserError
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph, Node, Ref, Value
 from portwright.graph.inputs import TensorSpec
 from portwright.losses import chunked_cross_entropy

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from portwright.graph import folding
-from portwright.graph.capture import capture
-from portwright.graph.flops import flops_of_node
+from portwright.graph.capturing import folding
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
+from portwright.graph.plans.flops import flops_of_node
 from portwright.layers import TransformerDecoder, TransformerDecoderLayer
 
 WIDTH = 8

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from portwright.errors import UserError
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import ITEM_BYTES
 from portwright.graph.inputs import TensorSpec, map_tensors, parse_inputs
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
 

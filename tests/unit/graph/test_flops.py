@@ -6,9 +6,9 @@ import plan_graphs as models
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from portwright.graph.flops import count_flops, flops_of_node
 from portwright.graph.graph import Graph, Node, Ref, Value
-from portwright.graph.rows import Rows
+from portwright.graph.plans.flops import count_flops, flops_of_node
+from portwright.graph.plans.rows import Rows
 
 
 @pytest.mark.parametrize("name", models.CASES)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph, Module, Node, Ref, Value
-from portwright.graph.memory import Memory, Moment, largest_batch, measure_memory, most_bytes
-from portwright.graph.optimizer_state import OptimizerCost
-from portwright.graph.rows import Rows
+from portwright.graph.plans.memory import Memory, Moment, largest_batch, measure_memory, most_bytes
+from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.rows import Rows
 from portwright.job.optimizer import OPTIMIZERS
 from portwright.runtime.optimizers import make_optimizer
 

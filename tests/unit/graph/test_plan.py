@@ -12,15 +12,15 @@ import pytest
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.graph.calibration import FC_MNIST
-from portwright.graph.capture import capture
-from portwright.graph.fit import parse_mode
+from portwright.graph.capturing.capture import capture
 from portwright.graph.inputs import TensorSpec
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import MatchReport, Refusal
-from portwright.graph.optimizer_state import OptimizerCost
-from portwright.graph.plan import Plan, make_plan
-from portwright.graph.report import report
+from portwright.graph.plans.calibration import FC_MNIST
+from portwright.graph.plans.fit import parse_mode
+from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.plan import Plan, make_plan
+from portwright.graph.plans.report import report
 from portwright.target import Hardware
 from portwright.targets.csx.hardware import hardware as cs2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from portwright.graph.planning import Wish, parse_targets, plan_subject
-from portwright.graph.subject import Request, load_subject
+from portwright.graph.plans.planning import Wish, parse_targets, plan_subject
+from portwright.graph.plans.subject import Request, load_subject
 
 NET = """
 import torch.nn.functional as F

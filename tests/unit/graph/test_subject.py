@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from portwright.errors import UserError
-from portwright.graph.described import parse_batch
 from portwright.graph.inputs import TensorSpec
-from portwright.graph.planning import Wish, parse_memory, parse_targets, plan_subject
-from portwright.graph.subject import Request, Subject, load_subject
+from portwright.graph.plans.described import parse_batch
+from portwright.graph.plans.planning import Wish, parse_memory, parse_targets, plan_subject
+from portwright.graph.plans.subject import Request, Subject, load_subject
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from portwright.discover import get_target
 from portwright.errors import UnsupportedError
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph, Node, Ref, Value
 from portwright.graph.match import MatchReport, match
 from portwright.targets.ipu.kernels import CONSTRAINTS, CURES, table

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from portwright.discover import get_target
 from portwright.errors import UnsupportedError
-from portwright.graph.capture import capture
+from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph, Node
 from portwright.graph.match import MatchReport, match
 from portwright.targets.rdu.kernels import table

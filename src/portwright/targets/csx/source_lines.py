@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from portwright.graph.capturing.places import PlaceFinder
 from portwright.graph.graph import Place
-from portwright.graph.places import PlaceFinder
 
 _MARK = re.compile(r"@pw(?P<number>\d+)$")
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from portwright.graph.guesses import Guesses, guess_shape
-from portwright.graph.hosts import Hosts
-from portwright.graph.tape import Tape
+from portwright.graph.capturing.guesses import Guesses, guess_shape
+from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.tape import Tape
 
 aten = torch.ops.aten
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from portwright.errors import UserError, suggest
-from portwright.graph.calibration import wanted_cores
-from portwright.graph.flops import Flops
-from portwright.graph.memory import Memory, Moment, largest_batch, most_bytes
-from portwright.graph.placement import Rectangle, Shares, place, share_cores
-from portwright.graph.sizes import show_bytes
-from portwright.graph.stages import Stage, can_split, split_stages
+from portwright.graph.plans.calibration import wanted_cores
+from portwright.graph.plans.flops import Flops
+from portwright.graph.plans.memory import Memory, Moment, largest_batch, most_bytes
+from portwright.graph.plans.placement import Rectangle, Shares, place, share_cores
+from portwright.graph.plans.sizes import show_bytes
+from portwright.graph.plans.stages import Stage, can_split, split_stages
 from portwright.target import ExecutionMode, Hardware
 
 PIPELINED_PARAMETERS = 10**9  # PSC Neocortex: layer pipelined is for models of less than a billion parameters

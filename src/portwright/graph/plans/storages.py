@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 
-from portwright.graph.flops import is_product
 from portwright.graph.graph import Graph, Node
-from portwright.graph.rows import Rows
+from portwright.graph.plans.flops import is_product
+from portwright.graph.plans.rows import Rows
 
 
 class Storages:

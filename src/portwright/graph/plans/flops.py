@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from portwright.graph.graph import Graph, Node, Ref
-from portwright.graph.rows import Rows
+from portwright.graph.plans.rows import Rows
 
 FORMULA = (
     "products 2*m*n*k from the shapes (matrix products, convolutions, attention); other arithmetic one an element of its largest "

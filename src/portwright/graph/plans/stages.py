@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from portwright.graph.placement import share_cores
+from portwright.graph.plans.placement import share_cores
 
 
 @dataclass(frozen=True)

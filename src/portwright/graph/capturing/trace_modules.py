@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from portwright.graph.folding import Folder
-from portwright.graph.tape import Tape
+from portwright.graph.capturing.folding import Folder
+from portwright.graph.capturing.tape import Tape
 
 _LIBRARIES = ("torch.", "portwright.layers.", "portwright.losses.")
 _names: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()

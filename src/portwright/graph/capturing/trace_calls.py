@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from portwright.graph.hosts import Hosts
-from portwright.graph.tape import Tape
+from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.tape import Tape
 
 
 class CallWatch(TorchFunctionMode):
@@ -39,7 +39,8 @@ class CallWatch(TorchFunctionMode):
                 return args
         tape, hosts = self.tape, self.hosts
         outer_call, outer_makes = tape.call, hosts.makes
-        hosts.makes = self.in_step and not _has_tensor(args) and not _has_tensor(kwargs.values())
+        # What a call makes beside the tensors that it was given, as torch.triu its positions, lies where they lie.
+        hosts.makes = self.in_step and all(map(hosts.has, _tensors((*args, *kwargs.values()))))
         if kwargs.get("device") is not None:
             hosts.makes = hosts.makes and self.is_host(kwargs["device"])
             kwargs = {**kwargs, "device": self.real_device(kwargs["device"])}
@@ -103,13 +104,12 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
-def _has_tensor(values: Any) -> bool:
+def _tensors(values: Any) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
-            return True
-        if isinstance(value, list | tuple) and _has_tensor(value):
-            return True
-    return False
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _to(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
@@ -120,16 +120,25 @@ def _to(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
         return False, args, kwargs
     if isinstance(goal, Tensor):
         if watch.in_step and watch.hosts.has(tensor) and not watch.hosts.has(goal):
-            tensor = watch.hosts.to_device(tensor)
+            tensor = watch.hosts.to_device(_converted(watch, tensor, goal.dtype))
         return False, (tensor, *rest), kwargs
     goes_to_host = watch.is_host(goal)
     if goes_to_host and watch.leaves(tensor):
         watch.note_read("aten._to_copy.default", "to")
     elif not goes_to_host and watch.in_step and watch.hosts.has(tensor):
-        tensor = watch.hosts.to_device(tensor)
+        dtypes = [value for value in (*rest, kwargs.get("dtype")) if isinstance(value, torch.dtype)]
+        tensor = watch.hosts.to_device(_converted(watch, tensor, dtypes[0] if dtypes else tensor.dtype))
     if rest and rest[0] is goal:
         rest[0] = watch.real_device(goal)
     return False, (tensor, *rest), kwargs
+
+
+def _converted(watch: CallWatch, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of the host in the type that it has on the device: a call that asks for both converts before it moves."""
+    if tensor.dtype is dtype:
+        return tensor
+    convert: Tensor = watch.hosts.run(torch.ops.aten._to_copy.default, (tensor,), {"dtype": dtype})
+    return convert
 
 
 def _type(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:

@@ -12,17 +12,17 @@ from typing import Any
 
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError, suggest
-from portwright.graph.capture import capture
-from portwright.graph.conversion import converting_fakes
-from portwright.graph.fit import parse_mode
+from portwright.graph.capturing.capture import capture
+from portwright.graph.capturing.conversion import converting_fakes
 from portwright.graph.graph import Graph
 from portwright.graph.kernels import Verdict
-from portwright.graph.key_metrics import answer_key_metrics
 from portwright.graph.match import MatchReport, Refusal, match
-from portwright.graph.optimizer_state import OptimizerCost
-from portwright.graph.plan import Plan, make_plan
-from portwright.graph.sizes import parse_bytes
-from portwright.graph.subject import Subject
+from portwright.graph.plans.fit import parse_mode
+from portwright.graph.plans.key_metrics import answer_key_metrics
+from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.plan import Plan, make_plan
+from portwright.graph.plans.sizes import parse_bytes
+from portwright.graph.plans.subject import Subject
 from portwright.job.atomic import atomic_write_text
 from portwright.target import Hardware, Target
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from portwright.graph.capturing.tape import Tape
 from portwright.graph.graph import Place, Ref
-from portwright.graph.tape import Tape
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.graph.capturing.tape import Tape
 from portwright.graph.graph import Node, Ref, Value
-from portwright.graph.tape import Tape
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 

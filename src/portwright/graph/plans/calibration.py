@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portwright.graph.estimate import Estimate
-from portwright.graph.placement import Rectangle, Shares
+from portwright.graph.plans.estimate import Estimate
+from portwright.graph.plans.placement import Rectangle, Shares
 
 SOURCE = "PSC Neocortex, Compilation Key Metrics to Share: fc_mnist of model zoo 1.6, PyTorch"
 

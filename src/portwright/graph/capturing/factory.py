@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from portwright.graph.hosts import Hosts
-from portwright.graph.trace import tensors_in
+from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.trace import tensors_in
 
 
 class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from portwright.graph.graph import Graph, Node
-from portwright.graph.optimizer_state import OptimizerCost
-from portwright.graph.rows import Rows
-from portwright.graph.storages import Storages
+from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.rows import Rows
+from portwright.graph.plans.storages import Storages
 
 FORMULA = (
     "weights and buffers as stored; copies of weights in another dtype; optimizer state by its kind; a gradient for each trained "

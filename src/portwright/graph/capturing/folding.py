@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from portwright.graph.tape import Tape
-from portwright.graph.template import Copy, NotEqualError, Template, layout_of, make_like
+from portwright.graph.capturing.tape import Tape
+from portwright.graph.capturing.template import Copy, NotEqualError, Template, layout_of, make_like
 
 _FEWEST_OPS = 4  # of a call that is worth it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

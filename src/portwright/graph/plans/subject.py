@@ -15,8 +15,8 @@ from unittest import mock
 
 from portwright.discover import find_models
 from portwright.errors import PortwrightError, UserError, suggest
-from portwright.graph.described import DescribedBatch, parse_batch, resize_batch
-from portwright.graph.optimizer_state import OptimizerCost
+from portwright.graph.plans.described import DescribedBatch, parse_batch, resize_batch
+from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
 from portwright.runtime import run as run_module
 from portwright.runtime.arguments import parse_arguments

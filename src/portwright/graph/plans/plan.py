@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from portwright.graph import flops as flops_module
-from portwright.graph import memory as memory_module
-from portwright.graph.calibration import estimate_cycles, estimate_utilization
-from portwright.graph.estimate import MADE_BY, Estimate
-from portwright.graph.fit import Fit, Load, choose_fit, fit_as_json
-from portwright.graph.flops import Flops, count_flops
 from portwright.graph.graph import Graph
 from portwright.graph.match import MatchReport
-from portwright.graph.memory import Memory, measure_memory
-from portwright.graph.optimizer_state import OptimizerCost
-from portwright.graph.rows import Row, Rows
+from portwright.graph.plans import flops as flops_module
+from portwright.graph.plans import memory as memory_module
+from portwright.graph.plans.calibration import estimate_cycles, estimate_utilization
+from portwright.graph.plans.estimate import MADE_BY, Estimate
+from portwright.graph.plans.fit import Fit, Load, choose_fit, fit_as_json
+from portwright.graph.plans.flops import Flops, count_flops
+from portwright.graph.plans.memory import Memory, measure_memory
+from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.rows import Row, Rows
 from portwright.target import ExecutionMode, Hardware
 
 FORMAT = 1  # of the JSON; grows when a key changes its meaning

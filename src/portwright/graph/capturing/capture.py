@@ -22,18 +22,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from portwright.errors import UserError
-from portwright.graph.factory import ConstructionMode, lend_fakes
-from portwright.graph.folding import Folder
+from portwright.graph.capturing.factory import ConstructionMode, lend_fakes
+from portwright.graph.capturing.folding import Folder
+from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.places import PlaceFinder
+from portwright.graph.capturing.tape import Tape
+from portwright.graph.capturing.template import Template
+from portwright.graph.capturing.trace import Recorder
+from portwright.graph.capturing.trace_calls import CallWatch, watch_lists
+from portwright.graph.capturing.trace_modules import watch_modules
 from portwright.graph.graph import Graph, Module, Stop
-from portwright.graph.hosts import Hosts
 from portwright.graph.inputs import TensorSpec, map_tensors
-from portwright.graph.places import PlaceFinder
 from portwright.graph.repeats import mark_repeats
-from portwright.graph.tape import Tape
-from portwright.graph.template import Template
-from portwright.graph.trace import Recorder
-from portwright.graph.trace_calls import CallWatch, watch_lists
-from portwright.graph.trace_modules import watch_modules
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
 

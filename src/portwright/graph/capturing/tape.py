@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from portwright.graph.capturing.places import PlaceFinder
 from portwright.graph.graph import Kind, Node, Phase, Place, Ref, Stop, Value
-from portwright.graph.places import PlaceFinder
 
 _MARK = "_portwright_value"
 _dtype_names: dict[torch.dtype, str] = {}
