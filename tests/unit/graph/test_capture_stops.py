@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
+from portwright.graph.match import match
+from portwright.targets.csx.kernels import table
 
 Change = Callable[[Tensor], Any]
 
@@ -156,6 +158,58 @@ def test_what_a_lazy_front_end_does_is_no_stop(change: Change) -> None:
     graph = stops_of(change)
     assert graph.stops == ()
     assert any(node.op == "aten.erf.default" for node in graph.nodes)
+
+
+def add_causal_mask(x: Tensor) -> Tensor:
+    mask = nn.Transformer.generate_square_subsequent_mask(8, device="cpu")
+    assert bool((mask <= torch.zeros(8, 8, device=mask.device)).all())
+    return x.unsqueeze(1) + mask.to(x.device)
+
+
+def cut_ones(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.triu(torch.ones(4, 8, dtype=torch.bool), 1).to(x.device), 0.0)
+
+
+def scale_by_table(x: Tensor) -> Tensor:
+    return x * torch.hann_window(8, dtype=torch.float64).to(x.device, torch.float32)
+
+
+def scale_by_table_like(x: Tensor) -> Tensor:
+    return x * torch.hann_window(8, dtype=torch.float64).to(x)
+
+
+@pytest.mark.parametrize("change", [add_causal_mask, cut_ones, scale_by_table, scale_by_table_like])
+def test_what_the_host_computes_before_a_move_is_none_of_the_targets_business(change: Change) -> None:
+    kernels = table()
+    graph = capture(lambda: Step(change), TensorSpec((4, 8)), casts=kernels.casts())
+    assert graph.stops == ()
+    assert match(graph, kernels, "csx").refused == ()
+
+
+def test_a_mask_of_the_host_is_refused_where_it_meets_the_device() -> None:
+    def meet(x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(8, device="cpu")
+        return x.unsqueeze(1) + mask
+
+    (stop,) = capture(lambda: Step(meet), TensorSpec((4, 8)), casts=table().casts()).stops
+    assert stop.place is not None
+    assert stop.place.line == meet.__code__.co_firstlineno + 2
+
+
+class Decoding(nn.Module):
+    """Torch looks at the mask on the host, finds it causal and drops it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.net.generate_square_subsequent_mask(x.shape[1], device="cpu")
+        return self.net(x, x, tgt_mask=mask).mean()
+
+
+def test_a_causal_mask_of_the_host_that_torch_drops_is_no_stop() -> None:
+    assert capture(Decoding, TensorSpec((2, 4, 8))).stops == ()
 
 
 def test_one_capture_finds_them_all() -> None:

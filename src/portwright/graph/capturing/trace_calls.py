@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +40,9 @@ class CallWatch(TorchFunctionMode):
         tape, hosts = self.tape, self.hosts
         outer_call, outer_makes = tape.call, hosts.makes
         # What a call makes beside the tensors that it was given, as torch.triu its positions, lies where they lie.
-        hosts.makes = self.in_step and all(map(hosts.has, _tensors((*args, *kwargs.values()))))
+        given = list(_tensors((*args, *kwargs.values())))
+        hosts.makes = self.in_step and all(map(hosts.has, given))
+        is_plain = bool(given) and hosts.makes and not any(tensor.requires_grad for tensor in given)
         if kwargs.get("device") is not None:
             hosts.makes = hosts.makes and self.is_host(kwargs["device"])
             kwargs = {**kwargs, "device": self.real_device(kwargs["device"])}
@@ -48,7 +50,9 @@ class CallWatch(TorchFunctionMode):
             kwargs = {**kwargs, "device": self.real_device(default)}
         tape.call = outer_call or self._name(func)
         try:
-            return func(*args, **kwargs)
+            # A target takes ops apart above autograd; what the host computes is none of its business.
+            with torch._C._AutoDispatchBelowAutograd() if is_plain else nullcontext():
+                return func(*args, **kwargs)
         finally:
             tape.call, hosts.makes = outer_call, outer_makes
 
@@ -61,6 +65,8 @@ class CallWatch(TorchFunctionMode):
     def is_host(self, device: Any) -> bool:
         if isinstance(device, str):
             return device.partition(":")[0] == "cpu"
+        if device == _HOST:
+            return True
         place, _ = self.tape.place()
         return place is not None and "cpu" in place.code and getattr(device, "type", "") == "cpu"
 
@@ -93,9 +99,17 @@ class CallWatch(TorchFunctionMode):
         return self.in_step and self.reads(tensor) and not self.hosts.has(tensor)
 
 
+_HOST = torch.device("cpu", 0)
+"""What a tensor of the host names as its device: torch takes it for the CPU, and it differs from that of the step."""
+
 # Kept, because a target's mixed precision puts functions of its own in its place.
 _F_DROPOUT = F.dropout
 _Outcome = tuple[bool, Any, Any]  # whether it is done; then the result, else args and kwargs to go on with
+
+
+def _device(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
+    is_ours = watch.in_step and watch.hosts.has(args[0])
+    return (True, _HOST, None) if is_ours else (False, args, kwargs)
 
 
 def _default_device() -> torch.device | None:
@@ -202,6 +216,7 @@ def _dropout(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
 _SPECIAL: dict[Any, Callable[[CallWatch, Any, Any, Any], _Outcome]] = {
     Tensor.to: _to,
     Tensor.type_as: _to,
+    Tensor.device.__get__: _device,
     Tensor.type: _type,
     Tensor.cpu: _cpu,
     Tensor.cuda: _cuda,
