@@ -15,7 +15,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        return super().forward(src, mask, src_key_padding_mask, bool(is_causal))
+        return super().forward(src, _beside(mask, src), src_key_padding_mask, bool(is_causal))
 
 
 class TransformerDecoder(nn.TransformerDecoder):
@@ -33,6 +33,11 @@ class TransformerDecoder(nn.TransformerDecoder):
         memory_is_causal: bool = False,
     ) -> Tensor:
         return super().forward(
-            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask,
+            tgt, memory, _beside(tgt_mask, tgt), _beside(memory_mask, tgt), tgt_key_padding_mask, memory_key_padding_mask,
             bool(tgt_is_causal), memory_is_causal,
         )  # fmt: skip
+
+
+def _beside(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """Torch drops a causal mask that it finds on the host; here it is used, so that it must be where `x` is."""
+    return None if mask is None else mask.to(x.device)
