@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from portwright.graph.graph import Graph, Place
+from portwright.graph.graph import Graph, Place, Stop
 from portwright.graph.kernels import KernelTable, Verdict
 from portwright.graph.tables import base_name
 
@@ -69,16 +69,28 @@ class _Found:
 def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
     """Judges every node; what has one reason at one line is told once, under the first op that has it."""
     verdicts = tuple(table.judge(graph, node) for node in graph.nodes)
-    found = [
-        _Found(stop.op, stop.module, stop.place, stop.message, _CURES[stop.kind], "forward")
-        for stop in graph.stops
-    ]
+    kinds = {module.path: module.kind for module in graph.modules}
+    found = [_found(stop, kinds.get(stop.module, ""), target) for stop in graph.stops]
     # A stop tells more than the table does: why the op cannot have a kernel.
     stopped = {(str(stop.place), base_name(stop.op)) for stop in graph.stops if stop.op}
     for node, verdict in zip(graph.nodes, verdicts, strict=True):
         if verdict.how == "refused" and (str(node.place), base_name(node.op)) not in stopped:
             found.append(_Found(node.op, node.module, node.place, verdict.reason, verdict.cure, node.phase))
     return MatchReport(target, table.label, graph, verdicts, tuple(_merge(found)))
+
+
+def _found(stop: Stop, kind: str, target: str) -> _Found:
+    op, cure = stop.op, _CURES[stop.kind]
+    if stop.kind == "failure":
+        # Where a layer itself fails, as under a target's mixed precision, its legal form is the cure.
+        op, cure = op or kind or "the step", _legal_form(kind, target) or cure
+    return _Found(op, stop.module, stop.place, stop.message, cure, "forward")
+
+
+def _legal_form(kind: str, target: str) -> str | None:
+    from portwright.layers.legal.forms import cure_for, valid_targets
+
+    return cure_for(f"nn.{kind}", target.lower()) if kind and target.lower() in valid_targets() else None
 
 
 def _merge(found: Sequence[_Found]) -> Iterator[Refusal]:

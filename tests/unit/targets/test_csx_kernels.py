@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,9 @@ from vendor.cases import all_cases
 from vendor.fidelity import ask_match, score
 from vendor.refused_models import REFUSED, marked_line
 
-from portwright.graph.match import MatchReport
+from portwright.graph.capturing.capture import capture
+from portwright.graph.inputs import TensorSpec
+from portwright.graph.match import MatchReport, match
 from portwright.targets.csx import decompositions
 from portwright.targets.csx.casts import mixed_precision
 from portwright.targets.csx.kernels import table
@@ -161,3 +165,72 @@ def test_an_op_of_the_optimizer_is_the_sdks_own_matter() -> None:
     report = ask_match(Case("sgd", lambda: Calls(lambda x: x), (floats(8),)))
     assert report.supported
     assert set(report.counts) <= {"native", "decomposed", "free"}
+
+
+class _Tagger(nn.Module):
+    def __init__(self, kind: type[nn.Module] = nn.LSTM) -> None:
+        super().__init__()
+        self.embed, self.memory, self.head = nn.Embedding(50, 16), kind(16, 16), nn.Linear(16, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.memory(self.embed(x))[0]).square().mean()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_in_half_precision_is_one_refusal_with_its_cure_and_the_step_goes_on(
+    kind: type[nn.Module],
+) -> None:
+    graph = capture(lambda: _Tagger(kind), TensorSpec((8, 4), "int64"), casts=table().casts())
+    report = match(graph, table(), "CSX")
+    assert not graph.stops
+    (refusal,) = report.refused
+    assert refusal.op.startswith(f"aten.{kind.__name__.lower()}")
+    assert f"legal.{kind.__name__}" in refusal.cure
+    assert any(node.module == "head" for node in graph.nodes)
+
+
+def test_a_layer_that_fails_by_its_precision_is_told_with_its_legal_form() -> None:
+    graph = capture(lambda: _Tagger(nn.RNN), TensorSpec((8, 4), "int64"), casts=table().casts())
+    (refusal,) = match(graph, table(), "CSX").refused
+    assert refusal.op == "RNN"
+    assert "legal.RNN" in refusal.cure
+
+
+def test_autocast_of_the_batch_s_device_is_refused_as_by_the_sdk() -> None:
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(device_type=x.device.type, enabled=False):
+                x = x.cos()
+            return super().forward(x).square().mean()
+
+    graph = capture(lambda: Net(8, 8), TensorSpec((4, 8), "float32"), casts=table().casts())
+    (refusal,) = match(graph, table(), "CSX").refused
+    assert "autocast" in refusal.reason
+    assert refusal.line is not None
+    with torch.autocast("cpu", enabled=False):
+        pass  # afterwards it is torch's own again
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_refused"),
+    [
+        (lambda x, y: F.nll_loss(F.log_softmax(x, 2).reshape(-1, 8), y.reshape(-1)), True),
+        (lambda x, y: F.nll_loss(F.log_softmax(x.reshape(-1, 8), 1), y.reshape(-1)), False),
+        (lambda x, y: F.nll_loss(F.log_softmax(x, -1).transpose(1, 2), y), False),
+        (lambda x, y: F.nll_loss(F.log_softmax(x.transpose(1, 2), -2), y), True),
+    ],
+)
+def test_a_log_softmax_that_is_reshaped_before_its_loss_stops_the_compiler(
+    loss: Any, is_refused: bool
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return loss(self.linear(x), y)
+
+    batch = (TensorSpec((2, 4, 8), "float32"), TensorSpec((2, 4), "int64"))
+    graph = capture(Net, batch, casts=table().casts())
+    assert bool(match(graph, table(), "CSX").refused) == is_refused

@@ -180,6 +180,8 @@ def _replacements() -> Iterator[tuple[Any, str, _Wrap]]:
     in_place = (f"{name}_" for name in ("__matmul__", *_HALF, *_PROMOTED_OPERATORS, *_PROMOTED))
     yield from ((Tensor, name, _following_the_first) for name in in_place)
     yield from ((torch._VF, name, _casting(HALF)) for name in _CELLS)
+    yield torch.nn.RNNBase, "check_input", _checking_in_one_precision
+    yield torch.autocast, "__init__", _refusing_the_device
 
 
 @contextlib.contextmanager
@@ -224,6 +226,33 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_active() and _dtypes((*args, *kwargs.values())) == {torch.float16, torch.float32}:
             args, kwargs = _cast_all(torch.float32, args, kwargs)
         return function(*args, **kwargs)
+
+    return call
+
+
+def _checking_in_one_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An LSTM or GRU is refused as a whole; to stop at its check of dtypes would hide the rest of the step."""
+
+    @functools.wraps(function)
+    def call(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.mode in ("LSTM", "GRU") and input.dtype is HALF:
+            input = input.to(self._flat_weights[0].dtype)
+        return function(self, input, *args, **kwargs)
+
+    return call
+
+
+def _refusing_the_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The SDK's device is none that autocast knows; under capture it goes by the name of the CPU."""
+
+    @functools.wraps(function)
+    def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
+        if _is_active() and device_type == "cpu":
+            raise RuntimeError(
+                "torch.autocast does not know the device ('unsupported scalarType'); "
+                "take it out of the step, where mixed precision is always on"
+            )
+        return function(self, device_type, *args, **kwargs)
 
     return call
 

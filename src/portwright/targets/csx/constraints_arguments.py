@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from portwright.graph.graph import Graph, Node
-from portwright.graph.tables import argument
+from portwright.graph.tables import argument, base_name
 from portwright.targets.csx.constraints_base import constraint, is_in_place, tensor, tensors
 
 
@@ -157,15 +157,26 @@ def _selects_by_mask(graph: Graph, indices: Sequence[Any]) -> str | None:
 
 @constraint
 def log_softmax_by_a_positive_dim(graph: Graph, node: Node) -> str | None:
-    """the log_softmax before it names its dim from the front"""
-    value = argument(node, "self", 0)
-    maker = next(
-        (n for n in reversed(graph.nodes[max(0, node.index - 20) : node.index]) if value.value in n.outputs),
-        None,
-    )
+    """the log_softmax before it names its dim from the front, and nothing is reshaped between the two"""
+    maker = _maker(graph, node)
+    if maker is not None and _is_reshape(maker):
+        before = _maker(graph, maker)
+        if before is not None and "_log_softmax" in before.op:
+            return "the log_softmax before it is reshaped on the way, on which the compiler stops; reshape before log_softmax"
     if maker is None or "_log_softmax" not in maker.op or maker.args[1] >= 0:
         return None
     return f"the log_softmax before it is along dim {maker.args[1]}, on which the compiler stops; name it from the front"
+
+
+def _maker(graph: Graph, node: Node) -> Node | None:
+    """The node that made the first argument, looked for nearby."""
+    value = argument(node, "self", 0)
+    near = graph.nodes[max(0, node.index - 20) : node.index]
+    return next((maker for maker in reversed(near) if value.value in maker.outputs), None)
+
+
+def _is_reshape(node: Node) -> bool:
+    return base_name(node.op) in ("aten.view", "aten._unsafe_view", "aten.reshape")
 
 
 @constraint

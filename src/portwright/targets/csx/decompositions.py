@@ -309,6 +309,9 @@ class _Opaque(torch.autograd.Function):
 def _opaque(op: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         leaves, spec = tree_flatten(args)
+        # It is refused whatever it is given; one precision lets the rest of the step be seen.
+        if len({x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()}) > 1:
+            leaves = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves]
         return _Opaque.apply(op, spec, *leaves)  # type: ignore[no-untyped-call]
 
     return call
