@@ -10,3 +10,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     fidelity = sys.modules.get("vendor.fidelity")
     for line in fidelity.REPORTS if fidelity else ():
         terminalreporter.write_line(line)
+
+
+# A process can have one backend of the SDK. These ask it from forked children, which inherit none as long as they come first.
+_FORK = ("test_fidelity.py", "test_legal_vendor.py")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    items.sort(key=lambda item: item.path.name not in _FORK)

@@ -83,7 +83,8 @@ def _found(stop: Stop, kind: str, target: str) -> _Found:
     op, cure = stop.op, _CURES[stop.kind]
     if stop.kind == "failure":
         # Where a layer itself fails, as under a target's mixed precision, its legal form is the cure.
-        op, cure = op or kind or "the step", _legal_form(kind, target) or cure
+        form = _legal_form(kind, target)
+        op, cure = op or (kind if form else "the step"), form or cure
     return _Found(op, stop.module, stop.place, stop.message, cure, "forward")
 
 

@@ -234,3 +234,16 @@ def test_a_log_softmax_that_is_reshaped_before_its_loss_stops_the_compiler(
     batch = (TensorSpec((2, 4, 8), "float32"), TensorSpec((2, 4), "int64"))
     graph = capture(Net, batch, casts=table().casts())
     assert bool(match(graph, table(), "CSX").refused) == is_refused
+
+
+@pytest.mark.parametrize("diagonal", [0, 1])
+def test_a_square_mask_cut_on_the_device_is_refused_with_its_legal_form(diagonal: int) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.triu(torch.ones(8, 8, dtype=torch.bool, device=x.device), diagonal)
+            return super().forward(x).masked_fill(mask, 0).square().mean()
+
+    graph = capture(lambda: Net(8, 8), TensorSpec((8, 8), "float32"), casts=table().casts())
+    (refusal,) = match(graph, table(), "CSX").refused
+    assert "bool" in refusal.reason
+    assert "legal.triu" in refusal.cure

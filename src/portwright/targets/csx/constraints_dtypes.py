@@ -108,9 +108,8 @@ def one_precision(graph: Graph, node: Node) -> str | None:
 
 
 @constraint
-def not_two_masks(graph: Graph, node: Node) -> str | None:
-    """not both inputs are bool"""
-    values = tensors(graph, node.args)
-    if len(values) == 2 and all(value.dtype == "bool" for value in values):
-        return '"Subtraction, the `-` operator, with two bool tensors is not supported"'
+def not_a_mask(graph: Graph, node: Node) -> str | None:
+    """no input is bool"""
+    if any(value.dtype == "bool" for value in tensors(graph, node.args)):
+        return '"Subtraction, the `-` operator, with a bool tensor is not supported"'
     return None
