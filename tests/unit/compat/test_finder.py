@@ -16,7 +16,7 @@ from portwright.errors import UserError
 
 LENT = {
     "lent_zoo.common.pytorch": {"loads": "json:loads", "decoder": "json.decoder"},
-    "lent_zoo.common.pytorch.deep": {"dumps": "json:dumps", "chosen": "test_tables:TABLE:key"},
+    "lent_zoo.common.pytorch.deep": {"dumps": "json:dumps", "chosen": "finder_tables:TABLE:key"},
 }
 
 
@@ -37,7 +37,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     for finder in finders:
         finder.remove()
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("lent_zoo", "old_package", "test_tables", "cerebras", "modelzoo"):
+        if name.partition(".")[0] in ("lent_zoo", "old_package", "finder_tables", "cerebras", "modelzoo"):
             del sys.modules[name]
 
 
@@ -55,7 +55,7 @@ def load(name: str) -> ModuleType:
 def test_names_are_lent_and_found_when_asked_for(
     installed: Callable[..., LendingFinder], tmp_path: Path
 ) -> None:
-    (tmp_path / "test_tables.py").write_text("TABLE = {'key': 5}")
+    (tmp_path / "finder_tables.py").write_text("TABLE = {'key': 5}")
     installed(LENT, whole=("lent_zoo.common.pytorch",))
     module = load("lent_zoo.common.pytorch")
     assert "loads" not in module.__dict__

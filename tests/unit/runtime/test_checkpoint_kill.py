@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -56,31 +57,42 @@ def test_kill_at_any_moment(tmp_path: Path, keep: int) -> None:
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        start_new_session=True,
     )
+    try:
+        _kill_and_look(saver, tmp_path, keep)
+    finally:  # the fork too: left alone it would wait for a reader for ever, and we for it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(saver.pid, signal.SIGKILL)
+
+
+def _kill_and_look(saver: subprocess.Popen[str], tmp_path: Path, keep: int) -> None:
     assert saver.stdin is not None
     assert saver.stdout is not None
     torn_seen = 0
-    with saver:
-        for _ in range(12):
-            print("go", file=saver.stdin, flush=True)
-            word, pid = saver.stdout.readline().split()
-            assert word == "start"
-            lines = [saver.stdout.readline().split() for _ in range(2)]
-            time.sleep(random.uniform(0, 0.04))
-            os.kill(int(pid), signal.SIGKILL)
-            while (line := saver.stdout.readline().split()) != ["dead"]:
-                lines.append(line)
-            reported = int(lines[-1][1])
-            torn_seen += any(path.name.startswith(".tmp-") for path in tmp_path.iterdir())
+    for _ in range(12):
+        print("go", file=saver.stdin, flush=True)
+        started = saver.stdout.readline()
+        assert started.startswith("start "), started
+        pid = started.split()[1]
+        lines = [saver.stdout.readline().split() for _ in range(2)]
+        time.sleep(random.uniform(0, 0.04))
+        os.kill(int(pid), signal.SIGKILL)
+        while (line := saver.stdout.readline().split()) != ["dead"]:
+            lines.append(line)
+        reported = int(lines[-1][1])
+        torn_seen += any(path.name.startswith(".tmp-") for path in tmp_path.iterdir())
 
-            found = find_last_good(tmp_path, pytest.fail)  # any note would mean that a torn one has a name
-            assert found is not None
-            assert found.step >= reported
-            assert all(verify_checkpoint(info.path) == [] for info in list_checkpoints(tmp_path))
-            loaded = read_checkpoint(found.path)
-            assert loaded.counters == {"step": found.step}
-            assert all(torch.all(shard.tensor == found.step) for shard in loaded.shards)
-        saver.stdin.close()
+        found = find_last_good(tmp_path, pytest.fail)  # any note would mean that a torn one has a name
+        assert found is not None
+        assert found.step >= reported
+        assert all(verify_checkpoint(info.path) == [] for info in list_checkpoints(tmp_path))
+        loaded = read_checkpoint(found.path)
+        assert loaded.counters == {"step": found.step}
+        assert all(torch.all(shard.tensor == found.step) for shard in loaded.shards)
+    saver.stdin.close()
+    saver.wait()
+    saver.stdout.close()
     with RunDir(tmp_path).lock():
         left = [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")]
     assert left == []
