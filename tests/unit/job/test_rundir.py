@@ -20,9 +20,13 @@ from portwright.job.rundir import RunDir
 HOLD = """
 import os, sys, time
 from portwright.job.rundir import RunDir
+ready, begun = os.pipe()
 with RunDir(sys.argv[1]).lock():
-    if len(sys.argv) > 2 and os.fork() == 0:  # a data worker that outlives its run
-        time.sleep(60)
+    if len(sys.argv) > 2:
+        if os.fork() == 0:  # a data worker that outlives its run
+            os.write(begun, b"!")
+            time.sleep(60)
+        os.read(ready, 1)
     print(os.getpid(), flush=True)
     time.sleep(60)
 """
