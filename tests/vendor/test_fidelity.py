@@ -29,7 +29,9 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("PORTWRIGHT_SEED") or random.SystemRandom().randrange(10**6))
-NUM_DRAWN = int(os.environ.get("PORTWRIGHT_DRAWN") or 600)  # with fewer, chance alone would miss the bars now and then
+NUM_DRAWN = int(
+    os.environ.get("PORTWRIGHT_DRAWN") or 600
+)  # with fewer, chance alone would miss the bars now and then
 SHARE_ASKED_AGAIN = 0.2
 
 
