@@ -337,6 +337,15 @@ def port(
         Path | None, typer.Option("--out", "-o", help="Write a ported copy to this folder.")
     ] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Also rewrite what can change results.")] = False,
+    style: Annotated[
+        str,
+        typer.Option(
+            "--style", help="in-place, layout (model.py, data.py, ... in --out DIR) or branches (of a vendor)"
+        ),
+    ] = "in-place",
+    part: Annotated[
+        str | None, typer.Option("--part", help="Port only the loaders (data), or only the model (model).")
+    ] = None,
     select: Select = None,
     ignore: Ignore = None,
     as_json: Json = False,
@@ -348,10 +357,14 @@ def port(
     from portwright.port.api import port as port_paths
     from portwright.port.report import port_report
 
-    done = port_paths(paths, target or [], select or [], ignore or [], unsafe=unsafe, write=write, out=out)
+    done = port_paths(
+        paths, target or [], select or [], ignore or [],
+        unsafe=unsafe, write=write, out=out, style=style, part=part,
+    )  # fmt: skip
     if as_json:
         rows = {name: [f.as_dict() for f in getattr(done, name)] for name in ("fixed", "left")}
-        _print_json({"changed": done.changed, **rows})
+        account = {"placed": done.placed, "dissolved": done.dissolved} if style == "layout" else {}
+        _print_json({"changed": done.changed, **rows, **account})
     else:
         if not write and out is None:
             sys.stdout.write(done.diff)

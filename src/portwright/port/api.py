@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.port.apply import Port, make_port, not_ported, write_copy, write_in_place
 from portwright.port.check import Selection
 from portwright.port.config import make_selection, read_config
@@ -25,6 +28,16 @@ class PortResult:
     diff: str
     not_copied: list[str]  # too large for --out
     not_ported: list[str]  # imported by what was ported, but not named
+    placed: list[dict[str, Any]] = field(default_factory=list)  # of a layout: which statement went where
+    dissolved: list[dict[str, Any]] = field(default_factory=list)  # of a layout: what run() does instead
+
+
+STYLES = ("in-place", "layout", "branches")
+# The rules that a part of a port asks: codes, or starts of codes.
+PARTS = {
+    "data": ("PW101", "PW102", "PW103", "PW106", "PW107"),
+    "model": ("PW104", "PW105", "PW108", "PW109", "PW110", "PW2", "PW3"),
+}
 
 
 def select_files(
@@ -64,13 +77,31 @@ def port(
     unsafe: bool = False,
     write: bool = False,
     out: Path | None = None,
+    style: str = "in-place",
+    part: str | None = None,
 ) -> PortResult:
-    """Rewrites files in place, or into a copy, or only shows what it would do."""
+    """Rewrites files in place, or into a copy, or only shows what it would do.
+
+    `style` layout makes the five files of the taught workflow in `out`; branches adds a vendor's branches in place. `part`
+    data or model ports that part alone.
+    """
+    if style not in STYLES:
+        raise UserError(f"there is no style '{style}'.", suggest(style, STYLES))
+    if part is not None and part not in PARTS:
+        raise UserError(f"there is no part '{part}'.", suggest(part, PARTS))
     if write and out is not None:
         raise UserError(
             "--write and --out were both given.", "--write edits in place, --out writes a copy: choose one."
         )
+    if style == "branches":
+        return _port_branches(paths, targets, select, ignore, unsafe=unsafe, write=write, out=out)
+    if style == "layout":
+        from portwright.port.layout.api import port_layout
+
+        return port_layout(paths, targets, select, ignore, unsafe=unsafe, write=write, out=out, part=part)
     files, selection = select_files(paths, targets, select, ignore)
+    if part is not None:
+        selection = of_part(selection, part)
     if len(selection.targets) != 1:
         raise UserError(
             f"a port is for one target, and {len(selection.targets)} are named: {', '.join(sorted(selection.targets))}.",
@@ -91,6 +122,30 @@ def port(
         not_copied=[show(path) for path in too_large],
         not_ported=[show(path) for path in not_ported(files)],
     )
+
+
+def of_part(selection: Selection, part: str) -> Selection:
+    """The rules that a part of a port asks."""
+    rules = tuple(rule for rule in selection.rules if rule.code.startswith(PARTS[part]))
+    if not rules:
+        raise UserError(
+            f"no rule of the part '{part}' is selected.", f"Select some of {', '.join(PARTS[part])}."
+        )
+    return replace(selection, rules=rules)
+
+
+def _port_branches(
+    paths: Sequence[Path],
+    targets: Sequence[str],
+    select: Sequence[str],
+    ignore: Sequence[str],
+    **options: Any,
+) -> PortResult:
+    if importlib.util.find_spec("portwright.port.branches") is None:
+        raise UserError("--style branches is not part of this version.", "Use --style in-place or layout.")
+    module: Any = importlib.import_module("portwright.port.branches.api")
+    done: PortResult = module.port_branches(paths, targets, select=select, ignore=ignore, **options)
+    return done
 
 
 def _shown(finding: Finding) -> Finding:
