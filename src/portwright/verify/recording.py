@@ -96,6 +96,9 @@ class Tensor:
     mean: float
     deviation: float
     trained: bool = True
+    owner: str = ""  # class of the module that holds it, "" where none does
+    aliases: tuple[str, ...] = ()  # its other names, where weights are tied
+    called: int = -1  # when that module was first called, among all; -1: never by itself
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,10 @@ def load(folder: Path) -> Recording:
             raise UserError(
                 f"{folder} is a recording of format {found}; this version reads {FORMAT}.", "Record it again."
             )
-        document["tensors"] = [Tensor(**{**t, "shape": tuple(t["shape"])}) for t in document["tensors"]]
+        document["tensors"] = [
+            Tensor(**{**t, "shape": tuple(t["shape"]), "aliases": tuple(t.get("aliases", ()))})
+            for t in document["tensors"]
+        ]
         document["steps"] = [_step(s) for s in document["steps"]]
         document["matches"] = [Match(**{**m, "ported": tuple(m["ported"])}) for m in document["matches"]]
         return Recording(**document, arrays=load_file(folder / "arrays.safetensors"))

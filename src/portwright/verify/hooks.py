@@ -1,0 +1,210 @@
+"""Puts the recorder into torch, before a script imports it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from portwright.verify.record_seeds import Streams
+from portwright.verify.record_steps import Watch
+
+
+def install(watch: Watch, dropout_off: bool) -> None:
+    from portwright.verify.hooks_dropout import hook_dropout, without_dropout
+
+    _hook_construction(watch)
+    _hook_calls(watch, without_dropout if dropout_off else None)
+    _hook_backward(watch)
+    _hook_optimizers(watch)
+    _leave_uncompiled()
+    hook_dropout(watch, dropout_off)
+
+
+def _hook_construction(watch: Watch) -> None:
+    """Every class of modules draws its weights from a stream of its own, and is known from then on."""
+    streams = watch.streams
+    base_init = nn.Module.__init__
+
+    @functools.wraps(base_init)
+    def module_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        base_init(self, *args, **kwargs)
+        watch.names.made(self)
+
+    nn.Module.__init__ = module_init  # type: ignore[method-assign]
+
+    def init_subclass(cls: type[nn.Module], **kwargs: Any) -> None:
+        super(nn.Module, cls).__init_subclass__(**kwargs)
+        _isolate_init(cls, streams)
+
+    nn.Module.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    pending = list(nn.Module.__subclasses__())
+    seen: set[type] = set()
+    while pending:
+        cls = pending.pop()
+        if cls not in seen:
+            seen.add(cls)
+            pending += cls.__subclasses__()
+            _isolate_init(cls, streams)
+    for name in dir(nn.init):
+        function = getattr(nn.init, name)
+        if name.endswith("_") and not name.startswith("_") and callable(function):
+            setattr(nn.init, name, _isolated(function, streams))
+    nn.Module.apply = _isolated(nn.Module.apply, streams)  # type: ignore[method-assign]
+
+
+def _isolate_init(cls: type[nn.Module], streams: Streams) -> None:
+    own = cls.__dict__.get("__init__")
+    if callable(own) and not isinstance(own, staticmethod | classmethod):
+        cls.__init__ = _isolated(own, streams)  # type: ignore[method-assign]
+
+
+def _isolated(function: Callable[..., Any], streams: Streams) -> Any:
+    @functools.wraps(function)
+    def isolated(*args: Any, **kwargs: Any) -> Any:
+        with streams.initialising():
+            return function(*args, **kwargs)
+
+    return isolated
+
+
+def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> None:
+    call = nn.Module.__call__
+
+    def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if watch.is_paused or watch.in_backward:
+            return call(self, *args, **kwargs)
+        is_root = watch.depth == 0
+        if is_root:
+            watch.enter_root(self, args, kwargs)
+        watch.depth += 1
+        try:
+            if isinstance(self, nn.RNNBase) and self.dropout and self.training:
+                watch.draw(type(self).__name__, self.dropout, max(self.num_layers - 1, 0))
+                if without_dropout is not None:
+                    with without_dropout(self):
+                        result = call(self, *args, **kwargs)
+                else:
+                    result = call(self, *args, **kwargs)
+            else:
+                result = call(self, *args, **kwargs)
+        finally:
+            watch.depth -= 1
+        if watch.counts and torch.is_grad_enabled():
+            watch.leave(self, result, _line_of_caller(2))
+        return result
+
+    nn.Module.__call__ = recorded_call  # type: ignore[assignment]
+
+
+def _line_of_caller(depth: int) -> str:
+    """file:line of the nearest code that is neither torch's nor ours."""
+    frame: Any = sys._getframe(depth)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and "/portwright/verify/" not in file and not file.startswith("<"):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _hook_backward(watch: Watch) -> None:
+    backward, grad, tensor_backward = torch.autograd.backward, torch.autograd.grad, torch.Tensor.backward
+    unscaled: dict[int, torch.Tensor] = {}  # by the scaled loss: a scale is no part of the loss
+
+    def around(losses: list[torch.Tensor], run: Callable[[], Any]) -> Any:
+        if watch.is_paused or watch.in_backward:
+            return run()
+        values = [unscaled.pop(id(loss), loss) for loss in losses]
+        unscaled.clear()
+        watch.before_backward(losses, values)
+        watch.in_backward = True
+        try:
+            result = run()
+        finally:
+            watch.in_backward = False
+        watch.after_backward()
+        return result
+
+    @functools.wraps(backward)
+    def recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        return around(losses, lambda: backward(losses, *args, **kwargs))
+
+    @functools.wraps(tensor_backward)
+    def recorded_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return around([self], lambda: tensor_backward(self, *args, **kwargs))
+
+    @functools.wraps(grad)
+    def recorded_grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not watch.is_paused and not watch.in_backward:
+            losses = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            watch.asked_gradient([loss.detach() for loss in losses])
+        return grad(outputs, *args, **kwargs)
+
+    torch.autograd.backward = recorded_backward
+    torch.Tensor.backward = recorded_tensor_backward  # type: ignore[method-assign]
+    torch.autograd.grad = recorded_grad
+    scaler = getattr(torch.amp, "GradScaler", None)
+    if scaler is not None:
+        scale = scaler.scale
+
+        @functools.wraps(scale)
+        def recorded_scale(self: Any, outputs: Any) -> Any:
+            scaled = scale(self, outputs)
+            if isinstance(outputs, torch.Tensor):
+                unscaled[id(scaled)] = outputs
+            return scaled
+
+        scaler.scale = recorded_scale
+
+
+def _hook_optimizers(watch: Watch) -> None:
+    from torch.optim.optimizer import (
+        Optimizer,
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    made = Optimizer.__init__
+
+    @functools.wraps(made)
+    def recorded_init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if not any(self is known for known in watch.optimizers):
+            watch.optimizers.append(self)
+
+    Optimizer.__init__ = recorded_init  # type: ignore[method-assign]
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watch.step_depth += 1
+        if watch.step_depth == 1:
+            watch.before_update(optimizer, _has_closure(args, kwargs))
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watch.step_depth -= 1
+        if watch.step_depth == 0:
+            watch.after_update(optimizer, _has_closure(args, kwargs))
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return any(callable(value) for value in (*args[1:], *kwargs.values()))
+
+
+def _leave_uncompiled() -> None:
+    """A compiled step has no modules to watch, and rounds in another way."""
+
+    def compile_nothing(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    torch.compile = compile_nothing
+    nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+    if hasattr(torch, "_dynamo"):
+        torch._dynamo.config.suppress_errors = True

@@ -1,0 +1,197 @@
+"""Runs a training script under the recorder, in a process of its own, and reads what it left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import portwright
+from portwright.errors import UserError
+from portwright.verify.command import Command, parse_command
+from portwright.verify.recording import Recording, load
+
+PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
+_TAIL_LINES = 25
+_TAIL_CHARS = 4000
+_POLL_SECONDS = 0.05
+# The recorder's module, with nothing of the user's folder on the path while it is imported.
+_START = "import sys; sys.path[:1] = []; from portwright.verify.record import main; main()"
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """What to record and under which conditions; the same for both scripts, but for `against` and `perturb`."""
+
+    steps: int = 20
+    seed: int = 0
+    dropout: Literal["drawn", "off"] = "drawn"
+    perturb: float = 0.0  # relative size of noise on the initial weights
+    against: Path | None = None  # folder of the original's recording, when this is a port
+    timeout_seconds: float = 600  # without a further step
+    python: Path | None = None
+    dtype: Literal["as written", "float64"] = "as written"
+
+
+class ScriptFailed(UserError):
+    """The script crashed, hung, or never trained; `num_steps` were recorded before, and `tail` ends its output."""
+
+    def __init__(self, message: str, cure: str, tail: str, num_steps: int) -> None:
+        super().__init__(message, cure, {"tail": tail, "steps": num_steps})
+        self.tail = tail
+        self.num_steps = num_steps
+
+
+def record(
+    command: str | Sequence[str], into: Path, options: Recorder, folder: Path | None = None
+) -> Recording:
+    """Runs the command from `folder` (default: here) unmodified, and leaves its recording in `into`.
+
+    A script that ends by itself after fewer steps is no failure: `Recording.ended` says so.
+    """
+    if options.steps < 1:
+        raise UserError(f"{options.steps} steps cannot be recorded.", "Ask for at least 1.")
+    folder = Path.cwd() if folder is None else folder
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder} to run in.", "Give one that exists.")
+    parsed = parse_command(command, folder)
+    into = into.resolve()
+    into.mkdir(parents=True, exist_ok=True)
+    for name in ("recording.json", "arrays.safetensors", "initial.safetensors", PROGRESS):
+        (into / name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="portwright-verify-") as scratch:
+        outcome = _watch(parsed, into, options, folder, Path(scratch))
+    if outcome.failure is None and outcome.status == 0 and (into / "recording.json").exists():
+        return load(into)
+    raise _explain(outcome, parsed, into)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    status: int
+    tail: str
+    failure: str | None  # "hung", or None where the process ended by itself
+
+
+def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratch: Path) -> _Outcome:
+    python = options.python if options.python is not None else Path(sys.executable)
+    words = [str(python), *command.python_flags, "-c", _START, "--into", str(into), "--scratch", str(scratch)]
+    words += ["--steps", str(options.steps), "--seed", str(options.seed), "--dropout", options.dropout]
+    words += ["--perturb", repr(options.perturb), "--dtype", options.dtype]
+    if options.against is not None:
+        words += ["--against", str(options.against.resolve())]
+    words += ["--", *command.words]
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=_make_env(command, into, python),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(
+            f"Cannot start {python}: {error.strerror or error}.", "Give another python."
+        ) from error
+    assert process.stdout is not None
+    tail = _Tail(process.stdout)
+    failure = None
+    try:
+        if not _wait(process, into / PROGRESS, options.timeout_seconds):
+            failure = "hung"
+    finally:
+        _end_group(process)
+    return _Outcome(process.returncode, tail.text(), failure)
+
+
+def _make_env(command: Command, into: Path, python: Path) -> dict[str, str]:
+    env = {**os.environ, **command.environment}
+    env["PYTHONHASHSEED"] = "0"  # the order of a set may decide what a script draws first
+    env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    env["PYTHONUNBUFFERED"] = "1"  # what a killed script has said must not be lost
+    if python.absolute() != Path(sys.executable).absolute():
+        source = str(Path(portwright.__file__).resolve().parents[1])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (source, env.get("PYTHONPATH", ""))))
+    return env
+
+
+def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: float) -> bool:
+    """Waits until the process ends; False when no step came for too long."""
+    last, since = b"", time.monotonic()
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return True
+        except subprocess.TimeoutExpired:
+            now = progress.read_bytes() if progress.exists() else b""
+            if now != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > timeout_seconds:
+                return False
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends what the script started, too: it is a session of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    process.wait()
+
+
+class _Tail:
+    """The end of what a script prints, however much that is."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._chunks: deque[bytes] = deque(maxlen=64)
+        self._stream = stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while chunk := self._stream.read1(8192) if hasattr(self._stream, "read1") else b"":
+                self._chunks.append(chunk)
+
+    def text(self) -> str:
+        self._thread.join(5)
+        text = b"".join(self._chunks).decode("utf-8", "replace").replace("\r", "\n")
+        return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_TAIL_CHARS:]
+
+
+def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
+    progress = into / PROGRESS
+    num_steps = int(progress.read_text() or 0) if progress.exists() else 0
+    where = f"after {num_steps} recorded step(s)" if num_steps else "before its first step"
+    last = next((line for line in reversed(outcome.tail.splitlines()) if line.strip()), "it printed nothing")
+    shown = command.shown
+    if outcome.failure == "hung":
+        message = f"'{shown}' made no step for too long, {where}; the last it said: {last}"
+        cure = "Give a longer --timeout, or a command that trains at once on little data."
+    elif outcome.status < 0:
+        name = signal.Signals(-outcome.status).name
+        message = f"'{shown}' was ended by {name} {where}; the last it said: {last}"
+        cure = "Run it alone; SIGKILL most often means that memory ran out: take a smaller model or batch."
+    elif "EOFError" in last:
+        message = f"'{shown}' asks for input, and a recording has none to give: {last}"
+        cure = "Give it its answers on the command line."
+    elif outcome.status == 0 or "never updated a weight" in last:
+        message = f"'{shown}' ended without a single step of training; the last it said: {last}"
+        cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
+    elif "CannotRecord: " in last:
+        message, _, cure = last.partition("CannotRecord: ")[2].partition(" | ")
+    else:
+        message = f"'{shown}' failed {where}, with exit status {outcome.status}: {last}"
+        cure = "Run it alone from the same folder, and mend it first."
+    return ScriptFailed(message, cure, outcome.tail, num_steps)

@@ -1,0 +1,186 @@
+"""The process in which a training script runs while it is recorded; `launch.record` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+import portwright
+from portwright.discover import peek_target
+from portwright.verify.hooks import install
+from portwright.verify.launch import PROGRESS
+from portwright.verify.record_data import hook_loaders
+from portwright.verify.record_links import Links
+from portwright.verify.record_names import Names
+from portwright.verify.record_script import run_as_main
+from portwright.verify.record_seeds import Streams
+from portwright.verify.record_steps import Watch
+from portwright.verify.recording import Recording, Tensor
+
+
+def main() -> NoReturn:
+    options, words = _parse(sys.argv[1:])
+    _settle_torch(options.dtype)
+    streams = Streams(options.seed)
+    links = Links(streams, options.against, options.perturb)
+    watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words), options.steps)
+    install(watch, options.dropout == "off")
+    hook_loaders(watch)
+    streams.start("process")
+    streams.guard_seeding()
+    status, ended = 0, "script ended"
+    try:
+        run_as_main(words)
+    except SystemExit as stop:
+        status, ended = _exit_status(stop), f"script ended with {stop.code!r}"
+    except BaseException as error:
+        status, ended = 1, f"{type(error).__name__}: {error}"
+        _print_error(error)
+    watch.end_script()
+    if not watch.steps and not status:
+        print("The script ended and never updated a weight.", file=sys.stderr)
+        status = 1
+    _finish(watch, options, words, ended, status)
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    cut = list(argv).index("--")
+    parser = argparse.ArgumentParser(prog="portwright.verify.record")
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dropout", choices=("drawn", "off"), default="drawn")
+    parser.add_argument("--perturb", type=float, default=0.0)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--dtype", choices=("as written", "float64"), default="as written")
+    return parser.parse_args(argv[:cut]), list(argv[cut + 1 :])
+
+
+def _settle_torch(dtype: str) -> None:
+    """One thread and the algorithms that repeat, whatever the script says later."""
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda num_threads: None
+    choose = torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms = lambda mode, *, warn_only=True: choose(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def _step_done(watch: Watch, options: argparse.Namespace, words: list[str]) -> None:
+    (options.into / PROGRESS).write_text(str(len(watch.steps)))
+    if len(watch.steps) >= options.steps:
+        _finish(watch, options, words, "steps", 0)
+
+
+def _exit_status(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _print_error(error: BaseException) -> None:
+    """The script's own frames, as the interpreter would show them."""
+    shown = error.__traceback__
+    while shown is not None and "/portwright/verify/" in shown.tb_frame.f_code.co_filename:
+        shown = shown.tb_next
+    traceback.print_exception(type(error), error, shown)
+
+
+def _finish(watch: Watch, options: argparse.Namespace, words: list[str], ended: str, status: int) -> NoReturn:
+    """Writes the recording and ends the process at once, so that no handler of the script's can go on."""
+    try:
+        if watch.steps:
+            _write(watch, options, words, ended)
+    except BaseException:
+        traceback.print_exc()
+        status = status or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(status)
+
+
+def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: str) -> None:
+    from safetensors.torch import save_file
+
+    watch.is_paused = True
+    links = watch.links
+    trained = {id(p) for o in watch.optimizers for group in o.param_groups for p in group["params"]}
+    tensors = []
+    for named in watch.names.tensors.values():
+        values = links.initial[named.name]
+        numbers = values.to(torch.float64) if not values.is_complex() else torch.view_as_real(values)
+        tensors.append(
+            Tensor(
+                name=named.name,
+                shape=tuple(values.shape),
+                dtype=str(values.dtype).removeprefix("torch."),
+                kind=named.kind,  # type: ignore[arg-type]
+                mean=float(numbers.mean()) if numbers.numel() else 0.0,
+                deviation=float(numbers.std(correction=0)) if numbers.numel() else 0.0,
+                trained=named.kind == "parameter"
+                and named.tensor.requires_grad
+                and (not trained or id(named.tensor) in trained),
+                owner="" if named.owner is None else type(named.owner).__name__,
+                aliases=tuple(named.aliases),
+                called=watch.called.get(id(named.owner), -1),
+            )
+        )
+    target = peek_target(words[1:]) if words[0] != "-m" else peek_target(words[2:])
+    recording = Recording(
+        command=words,
+        folder=str(Path.cwd()),
+        seed=options.seed,
+        asked_steps=options.steps,
+        versions=_versions(),
+        tensors=tensors,
+        steps=watch.steps,
+        matches=links.matches,
+        unmatched=links.unmatched,
+        missing=links.missing,
+        target=target.name if target is not None else "",
+        ran_on=_where(watch),
+        dropout=options.dropout,
+        dtype=options.dtype,
+        perturbed=options.perturb,
+        ended=ended,
+        notes=watch.notes,
+        arrays={**{f"initial/{name}": sketch for name, sketch in links.sketches.items()}, **watch.arrays},
+    )
+    save_file(links.initial, options.into / "initial.safetensors")
+    recording.save(options.into)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "portwright": portwright.__version__,
+    }
+
+
+def _where(watch: Watch) -> dict[str, Any]:
+    devices = sorted({device for step in watch.steps for device in step.devices})
+    vendors = [
+        name for name in ("cerebras.pytorch", "poptorch", "torch_xla", "sambaflow") if name in sys.modules
+    ]
+    return {"devices": devices, "vendor_modules": vendors, "python": sys.executable}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Which tensors a script trains, and what they are called: names come from the outermost modules that hold them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+
+@dataclass
+class Named:
+    """A parameter or buffer that is watched. A buffer may be replaced, so that it is looked up each time it is read."""
+
+    name: str
+    kind: str  # parameter or buffer
+    owner: nn.Module | None
+    attribute: str
+    held: torch.Tensor
+    aliases: list[str] = field(default_factory=list)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        if self.owner is not None and self.kind == "buffer":
+            now = self.owner._buffers.get(self.attribute)
+            if now is not None:
+                return now
+        return self.held
+
+
+class Names:
+    """All modules made so far, and the names of those tensors whose root has been called or is optimised."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[nn.Module]] = []
+        self._known: set[int] = set()  # of modules under a named root
+        self.roots: list[tuple[str, nn.Module]] = []
+        self.tensors: dict[str, Named] = {}
+        self._by_id: dict[int, str] = {}
+        self._module_names: dict[int, str] = {}
+        self._num_loose = 0
+
+    def made(self, module: nn.Module) -> None:
+        self._made.append(weakref.ref(module))
+
+    def knows(self, module: nn.Module) -> bool:
+        return id(module) in self._known
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        return self._by_id.get(id(tensor))
+
+    def name_of_module(self, module: nn.Module) -> str:
+        return self._module_names.get(id(module), "")
+
+    def find_roots(self, called: nn.Module | None, trained: Iterable[torch.Tensor]) -> list[nn.Module]:
+        """Outermost modules that hold weights and are called now or optimised, in the order in which they were made."""
+        live = [module for ref in self._made if (module := ref()) is not None]
+        if called is not None and not any(module is called for module in live):
+            live.append(called)  # a copy: only the original was made by its class
+        parents: dict[int, list[nn.Module]] = {}
+        for module in live:
+            for child in module._modules.values():
+                if child is not None:
+                    parents.setdefault(id(child), []).append(module)
+        roots: dict[int, nn.Module] = {}
+
+        def climb(module: nn.Module, seen: frozenset[int]) -> None:
+            above = [p for p in parents.get(id(module), ()) if id(p) not in seen]
+            if not above:
+                roots.setdefault(id(module), module)
+            for parent in above[:1]:
+                climb(parent, seen | {id(module)})
+
+        wanted = {id(tensor) for tensor in trained}
+        for module in live:
+            if module is called or any(id(p) in wanted for p in module._parameters.values() if p is not None):
+                climb(module, frozenset())
+        order = {id(module): number for number, module in enumerate(live)}
+        found = [root for root in roots.values() if not self.knows(root) and _holds_weights(root)]
+        return sorted(found, key=lambda root: order.get(id(root), len(live)))
+
+    def add_roots(self, modules: list[nn.Module]) -> list[Named]:
+        """Names the tensors of further roots; gives those that had no name yet."""
+        several = len(self.roots) + len(modules) > 1
+        fresh: list[Named] = []
+        for module in modules:
+            prefix = ""
+            if several:
+                taken = {name for name, _ in self.roots}
+                prefix = _variable_name(module)
+                if not prefix or prefix in taken:
+                    prefix = str(len(self.roots))
+            self.roots.append((prefix, module))
+            fresh += self._add(prefix, module)
+        return fresh
+
+    def add_loose(self, tensor: torch.Tensor) -> Named:
+        """Names a trained tensor that no module holds."""
+        name = _variable_name(tensor)
+        if not name or name in self.tensors:
+            name = f"parameter.{self._num_loose}"
+        self._num_loose += 1
+        named = Named(name, "parameter", None, "", tensor)
+        self._by_id[id(tensor)] = name
+        self.tensors[name] = named
+        return named
+
+    def _add(self, prefix: str, root: nn.Module) -> list[Named]:
+        fresh = []
+        for path, module in root.named_modules(remove_duplicate=False):
+            name = f"{prefix}.{path}" if prefix and path else prefix or path
+            self._known.add(id(module))
+            self._module_names.setdefault(id(module), name)
+            for kind, attribute, tensor in _own_tensors(module):
+                full = f"{name}.{attribute}" if name else attribute
+                known = self._by_id.get(id(tensor))
+                if known is not None:
+                    if known != full and full not in self.tensors[known].aliases:
+                        self.tensors[known].aliases.append(full)
+                    continue
+                if full in self.tensors:
+                    full = f"{len(self.roots) - 1}.{full}"
+                self._by_id[id(tensor)] = full
+                named = Named(full, kind, module, attribute, tensor)
+                self.tensors[full] = named
+                fresh.append(named)
+        return fresh
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None and not isinstance(parameter, UninitializedTensorMixin):
+            yield "parameter", attribute, parameter
+    for attribute, buffer in module._buffers.items():
+        if buffer is not None and attribute not in module._non_persistent_buffers_set:
+            yield "buffer", attribute, buffer
+
+
+def is_lazy(module: nn.Module) -> bool:
+    return any(isinstance(p, UninitializedTensorMixin) for p in module.parameters())
+
+
+def _holds_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _variable_name(thing: Any) -> str:
+    """The name that the user's code gave: a local of a function on the stack, a global, or an attribute."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_ours_or_torchs(file):
+            for name, value in frame.f_locals.items():
+                if value is thing and name != "self" and not name.startswith("_"):
+                    return name
+            holder = frame.f_locals.get("self")
+            for name, value in getattr(holder, "__dict__", {}).items():
+                if value is thing:
+                    return str(name)
+        frame = frame.f_back
+    for name, value in vars(sys.modules["__main__"]).items():
+        if value is thing and not name.startswith("_"):
+            return str(name)
+    for holder in gc.get_referrers(thing) if isinstance(thing, nn.Module) else ():
+        if isinstance(holder, dict) and "__name__" not in holder:
+            for name, value in holder.items():
+                if value is thing and isinstance(name, str) and name.isidentifier() and name != "self":
+                    return name
+    return ""
+
+
+def _is_ours_or_torchs(file: str) -> bool:
+    place = file.replace("\\", "/")
+    return "/torch/" in place or "/portwright/verify/" in place or "/portwright/runtime/" in place

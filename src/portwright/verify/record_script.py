@@ -1,0 +1,63 @@
+"""Runs a script or module as the interpreter would: as __main__, with the path and the arguments that it expects."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import io
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def run_as_main(words: Sequence[str]) -> None:
+    """Runs `SCRIPT ARGS` or `-m MODULE ARGS`, and waits for the threads that it leaves."""
+    if words[0] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = ["-m", *words[2:]]
+        code, spec = _find_module(words[1])
+        main = _make_main(spec.origin or "")
+        main.__spec__ = spec
+        main.__package__ = spec.parent
+        sys.argv[0] = spec.origin or words[1]
+    else:
+        path = Path(words[0])
+        sys.argv = list(words)
+        if path.is_dir():
+            sys.path.insert(0, str(path))
+            path = path / "__main__.py"
+        else:
+            sys.path.insert(0, str(path.resolve().parent))
+        with io.open_code(str(path.resolve())) as file:
+            code = compile(file.read(), str(path), "exec", dont_inherit=True)
+        main = _make_main(str(path))
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _make_main(file: str) -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__file__ = file
+    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__cached__"] = None
+    return main
+
+
+def _find_module(name: str) -> tuple[Any, importlib.machinery.ModuleSpec]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _find_module(f"{name}.__main__")
+    loader: Any = None if spec is None else spec.loader
+    code = None if loader is None else loader.get_code(name)
+    if spec is None or code is None:
+        raise SystemExit(f"No module named {name}")
+    return code, spec

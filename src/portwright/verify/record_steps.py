@@ -1,0 +1,364 @@
+"""Gathers what a script computes, step by step; hooks tell it what happens, and it says when there is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from portwright.verify.record_digest import digest, sums, walk
+from portwright.verify.record_links import Links
+from portwright.verify.record_names import Names, is_lazy
+from portwright.verify.record_seeds import Streams
+from portwright.verify.recording import Draw, Group, ModuleOutput, Step, TensorDigest
+from portwright.verify.sketch import Sketcher
+
+_BIG_BUFFER = 2**16  # elements; above, a buffer is read again only when torch says that it was written to
+
+
+@dataclass
+class _Open:
+    """The step that is being made."""
+
+    losses: list[float] = field(default_factory=list)
+    loss_dtype: str = ""
+    loss_devices: list[str] = field(default_factory=list)
+    asked: list[torch.Tensor] = field(default_factory=list)  # by autograd.grad, a loss if there is no other
+    batch: list[TensorDigest] = field(default_factory=list)
+    inputs: list[TensorDigest] = field(default_factory=list)
+    outputs: list[ModuleOutput] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    zeroed: bool = True
+    has_begun: bool = False
+    gradients: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    no_gradient: list[str] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    is_by_hand: bool = False  # a backward that may be followed by an update without an optimizer
+
+
+class Watch:
+    """The state of a recording while its script runs."""
+
+    def __init__(
+        self, names: Names, streams: Streams, links: Links, done: Callable[[], None], wanted: int
+    ) -> None:
+        self.names, self.streams, self.links = names, streams, links
+        self._done, self._wanted = done, wanted
+        self._sketch = Sketcher()
+        self.steps: list[Step] = []
+        self.arrays: dict[str, npt.NDArray[np.float64]] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.is_paused = False  # what the recorder itself calls is nobody's business
+        self.depth = 0  # of module calls
+        self.step_depth = 0  # of optimizer steps
+        self.in_backward = False
+        self.in_dropout = False
+        self.called: dict[int, int] = {}  # modules in the order of their first call
+        self.notes: list[str] = []
+        self.counts = False  # whether the module call under way is one of training
+        self._last_counted = False
+        self._is_evaluation = False
+        self._open = _Open()
+        self._spare = _Open()  # calls of modules in evaluation mode, which may turn out to be trained
+        self._pending: dict[int, list[Any]] = {}  # by iterator of a loader: its last batches
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._buffer_sketches: dict[str, npt.NDArray[np.float64]] = {}
+
+    # -- modules -------------------------------------------------------------------------------------------
+
+    def enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        has_weights = next(module.parameters(), None) is not None
+        if not torch.is_grad_enabled():
+            self.counts, self._is_evaluation = False, True
+        elif has_weights:
+            self.counts, self._is_evaluation = True, not module.training
+        else:
+            self.counts = self._last_counted
+        if has_weights:
+            self._last_counted = self.counts
+        if not self.counts:
+            self._pending.clear()
+            return
+        if not self._is_evaluation and self._open.is_by_hand and has_weights:
+            self._end_by_hand()
+        self.prepare(module, args, kwargs)
+        into = self._target
+        if not self._is_evaluation and not into.has_begun:
+            into.has_begun = True
+            self.streams.start("forward", len(self.steps))
+        fed = [t for t in walk((args, dict(kwargs))) if t.grad_fn is None and not t.requires_grad]
+        into.inputs += [digest(t) for t in fed]
+        into.batch += [digest(t) for t in self._take_batches(fed)]
+
+    @property
+    def _target(self) -> _Open:
+        return self._spare if self._is_evaluation else self._open
+
+    def _take_batches(self, fed: list[torch.Tensor]) -> Iterable[torch.Tensor]:
+        """The batches that this call is fed from: those that share its memory, or else the last of each loader."""
+        pointers = {t.untyped_storage().data_ptr() for t in fed if t.layout is torch.strided and t.numel()}
+        taken: list[torch.Tensor] = []
+        for key, batches in list(self._pending.items()):
+            trees = [list(walk(batch)) for batch in batches]
+            sharing = [
+                number
+                for number, tree in enumerate(trees)
+                if any(t.layout is torch.strided and t.untyped_storage().data_ptr() in pointers for t in tree)
+            ]
+            used = sharing[-1] if sharing else len(trees) - 1
+            for tree in trees[: used + 1] if sharing else trees[-1:]:
+                taken += tree
+            rest = batches[used + 1 :]
+            if rest:
+                self._pending[key] = rest
+            else:
+                del self._pending[key]
+        return taken
+
+    def leave(self, module: nn.Module, result: Any, line: str) -> None:
+        self.called.setdefault(id(module), len(self.called))
+        output = next(walk(result), None)
+        if output is None or output.numel() == 0:
+            return
+        total, square = sums(output)
+        name, kind = self.names.name_of_module(module), type(module).__name__
+        self._target.outputs.append(ModuleOutput(name, kind, output.numel(), total, square, line))
+
+    def draw(self, function: str, rate: float, size: int) -> None:
+        if torch.is_grad_enabled() and not self.in_backward and not self.is_paused:
+            self._target.draws.append(Draw(function, float(rate), int(size)))
+
+    # -- data ----------------------------------------------------------------------------------------------
+
+    def loaded(self, iterator: object, batch: Any) -> None:
+        if torch.is_grad_enabled() and not self.is_paused:
+            kept = self._pending.setdefault(id(iterator), [])
+            kept.append(batch)
+            del kept[:-4]  # a loader may be some batches ahead of the step
+
+    def exhausted(self, iterator: object) -> None:
+        self._pending.pop(id(iterator), None)
+
+    # -- tensors -------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, called: nn.Module | None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Names, matches and keeps the tensors of roots that are new."""
+        if called is not None and self.names.knows(called) and self.names.roots:
+            return
+        trained = [
+            p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
+        ]
+        roots = self.names.find_roots(called, trained)
+        for root in roots:
+            if is_lazy(root) and root is called:
+                self._materialise(root, args, kwargs or {})
+        fresh = self.names.add_roots(roots)
+        fresh += [self.names.add_loose(p) for p in trained if self.names.name_of(p) is None]
+        if fresh:
+            self.links.begin(fresh)
+
+    def _materialise(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Calls a module with lazy parts once for their shapes, and leaves no other trace."""
+        kept = {name: buffer.clone() for name, buffer in root.named_buffers() if not _is_lazy_tensor(buffer)}
+        self.is_paused = True
+        try:
+            with torch.no_grad(), self.streams.own("lazy"):
+                root(*args, **kwargs)
+                for name, buffer in root.named_buffers():
+                    if name in kept:
+                        buffer.copy_(kept[name])
+                    elif name.endswith("running_var"):
+                        buffer.fill_(1)
+                    elif name.endswith(("running_mean", "num_batches_tracked")):
+                        buffer.zero_()
+        finally:
+            self.is_paused = False
+
+    # -- backward and update -------------------------------------------------------------------------------
+
+    def before_backward(self, losses: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        if self._open.is_by_hand:
+            self._end_by_hand()
+        self.prepare(None)
+        if not self._open.outputs and self._spare.outputs:
+            self._adopt()
+        self._add_leaves(losses)
+        first = not self._open.losses
+        if first:
+            self._open.zeroed = not any(
+                named.tensor.grad is not None and bool(named.tensor.grad.any())
+                for named in self.names.tensors.values()
+                if named.kind == "parameter"
+            )
+        self._add_losses(values)
+
+    def _add_losses(self, values: Iterable[torch.Tensor]) -> None:
+        for value in values:
+            self._open.losses.append(float(value.detach().to(torch.float64).sum()))
+            self._open.loss_dtype = str(value.dtype).removeprefix("torch.")
+            self._open.loss_devices.append(str(value.device))
+
+    def _adopt(self) -> None:
+        """The script trains in evaluation mode: what looked like an evaluation was the step."""
+        spare, now = self._spare, self._open
+        now.outputs, now.draws, now.batch, now.inputs = spare.outputs, spare.draws, spare.batch, spare.inputs
+        self._spare = _Open()
+
+    def _add_leaves(self, losses: list[torch.Tensor]) -> None:
+        """Names weights that neither a module nor an optimizer holds, found by walking from the loss."""
+        if self.optimizers or self.steps:
+            return
+        fresh = [self.names.add_loose(leaf) for leaf in _leaves(losses) if self.names.name_of(leaf) is None]
+        if fresh:
+            self.links.begin(fresh)
+
+    def after_backward(self) -> None:
+        if not self.optimizers:
+            self._read_gradients(None)
+            self._open.is_by_hand = True
+
+    def asked_gradient(self, outputs: list[torch.Tensor]) -> None:
+        self._open.asked += outputs
+
+    def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        if not any(optimizer is known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        self.prepare(None)
+        self._open.is_by_hand = False
+        self._open.groups = [self._describe(group) for group in optimizer.param_groups]
+        if not has_closure:
+            self._read_gradients(optimizer)
+
+    def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        if has_closure:
+            self._read_gradients(optimizer)  # only now is there one
+        if not self._open.losses:
+            self._add_losses(self._open.asked)
+        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+        self._close(type(optimizer).__name__, number)
+
+    def end_script(self) -> None:
+        """The script is over; a last update by hand may still wait to be read."""
+        if self._open.is_by_hand:
+            self._end_by_hand()
+
+    def _end_by_hand(self) -> None:
+        self._open.is_by_hand = False
+        self._close("", 0)
+
+    def _read_gradients(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self.links.settle()
+        wanted = (
+            None
+            if optimizer is None
+            else {id(p) for group in optimizer.param_groups for p in group["params"]}
+        )
+        chosen = {
+            named.name: named.tensor.grad
+            for named in self.names.tensors.values()
+            if named.kind == "parameter" and (wanted is None or id(named.tensor) in wanted)
+        }
+        self._open.no_gradient = []
+        for name, tensor in self.links.in_original(chosen):
+            if tensor is None:
+                self._open.no_gradient.append(name)
+            else:
+                self._open.gradients[name] = self._sketch(tensor)
+
+    def _describe(self, group: dict[str, Any]) -> Group:
+        names = [name for p in group["params"] if (name := self.names.name_of(p)) is not None]
+        options: dict[str, Any] = {}
+        for key, value in group.items():
+            if key in ("params", "param_names"):
+                continue
+            plain = _plain_option(value)
+            if plain is not _NOT_PLAIN:
+                options[key] = plain
+        return Group(tuple(self.links.names_in_original(names)), options)
+
+    def _close(self, optimizer: str, number: int) -> None:
+        index = len(self.steps) + 1
+        now = self._open
+        for name, sketch in now.gradients.items():
+            self.arrays[f"gradient/{index}/{name}"] = sketch
+        tensors = {named.name: named.tensor for named in self.names.tensors.values()}
+        for name, tensor in self.links.in_original(dict(tensors)):
+            if tensor is not None:
+                self.arrays[f"weight/{index}/{name}"] = self._sketch_weight(name, tensor)
+        devices = {str(t.device) for t in tensors.values()} | set(now.loss_devices)
+        self.steps.append(
+            Step(
+                index=index,
+                optimizer=optimizer,
+                optimizer_number=number,
+                losses=tuple(now.losses),
+                loss_dtype=now.loss_dtype,
+                batch=tuple(now.batch or now.inputs),
+                groups=tuple(now.groups),
+                outputs=tuple(now.outputs),
+                draws=tuple(now.draws),
+                no_gradient=tuple(now.no_gradient),
+                zeroed=now.zeroed,
+                devices=tuple(sorted(devices)),
+            )
+        )
+        self._open, self._spare = _Open(), _Open()
+        self.streams.start("step", index)
+        self._done()
+
+    def _sketch_weight(self, name: str, tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+        named = self.names.tensors.get(name)
+        if named is None or named.kind != "buffer" or tensor.numel() <= _BIG_BUFFER:
+            return self._sketch(tensor)
+        version = (tensor._version, tensor.data_ptr())
+        if self._versions.get(name) != version:
+            self._versions[name] = version
+            self._buffer_sketches[name] = self._sketch(tensor)
+        return self._buffer_sketches[name]
+
+
+_NOT_PLAIN = object()
+
+
+def _plain_option(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else _NOT_PLAIN
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.integer | np.floating):
+        return float(value)
+    if isinstance(value, list | tuple):
+        items = [_plain_option(item) for item in value]
+        if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
+            return tuple(float(item) for item in items)
+    return _NOT_PLAIN
+
+
+def _is_lazy_tensor(tensor: torch.Tensor) -> bool:
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    return isinstance(tensor, UninitializedTensorMixin)
+
+
+def _leaves(losses: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that gradients reach, in the order of a walk from the loss."""
+    found: list[torch.Tensor] = []
+    seen: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        stack += [following for following, _ in reversed(node.next_functions)]
+    return found
