@@ -1,0 +1,179 @@
+"""Lowers one update of a user's script, as it was watched on the CPU: the same modules, loss, backward pass and optimizer."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cerebras.pytorch as cstorch
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import PortwrightError
+from portwright.targets.csx.cirh import read_cirh
+from portwright.targets.csx.refusal import explain
+from portwright.targets.csx.script_optimizer import make_optimizer
+from portwright.targets.csx.session import sdk_version
+from portwright.targets.csx.source_lines import SourceLines
+from portwright.verify.devices_apart import OnDevice
+from portwright.verify.replay import ReplayedStep
+from portwright.verify.step_watch import WatchedStep
+from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+
+_OWN_ATTRIBUTES = frozenset({"_parameters", "_buffers", "_modules", "_plan", "_paths", "_kept"})
+
+
+class ScriptLowering:
+    """One question to the front end; the SDK allows one backend a process."""
+
+    def __init__(self, watched: WatchedStep, folder: Path) -> None:
+        self._watched, self._folder = watched, folder
+        self._stage = "build"
+        self._notes = [*watched.notes, *watched.plan.notes]
+        self._optimizer_name = ""
+        self._lines: SourceLines | None = None
+        self._root: ReplayedStep | None = None
+
+    def lower(self) -> dict[str, Any]:
+        try:
+            self._lower()
+        except Exception as error:
+            traceback.print_exc()
+            return self._answer(False) | self._refusal(error)
+        found = [(path, read_cirh(path)) for path in sorted(self._folder.rglob("cirh.mlir"))]
+        lowered = [(path, cirh) for path, cirh in found if cirh is not None]
+        if not lowered:
+            words = "the front end gave no error and no lowered step: cirh.mlir is empty or missing"
+            return self._answer(False) | {"stage": "lowering", "words": words}
+        path, cirh = lowered[0]
+        return self._answer(True) | {"ops": cirh.num_ops, "cirh_bytes": path.stat().st_size}
+
+    def _answer(self, accepted: bool) -> dict[str, Any]:
+        plan = self._watched.plan
+        return {
+            "accepted": accepted,
+            "sdk": sdk_version(),
+            "stage": self._stage,
+            "words": "",
+            "ops": 0,
+            "cirh_bytes": 0,
+            "optimizer": self._optimizer_name,
+            "num_optimizers": self._watched.num_optimizers,
+            "num_fed": len(plan.fed),
+            "num_constants": len(plan.constants),
+            "modules": list(self._watched.names),
+            "num_reads": len(self._watched.reads),
+            "notes": list(dict.fromkeys(self._notes)),
+        }
+
+    def _lower(self) -> None:
+        watched = self._watched
+        backend = cstorch.backend("CSX", artifact_dir=str(self._folder / "artifacts"), validate_only=True)
+        device = backend.device.torch_device
+        root = self._root = ReplayedStep(watched.plan, watched.names)
+        was_training = [(part, part.training) for part in root.modules()]
+        net = cstorch.compile(root, backend)
+        root.train()
+        for part, training in was_training:
+            part.training = training
+        now = root.current()
+        _move_attributes(root, now, device, watched.host_made)
+        self._stage = "update"
+        made = make_optimizer(cstorch, watched, now)
+        optimizer, self._optimizer_name = made.optimizer, made.name
+        self._notes += made.notes
+        clippings = [
+            (clip.function, [now[id(p)] for p in clip.parameters if id(p) in now], clip.args, clip.kwargs)
+            for clip in watched.clippings
+        ]
+        on_device = OnDevice(device)
+
+        def step(fed: Sequence[Tensor]) -> Tensor:
+            self._stage = "forward"
+            with on_device:
+                losses = net(*fed)
+            self._stage = "backward"
+            for loss, gradient in losses:
+                loss.backward(gradient)
+            self._stage = "update"
+            for function, parameters, args, kwargs in clippings:
+                function(parameters, *args, **kwargs)
+            optimizer.step()
+            optimizer.zero_grad()
+            self._stage = "lowering"
+            first: Tensor = losses[0][0]
+            return first
+
+        @cstorch.step_closure  # type: ignore[untyped-decorator]
+        def read(loss: Tensor) -> None:
+            pass  # so that the loss is part of what is lowered
+
+        lines = self._lines = SourceLines(backend, step.__code__)
+        traced = cstorch.trace(step)
+        self._stage = "loader"
+        fed = [tensor.detach().clone().contiguous() for tensor in watched.plan.fed]
+        loader = cstorch.utils.data.DataLoader(make_batches, fed)
+        with lines.following():
+            for batch in cstorch.utils.data.DataExecutor(loader, num_steps=1):
+                read(traced(batch))
+
+    def _refusal(self, error: Exception) -> dict[str, Any]:
+        if isinstance(error, PortwrightError):
+            return {"words": str(error), "stage": self._stage}
+        words = _first_words(error)
+        if self._lines is None or self._root is None or self._stage in ("build", "loader"):
+            return {"words": words}
+        refusal = explain(error, self._lines, self._root)
+        if refusal is None:
+            return {"words": words}
+        stage = self._stage if self._stage == "update" else refusal.phase
+        return {
+            "stage": stage,
+            "words": refusal.reason,
+            "op": refusal.op,
+            "module": refusal.module,
+            "file": refusal.file,
+            "line": refusal.line,
+            "cure": refusal.cure,
+        }
+
+
+def make_batches(fed: list[Tensor]) -> Any:
+    """What the SDK's loader calls: the batch of the script, twice, since it wants to look ahead."""
+    return torch.utils.data.DataLoader([fed] * 2, batch_size=None)  # type: ignore[arg-type]
+
+
+def _first_words(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines)
+    text = text or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:397]}..."
+
+
+def _move_attributes(root: nn.Module, now: dict[int, Tensor], device: torch.device, host_made: Any) -> None:
+    """Tensors that a module keeps without registering them: built on the device, they would be there.
+
+    Other names of a parameter follow it, such as a recurrent layer's list of its weights. What shares memory with numpy stays
+    where it is: there is no other place to build it.
+    """
+    moved: dict[int, Tensor] = dict(now)
+
+    def move(tensor: Tensor) -> Tensor:
+        if id(tensor) not in moved:
+            stays = tensor.device.type != "cpu" or tensor in host_made
+            moved[id(tensor)] = tensor if stays else tensor.detach().to(device)
+        return moved[id(tensor)]
+
+    for module in root.modules():
+        for name, value in list(vars(module).items()):
+            if name in _OWN_ATTRIBUTES or isinstance(value, nn.Module):
+                continue
+            if next(iter_tensors(value), None) is not None:
+                object.__setattr__(module, name, replace_tensors(value, move))
+        if isinstance(
+            module, nn.RNNBase
+        ):  # else it takes its weights for new ones, and flattens them in the step
+            module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights if w is not None]

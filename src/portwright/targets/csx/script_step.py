@@ -1,0 +1,87 @@
+"""Asks Cerebras's front end about the training step of a user's own script; a process of the SDK's environment, one script each.
+
+`python -m portwright.targets.csx.script_step --answer FILE --update N -- train.py ...` leaves its answer as JSON in FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import PortwrightError
+from portwright.job.atomic import atomic_write_text
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answer", type=Path, required=True)
+    parser.add_argument("--update", type=int, default=0, help="which of the script's optimizers")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    answer_about(words, options.answer.absolute(), options.update)
+
+
+def answer_about(words: Sequence[str], answer: Path, update: int = 0) -> None:
+    """Runs the script up to its update and asks; the process ends with the answer, wherever in the script that is."""
+    import torch
+
+    from portwright.verify.step_watch import NoTrainingError, StepWatch, WatchedStep
+
+    torch.set_num_threads(1)
+    _import_sdk()
+
+    def use(watched: WatchedStep) -> None:
+        _leave(answer, _ask(watched))
+
+    try:
+        StepWatch(use, update).run(words)
+    except NoTrainingError:
+        _leave(answer, {"failed": "no training"})
+    except ModuleNotFoundError as error:
+        traceback.print_exc()
+        _leave(answer, {"failed": "no module", "module": error.name or "", "words": str(error)})
+    except PortwrightError as error:
+        _leave(answer, {"failed": "not asked", "words": error.message, "cure": error.cure})
+    except BaseException as error:
+        traceback.print_exc()
+        _leave(answer, {"failed": "crash", "words": f"{type(error).__name__}: {error}"})
+
+
+def _leave(answer: Path, document: dict[str, Any]) -> None:
+    """Ends here and now: the script's own handlers and threads have no say."""
+    atomic_write_text(answer, json.dumps(document))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _import_sdk() -> Any:
+    import cerebras.pytorch as cstorch
+
+    # The wrapper that pip puts on PATH drops the exit status, and a refused step then looks accepted.
+    tools = str(Path(cstorch.__file__).parent / "lib")
+    os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
+    return cstorch
+
+
+def _ask(watched: Any) -> dict[str, Any]:
+    from portwright.targets.csx.script_lowering import ScriptLowering
+
+    with tempfile.TemporaryDirectory(prefix="portwright-csx-") as folder:
+        os.chdir(folder)
+        try:
+            return ScriptLowering(watched, Path(folder)).lower()
+        finally:
+            os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Asks a vendor's own front end what it says to the training step of a user's script, as it stands.
+
+The script runs in the vendor's environment on the CPU, up to its first update; the modules, the loss, the backward pass and the
+optimizer that it used there are then traced and lowered. No torch and no vendor's software is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from portwright.discover import find_targets, peek_target
+from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.job.hand_over import make_env, where
+from portwright.job.vendor_env import Known, VendorEnvironment, explain_missing
+from portwright.verify.command import Command, parse_command
+
+_MOST_OPTIMIZERS = 4
+# What pip calls a module of another name.
+_DISTRIBUTIONS = {
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "pyyaml",
+    "bs4": "beautifulsoup4",
+    "dateutil": "python-dateutil",
+    "pytorch_lightning": "pytorch-lightning",
+}
+
+
+@dataclass(frozen=True)
+class FrontEndVerdict:
+    """What a vendor's front end said to a script's training step: accepted means lowered, not placed on a machine."""
+
+    target: str
+    accepted: bool
+    sdk: str  # version of the vendor's software
+    stage: str  # build, loader, forward, backward, update, lowering
+    words: str  # the front end's own, of its first error, behind the user's line where there is one
+    ops: int
+    cirh_bytes: int
+    asked: str  # what was asked, and what was not
+    op: str = ""
+    module: str = ""  # its path in the script's model
+    file: str = ""
+    line: int = 0
+    cure: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.accepted
+
+
+def ask_front_end(
+    command: str | Sequence[str],
+    target: str = "csx",
+    folder: Path | None = None,
+    python_path: Sequence[Path] = (),
+    timeout_seconds: float = 600.0,
+) -> FrontEndVerdict:
+    """The verdict on `command`, run from `folder` (default: here) with `python_path` in front of what it imports.
+
+    A `run.py TARGET ...` of Portwright's own is asked with its --validate_only. A script that needs more than the vendor's
+    environment has, crashes or never trains is a UserError: then nothing was asked.
+    """
+    name, environment, known = _find_environment(target)
+    folder = Path.cwd() if folder is None else folder
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} to run in.", "Give one that exists.")
+    parsed = parse_command(command, folder)
+    place = _Place(name, environment, known, folder, tuple(python_path), timeout_seconds)
+    if peek_target(parsed.words[1:]) is not None and Path(parsed.words[0]).name == "run.py":
+        return _ask_layout(parsed, place)
+    verdict, num_optimizers = _ask_script(parsed, place, 0)
+    for number in range(1, min(num_optimizers, _MOST_OPTIMIZERS)):
+        if not verdict.accepted:
+            break
+        try:
+            other, _ = _ask_script(parsed, place, number)
+        except _NoTraining:
+            skipped = f"{verdict.asked}; optimizer {number + 1} of {num_optimizers} was not seen to update"
+            verdict = replace(verdict, asked=skipped)
+            continue
+        verdict = replace(
+            other,
+            ops=verdict.ops + other.ops,
+            cirh_bytes=verdict.cirh_bytes + other.cirh_bytes,
+            asked=f"{verdict.asked}; and {other.asked}",
+        )
+    return verdict
+
+
+class _NoTraining(UserError):
+    pass
+
+
+@dataclass(frozen=True)
+class _Place:
+    target: str
+    environment: VendorEnvironment
+    known: Known
+    folder: Path
+    python_path: tuple[Path, ...]
+    timeout_seconds: float
+
+    def run(self, words: Sequence[str], command: Command) -> tuple[int, str, str]:
+        """Status, standard output and the rest of what a program of the vendor's environment said."""
+        env = make_env(self.environment, {**os.environ, **command.environment})
+        lent = [str(path.absolute()) for path in self.python_path]
+        env["PYTHONPATH"] = os.pathsep.join([*lent, *filter(None, [env.get("PYTHONPATH", "")])])
+        env["PYTHONUNBUFFERED"] = "1"
+        process = subprocess.Popen(
+            [str(self.known.python), *command.python_flags, *words],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=self.timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(
+                f"'{command.shown}' gave no training step to ask about within {self.timeout_seconds:g} s.",
+                "Give a command that trains at once on little data, or more time.",
+            ) from error
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # what the script started goes too
+            process.wait()
+        return process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+
+
+def _find_environment(target: str) -> tuple[str, VendorEnvironment, Known]:
+    targets = find_targets()
+    found = targets.get(target.upper())
+    if found is None:
+        raise UserError(f"'{target}' is no target.", suggest(target.lower(), (n.lower() for n in targets)))
+    asks = importlib.util.find_spec(f"portwright.targets.{found.name.lower()}.script_step") is not None
+    if found.environment is None or not asks:
+        raise UnsupportedError(
+            f"{found.name} has no front end that can be asked about a script.", "Use --front-end csx."
+        )
+    known = where(found.environment)
+    if known is None:
+        reason = explain_missing(found.environment) or f"{found.environment.title} is not installed here."
+        raise UnsupportedError(reason, found.environment.cure)
+    return found.name.lower(), found.environment, known
+
+
+def _ask_script(command: Command, place: _Place, number: int) -> tuple[FrontEndVerdict, int]:
+    with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
+        answer = Path(scratch) / "answer.json"
+        words = ["-m", f"portwright.targets.{place.target}.script_step"]
+        words += ["--answer", str(answer), "--update", str(number), "--", *command.words]
+        status, output, errors = place.run(words, command)
+        if not answer.is_file():
+            raise _crash(command, _last_line(errors, output), f"status {status}")
+        document = json.loads(answer.read_text(encoding="utf-8"))
+    failed = document.get("failed")
+    if failed is not None:
+        raise _explain(failed, document, command, place)
+    return _verdict(document, place), int(document["num_optimizers"])
+
+
+def _verdict(document: Mapping[str, Any], place: _Place) -> FrontEndVerdict:
+    file, line = document.get("file") or "", int(document.get("line") or 0)
+    words = str(document["words"])
+    return FrontEndVerdict(
+        place.target,
+        bool(document["accepted"]),
+        str(document["sdk"]),
+        str(document["stage"]),
+        f"{file}:{line}: {words}" if file else words,
+        int(document["ops"]),
+        int(document["cirh_bytes"]),
+        _asked(document),
+        str(document.get("op") or ""),
+        str(document.get("module") or ""),
+        file,
+        line,
+        str(document.get("cure") or ""),
+        document,
+    )
+
+
+def _asked(document: Mapping[str, Any]) -> str:
+    modules = ", ".join(document["modules"]) or "no module"
+    parts = [f"the script's own step: {modules}, its loss, backward, {document['optimizer'] or 'the update'}"]
+    if document["num_constants"]:
+        parts.append(
+            f"{document['num_constants']} tensor(s) that the loader cannot feed captured as constants"
+        )
+    if document["num_reads"]:
+        parts.append("values that the loop reads, for its log, left out")
+    return "; ".join([*parts, *document["notes"]])
+
+
+def _explain(failed: str, document: Mapping[str, Any], command: Command, place: _Place) -> UserError:
+    words = str(document.get("words", ""))
+    if failed == "no training":
+        return _NoTraining(
+            f"'{command.shown}' ended without an update of weights that could be asked about.",
+            "Give the command that trains.",
+        )
+    if failed == "no module":
+        module = str(document["module"]).partition(".")[0]
+        package = _DISTRIBUTIONS.get(module, module)
+        title, python = place.environment.title, place.known.python
+        return UserError(
+            f"'{command.shown}' imports {module}, which the environment of {title} lacks.",
+            # Without its own torch named, pip would bring a newer one.
+            f"Install it there: {python} -m pip install {package} torch=={_torch_of(python)}",
+        )
+    if failed == "not asked":
+        return UserError(f"'{command.shown}': {words}", str(document.get("cure", "")))
+    return _crash(command, words, "an error")
+
+
+def _torch_of(python: Path) -> str:
+    folders = sorted(python.parent.parent.glob("lib/python*/site-packages/torch-*.dist-info"))
+    return folders[0].name.removesuffix(".dist-info").removeprefix("torch-") if folders else "2.4.0"
+
+
+def _crash(command: Command, words: str, how: str) -> UserError:
+    return UserError(
+        f"'{command.shown}' ended with {how} before its first update could be asked about: {words}",
+        "Run it alone on the CPU from the same folder, and mend it first.",
+    )
+
+
+def _last_line(*texts: str) -> str:
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
+def _ask_layout(command: Command, place: _Place) -> FrontEndVerdict:
+    """A folder of Portwright's layout has a way of its own to ask: run.py with --validate_only."""
+    script, _, *rest = command.words
+    flags = [word for word in rest if word not in ("--validate_only", "--json")]
+    with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
+        words = [script, place.target.upper(), *_without_model_dir(flags), "--model_dir", scratch]
+        _, output, errors = place.run([*words, "--validate_only", "--json"], command)
+    try:
+        document = json.loads(output)
+    except ValueError:
+        raise _crash(command, _last_line(output, errors), "no answer") from None
+    validated = document.get("validated") or {}
+    sdk = str(validated.get("sdk", place.known.sdk))
+    asked = f"the step of {command.shown}, through run.py {place.target.upper()} --validate_only"
+    if validated.get("accepted"):
+        path = Path(validated["cirh"])
+        size = path.stat().st_size if path.is_file() else 0
+        return FrontEndVerdict(
+            place.target, True, sdk, "lowering", "", sum(validated["cirh_ops"].values()), size, asked,
+            details=validated,
+        )  # fmt: skip
+    error = document.get("error") or document
+    if not validated:
+        message = str(error.get("message", error))
+        raise UserError(f"'{command.shown}' could not be asked about: {message}", str(error.get("cure", "")))
+    refused = validated["refused"][0]
+    return _verdict(
+        {**refused, "accepted": False, "sdk": sdk, "stage": refused["phase"], "words": refused["reason"],
+         "ops": 0, "cirh_bytes": 0, "modules": [], "optimizer": "", "num_constants": 0, "num_reads": 0, "notes": []},
+        place,
+    )  # fmt: skip
+
+
+def _without_model_dir(words: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--model_dir", "-o"):
+            skip = True
+        elif not word.startswith("--model_dir="):
+            kept.append(word)
+    return kept

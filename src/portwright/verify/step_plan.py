@@ -1,0 +1,223 @@
+"""What of a tape is the training step, and how each tensor that it begins with gets there.
+
+A tensor is fed by a loader, is captured as a constant, or is part of the model. A vendor's loader wants one first dimension
+for all that it feeds, so what does not have it, and does not change from step to step, such as a mask, is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import UnsupportedError
+from portwright.verify.tape import Backward, Entry, Tape, state_of
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """One update's forward and backward passes, ready to be done again."""
+
+    entries: tuple[Entry, ...]
+    backwards: tuple[Backward, ...]
+    modules: tuple[nn.Module, ...]
+    fed: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+    parameters: tuple[Tensor, ...]  # trained, and part of no module that is called
+    batch_size: int | None
+    doubtful: tuple[int, ...] = ()  # constants that may be data, by their place
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+
+def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
+    """The entries that the backward passes need, and their beginnings; `trained` are the optimizer's parameters."""
+    if not tape.backwards:
+        raise UnsupportedError("the script updated its weights without a backward pass.")
+    trained = list(trained)
+    state = state_of(tape.modules) | {id(tensor): tensor for tensor in trained}
+    backwards, wanted, notes = _distinct(tape, state)
+    indices = sorted({index for kept in wanted for index in kept})
+    entries = [tape.entries[index] for index in indices]
+    batch_size = _batch_size(tape, entries, state)
+    entries = _without_preparation(tape, entries, state, batch_size)
+    modules = _called(tape, entries)
+    leaves = _leaves(entries, backwards)
+    own = state_of(modules)
+    fed: list[Tensor] = []
+    constants: list[Tensor] = []
+    doubtful: list[int] = []
+    parameters = [tensor for tensor in trained if id(tensor) not in own]
+    known = {id(tensor) for tensor in parameters}
+    for leaf in leaves:
+        if id(leaf) in own or id(leaf) in known:
+            continue
+        if id(leaf) in tape.fetched:
+            fed.append(leaf)
+        elif leaf.requires_grad and leaf.is_leaf:
+            parameters.append(leaf)
+        elif leaf in tape.carried:
+            constants.append(leaf)
+            notes.append("a tensor that the step before left, such as a hidden state, taken as a constant")
+        elif leaf.dim() and leaf.shape[0] == batch_size:
+            fed.append(leaf)
+        else:
+            constants.append(leaf)
+            if leaf.dim():
+                doubtful.append(len(constants) - 1)
+    return StepPlan(
+        tuple(entries),
+        tuple(backwards),
+        tuple(modules),
+        tuple(fed),
+        tuple(constants),
+        tuple(parameters),
+        batch_size,
+        tuple(doubtful),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def feed_what_changes(
+    plan: StepPlan, earlier: Sequence[Tensor], earlier_signature: tuple[str, ...]
+) -> StepPlan:
+    """The plan of a later step, with those doubtful constants fed that had other values in the earlier one."""
+    if plan.signature != earlier_signature or len(plan.doubtful) != len(earlier):
+        return plan
+    changed = {
+        place
+        for place, before in zip(plan.doubtful, earlier, strict=True)
+        if not _same(plan.constants[place], before)
+    }
+    if not changed:
+        return plan
+    constants = [tensor for place, tensor in enumerate(plan.constants) if place not in changed]
+    fed = [*plan.fed, *(plan.constants[place] for place in sorted(changed))]
+    note = "tensors that change from step to step are fed by the loader, whatever their first dimension"
+    return StepPlan(
+        plan.entries, plan.backwards, plan.modules, tuple(fed), tuple(constants), plan.parameters,
+        plan.batch_size, (), (*plan.notes, note),
+    )  # fmt: skip
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and bool(torch.equal(left, right))
+
+
+def _distinct(tape: Tape, state: dict[int, Tensor]) -> tuple[list[Backward], list[list[int]], list[str]]:
+    """Backward passes that differ: gradients added up over batches are one pass, several times."""
+    seen: dict[tuple[str, ...], int] = {}
+    backwards: list[Backward] = []
+    wanted: list[list[int]] = []
+    for backward in tape.backwards:
+        indices = _needed(tape.entries[: backward.num_entries], backward, state)
+        signature = tuple(tape.entries[index].name for index in indices)
+        seen[signature] = seen.get(signature, 0) + 1
+        if seen[signature] == 1:
+            backwards.append(backward)
+            wanted.append(indices)
+    most = max(seen.values())
+    notes = [f"gradients of {most} like passes are added up: one of them"] if most > 1 else []
+    return backwards, wanted, notes
+
+
+def signature_of(tape: Tape, backward: Backward) -> tuple[str, ...]:
+    """The names of what led to a backward pass: equal for two passes of one kind."""
+    state = state_of(tape.modules)
+    entries = tape.entries[: backward.num_entries]
+    return tuple(entries[index].name for index in _needed(entries, backward, state))
+
+
+def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tensor]) -> list[int]:
+    """Entries behind the tensors of a backward pass, in order; what writes into a tensor that is read later counts."""
+    tensors = [*backward.tensors, *(t for t in backward.grad_tensors if t is not None)]
+    wanted = {id(tensor) for tensor in tensors}
+    memory = {_memory(tensor) for tensor in tensors}
+    found: list[int] = []
+    for index in range(len(entries) - 1, -1, -1):
+        entry = entries[index]
+        written = any(_memory(t) in memory for t in entry.written if id(t) not in state)
+        is_setter = entry.name.endswith("__set__") and any(id(t) in wanted for t in entry.inputs)
+        if not (written or is_setter or any(id(output) in wanted for output in entry.outputs)):
+            continue
+        found.append(index)
+        for tensor in entry.inputs:
+            wanted.add(id(tensor))
+            if id(tensor) not in state:
+                memory.add(_memory(tensor))
+    return found[::-1]
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse: it has none of its own
+        return id(tensor)
+
+
+def _batch_size(tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor]) -> int | None:
+    """The first dimension of what the loader gave; without one, that of the first module's first tensor."""
+    inputs = [t for entry in entries for t in entry.inputs if id(t) not in state and t.dim()]
+    from_loader = next((t for t in inputs if id(t) in tape.fetched), None)
+    if from_loader is not None:
+        return from_loader.shape[0]
+    modules = [entry for entry in entries if entry.module is not None]
+    for entry in sorted(modules, key=lambda entry: not any(o.requires_grad for o in entry.outputs)):
+        for tensor in entry.inputs:
+            if tensor.dim() and id(tensor) not in state:
+                return tensor.shape[0]
+    return inputs[0].shape[0] if inputs else None
+
+
+def _without_preparation(
+    tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor], batch_size: int | None
+) -> list[Entry]:
+    """Without the entries that take a batch out of a larger store of data: a loader would have done that."""
+    depends = {*state, *tape.fetched}
+    prepared: set[int] = set()
+    kept: list[Entry] = []
+    for entry in entries:
+        inputs = entry.inputs
+        is_own = entry.module is not None or any(
+            id(t) in depends or t.requires_grad or t in tape.carried for t in inputs
+        )
+        if is_own:
+            depends.update(id(t) for t in (*entry.outputs, *entry.written))
+        elif any(id(t) in prepared or (t.dim() and t.shape[0] != batch_size) for t in inputs):
+            prepared.update(id(t) for t in (*entry.outputs, *entry.written))
+            continue
+        kept.append(entry)
+    return kept
+
+
+def _called(tape: Tape, entries: Sequence[Entry]) -> list[nn.Module]:
+    """Modules that the entries call, or that were called inside of something that they call."""
+    called = {id(entry.module) for entry in entries if entry.module is not None}
+    inside = {id(module) for entry in entries if entry.module is None for module in entry_modules(entry)}
+    return [module for module in tape.modules if id(module) in called | inside]
+
+
+def entry_modules(entry: Entry) -> list[nn.Module]:
+    """Modules among the arguments of a function, such as a checkpoint's."""
+    return [value for value in (*entry.args, *entry.kwargs.values()) if isinstance(value, nn.Module)]
+
+
+def _leaves(entries: Sequence[Entry], backwards: Sequence[Backward]) -> list[Tensor]:
+    """Tensors that no entry makes before they are used, in the order of their first use."""
+    made: set[int] = set()
+    leaves: dict[int, Tensor] = {}
+    for entry in entries:
+        for tensor in entry.inputs:
+            if id(tensor) not in made:
+                leaves.setdefault(id(tensor), tensor)
+        made.update(id(tensor) for tensor in entry.outputs)
+    for backward in backwards:
+        for last in (*backward.tensors, *backward.grad_tensors):
+            if last is not None and id(last) not in made:
+                leaves.setdefault(id(last), last)
+    return list(leaves.values())

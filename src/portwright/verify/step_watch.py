@@ -1,0 +1,318 @@
+"""Runs a training script and stops it at an update of its weights, with the step that led there in hand.
+
+Nothing is written into the script: torch's own entry points are replaced while it runs, and put back before the step is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from portwright.verify.record_script import run_as_main
+from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
+from portwright.verify.tape import HostRead, Tape
+
+_MOST_UPDATES = 50  # of other optimizers, while one is waited for
+
+
+@dataclass(frozen=True, eq=False)
+class Clipping:
+    """A call of torch's that clips gradients between the backward pass and the update."""
+
+    function: Callable[..., Any]
+    parameters: tuple[Tensor, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedStep:
+    """One update of a script, before it is done."""
+
+    plan: StepPlan
+    names: tuple[str, ...]  # of the plan's modules, as the script calls them
+    optimizer: Optimizer | None  # None: the script updates by hand
+    num_optimizers: int
+    clippings: tuple[Clipping, ...] = ()
+    reads: tuple[HostRead, ...] = ()
+    host_made: Any = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class NoTrainingError(Exception):
+    """The script ended without the update that was waited for."""
+
+
+class StepWatch:
+    """Watches for the first update by the optimizer of a number, in the order in which the script makes them.
+
+    `use` gets the step, with torch as it is without us, and does not have to return.
+    """
+
+    def __init__(self, use: Callable[[WatchedStep], None], number: int = 0) -> None:
+        self._use, self._number = use, number
+        self.tape = Tape()
+        self._optimizers: list[Optimizer] = []
+        self._clippings: list[Clipping] = []
+        self._pending: tuple[WatchedStep, list[Tensor]] | None = None
+        self._others = 0
+        self._done = False
+        self._undo = contextlib.ExitStack()
+
+    def run(self, words: Sequence[str]) -> None:
+        """Runs `SCRIPT ARGS` or `-m MODULE ARGS` as the program that it is."""
+        self._install()
+        try:
+            run_as_main(words)
+        except SystemExit as error:
+            if error.code not in (None, 0) and self._pending is None and not self._done:
+                raise
+        except Exception:
+            if self._pending is None:  # else it failed after the step that we have
+                raise
+        finally:
+            self._undo.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._done:
+            return
+        if self._pending is not None:
+            self._finish(self._pending[0])
+        elif self.tape.backwards and self._number == 0:
+            self._finish(self._watched(None))
+        else:
+            raise NoTrainingError
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.tape.backwards:  # else a closure computes the gradients, inside of the update
+            self._on_update(optimizer)
+
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.tape.backwards:
+            self._on_update(optimizer)
+
+    def _on_update(self, optimizer: Optimizer) -> None:
+        if self._done:
+            return
+        if not any(optimizer is known for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        if self._number < len(self._optimizers) and optimizer is self._optimizers[self._number]:
+            self._on_own_update(optimizer)
+            return
+        self._others += 1
+        self.tape.backwards.clear()
+        self._clippings.clear()
+        if self._others > _MOST_UPDATES:
+            self._done = True
+            raise NoTrainingError
+
+    def _on_own_update(self, optimizer: Optimizer) -> None:
+        watched = self._watched(optimizer)
+        if self._pending is not None:
+            first, earlier = self._pending
+            plan = feed_what_changes(watched.plan, earlier, first.plan.signature)
+            self._finish(first if plan.signature != first.plan.signature else _with_plan(watched, plan))
+        elif watched.plan.doubtful:
+            # Only a second step tells a mask, which stays, from a target, which changes.
+            plan = watched.plan
+            self._pending = watched, [plan.constants[place].detach().clone() for place in plan.doubtful]
+            self.tape.begin_step()
+            self._clippings.clear()
+        else:
+            self._finish(watched)
+
+    def _watched(self, optimizer: Optimizer | None) -> WatchedStep:
+        trained = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
+        plan = plan_step(self.tape, trained)
+        return WatchedStep(
+            plan,
+            tuple(_name_of(module, sys._getframe()) for module in plan.modules),
+            optimizer,
+            max(len(self._optimizers), 1),
+            tuple(self._clippings),
+            tuple(self.tape.reads),
+            self.tape.host_made,
+            ("autocast of the loop left out",) if self.tape.autocasts else (),
+        )
+
+    def _finish(self, watched: WatchedStep) -> None:
+        self._done = True
+        self._undo.close()
+        with _plain_torch():
+            self._use(watched)
+
+    def _on_backward(self, run: Callable[[], Any], tensors: Any, gradients: Any, wanted: Any = ()) -> Any:
+        tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        if gradients is not None:
+            gradients = (gradients,) if isinstance(gradients, Tensor) else tuple(gradients)
+        by_hand = not self._optimizers and not self._done and self._number == 0
+        if by_hand and self.tape.backwards and self.tape._depth == 0 and self._repeats(tensors):
+            self._finish(self._watched(None))
+        return self.tape.call_backward(run, tensors, gradients, wanted)
+
+    def _repeats(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether this is the pass of before once more, so that the step between them is whole."""
+        from portwright.verify.step_plan import signature_of
+        from portwright.verify.tape import Backward
+
+        now = Backward(tensors, (None,) * len(tensors), len(self.tape.entries), None)
+        return signature_of(self.tape, now) == signature_of(self.tape, self.tape.backwards[0])
+
+    # -- torch's entry points ------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        tape, undo = self.tape, self._undo
+        for handle in (
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ):
+            undo.callback(handle.remove)
+        call = nn.Module.__call__
+
+        def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return tape.call_module(module, lambda *a, **k: call(module, *a, **k), args, kwargs)
+
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+
+        def call_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            self._on_backward(lambda: backward(tensors, grad_tensors, *args, **kwargs), tensors, grad_tensors)
+
+        def call_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            wanted = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+            is_loop = all(isinstance(one, nn.Parameter) for one in wanted) and not kwargs.get("create_graph")
+            if not is_loop:
+                return tape.call_function(
+                    "torch.autograd.grad", grad, (outputs, inputs, grad_outputs, *args), kwargs
+                )
+            return self._on_backward(
+                lambda: grad(outputs, inputs, grad_outputs, *args, **kwargs), outputs, grad_outputs, wanted
+            )
+
+        apply = torch.autograd.Function.__dict__["apply"].__func__
+
+        def call_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            function = apply.__get__(cls, type(cls))
+            return tape.call_function(cls.__name__, function, args, kwargs)
+
+        made = Optimizer.__init__
+
+        def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            if not any(optimizer is known for known in self._optimizers):
+                self._optimizers.append(optimizer)
+
+        fetch = _BaseDataLoaderIter.__next__
+
+        def fetch_batch(iterator: Any) -> Any:
+            tape._depth += 1  # collating is the loader's business
+            try:
+                batch = fetch(iterator)
+            finally:
+                tape._depth -= 1
+            if tape._depth == 0:
+                tape.fetch(batch)
+            return batch
+
+        self._replace(nn.Module, "__call__", call_module)
+        self._replace(torch.autograd, "backward", call_backward)
+        self._replace(torch.autograd, "grad", call_grad)
+        self._replace(torch.autograd.Function, "apply", classmethod(call_apply))
+        self._replace(Optimizer, "__init__", make)
+        self._replace(_BaseDataLoaderIter, "__next__", fetch_batch)
+        self._replace(DataLoader, "_get_iterator", _iterate_here)
+        self._replace(torch, "compile", _leave_uncompiled)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            clip = self._noting_clip(getattr(torch.nn.utils, name))
+            self._replace(torch.nn.utils, name, clip)
+            self._replace(torch.nn.utils.clip_grad, name, clip)
+        if not torch.cuda.is_available():
+            for owner, name in ((Tensor, "cuda"), (Tensor, "pin_memory")):
+                self._replace(owner, name, lambda tensor, *args, **kwargs: tensor)
+            for name in ("set_device", "synchronize"):
+                self._replace(torch.cuda, name, lambda *args, **kwargs: None)
+        undo.enter_context(tape)
+
+    def _noting_clip(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            self._clippings.append(Clipping(function, tuple(parameters), args, kwargs))
+            self.tape._depth += 1
+            try:
+                return function(parameters, *args, **kwargs)
+            finally:
+                self.tape._depth -= 1
+
+        return clip
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        own = vars(owner)
+        if name in own:
+            self._undo.callback(setattr, owner, name, own[name])
+        else:
+            self._undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+
+def _with_plan(watched: WatchedStep, plan: StepPlan) -> WatchedStep:
+    from dataclasses import replace
+
+    return replace(watched, plan=plan)
+
+
+def _iterate_here(loader: Any) -> Any:
+    """Without workers: what they would fetch, this process fetches."""
+    loader.num_workers, loader.timeout = 0, 0
+    return _SingleProcessDataLoaderIter(loader)
+
+
+def _leave_uncompiled(model: Any = None, **options: Any) -> Any:
+    return model if model is not None else lambda function: function
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Without the modes of the script, in whose middle we are."""
+    modes = []
+    while torch._C._len_torch_function_stack():
+        modes.append(torch._C._pop_torch_function_stack())
+    try:
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _name_of(module: nn.Module, frame: FrameType | None) -> str:
+    """What the script calls a module: a variable, or an attribute of an object in one."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(("portwright.verify", "torch.")):
+            frame = frame.f_back
+            continue
+        for names in (frame.f_locals, frame.f_globals):
+            for name, value in list(names.items()):
+                if value is module and name != "self" and not name.startswith("_"):
+                    return str(name)
+        owner = frame.f_locals.get("self")
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if value is module:
+                return str(name)
+        frame = frame.f_back
+    return type(module).__name__

@@ -1,0 +1,229 @@
+"""A tape of what a training script does around its modules, from the batch to the tensor that it calls backward on.
+
+Calls of modules stand on it as one entry each, functions of torch that are called outside of them as another; so a loss that was
+written as arithmetic is as good as a criterion. The script runs on; nothing about it changes but where its batches are noted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from portwright.graph.capturing.places import PlaceFinder
+from portwright.graph.graph import Place
+from portwright.verify.devices_apart import on_the_cpu
+from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+
+_READS = frozenset(
+    {"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__"}
+    | {"__repr__", "__format__", "__array__", "__contains__"}
+)
+# Entries kept while nothing is trained yet, such as those of an evaluation before the loop.
+_MOST_UNTRAINED = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One call: of a module, or of a function of torch outside of every module."""
+
+    call: Callable[..., Any]
+    name: str  # for a person, and the dotted name under which a function of torch is found again
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]  # arguments that it changed in place
+    with_grad: bool
+    place: Place | None
+    training: tuple[tuple[nn.Module, bool], ...] = ()  # of a module and its parts, as they were
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.call if isinstance(self.call, nn.Module) else None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [*iter_tensors(self.args), *iter_tensors(dict(self.kwargs))]
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """One call of backward, or of autograd.grad that takes its place."""
+
+    tensors: tuple[Tensor, ...]
+    grad_tensors: tuple[Tensor | None, ...]
+    num_entries: int  # on the tape when it was called
+    place: Place | None
+    wanted: tuple[Tensor, ...] = ()  # of autograd.grad
+
+
+@dataclass(frozen=True)
+class HostRead:
+    """A value that depends on the model and was read by Python outside of every module."""
+
+    name: str
+    place: Place | None
+    before_backward: bool
+
+
+class Tape(TorchFunctionMode):
+    """Notes calls while it is entered; whoever drives the script says when a batch is fetched and a module is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.backwards: list[Backward] = []
+        self.reads: list[HostRead] = []
+        self.modules: list[nn.Module] = []  # called on the outside, in order of their first call
+        self.fetched: dict[int, Tensor] = {}
+        self.carried = WeakTensorKeyDictionary()  # made in a step before
+        self.host_made = WeakTensorKeyDictionary()  # shares memory with numpy
+        self.autocasts = False
+        self._made: dict[int, Tensor] = {}
+        self._depth = 0
+        self._trains = False
+        self._finder = PlaceFinder()
+
+    # -- what the driver says ------------------------------------------------------------------------------
+
+    def fetch(self, batch: Any) -> None:
+        """A loader gave a batch; what was done before it, and trains nothing, is no part of the step."""
+        if not self._trains:
+            self._forget()
+        self.fetched.update((id(tensor), tensor) for tensor in iter_tensors(batch))
+
+    def begin_step(self) -> None:
+        """An update is done: what it made is carried over, not made again."""
+        for tensor in self._made.values():
+            self.carried[tensor] = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.entries, self.backwards, self.reads = [], [], []
+        self._made, self.fetched, self._trains = {}, {}, False
+
+    def call_module(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._depth:
+            return forward(*args, **kwargs)
+        if not any(module is known for known in self.modules):
+            self.modules.append(module)
+        self.autocasts |= torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+        training = tuple((part, part.training) for part in module.modules())
+        return self._note(
+            module, type(module).__name__, lambda: forward(*args, **kwargs), args, kwargs, training
+        )
+
+    def call_function(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Something that torch does not show to a mode, such as a Function's apply."""
+        if self._depth:
+            return function(*args, **kwargs)
+        return self._note(function, name, lambda: function(*args, **kwargs), args, kwargs)
+
+    def call_backward(
+        self,
+        run: Callable[[], Any],
+        tensors: Sequence[Tensor],
+        grad_tensors: Sequence[Tensor | None] | None,
+        wanted: Sequence[Tensor] = (),
+    ) -> Any:
+        if not self._depth:
+            given = tuple(grad_tensors or ()) or (None,) * len(tensors)
+            place = self._place()
+            self.backwards.append(Backward(tuple(tensors), given, len(self.entries), place, tuple(wanted)))
+        self._depth += 1
+        try:
+            return run()
+        finally:
+            self._depth -= 1
+
+    # -- what torch says -----------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = on_the_cpu(func, args, kwargs or {})
+        if self._depth:
+            result = func(*args, **kwargs)
+            self._note_host_made(func, args, result)
+            return result
+        short = getattr(func, "__name__", "")
+        if func is Tensor.backward:
+            return func(*args, **kwargs)  # type: ignore[no-untyped-call]  # it calls the driver's torch.autograd.backward
+        if short in _READS:
+            self._note_read(short, args)
+        name = resolve_name(func) or ""
+        return self._note(func, name, lambda: func(*args, **kwargs), args, kwargs)
+
+    def _note(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        run: Callable[[], Any],
+        args: Any,
+        kwargs: Any,
+        training: tuple[tuple[nn.Module, bool], ...] = (),
+    ) -> Any:
+        inputs = [*iter_tensors(args), *iter_tensors(kwargs)]
+        # Kept as they are now: a list that the script fills on, or a dictionary, is another thing later.
+        kept_args = replace_tensors(tuple(args), lambda tensor: tensor)
+        kept_kwargs = replace_tensors(dict(kwargs), lambda tensor: tensor)
+        versions = [_version(tensor) for tensor in inputs]
+        with_grad = torch.is_grad_enabled()
+        self._depth += 1
+        try:
+            result = run()
+        finally:
+            self._depth -= 1
+        self._note_host_made(call, args, result)
+        outputs = tuple(iter_tensors(result))
+        written = tuple(t for t, version in zip(inputs, versions, strict=True) if _version(t) != version)
+        is_setter = getattr(call, "__name__", "") == "__set__"
+        if not (outputs or written or is_setter):
+            return result
+        trains = any(output.requires_grad for output in outputs)
+        is_module = isinstance(call, nn.Module)
+        if not (trains or is_module or self._trains or any(self._is_followed(tensor) for tensor in inputs)):
+            return result
+        self._trains |= trains and is_module
+        self.entries.append(
+            Entry(call, name, kept_args, kept_kwargs, outputs, written, with_grad, self._place(), training)
+        )
+        self._made.update((id(tensor), tensor) for tensor in (*outputs, *written))
+        if not self._trains and len(self.entries) > _MOST_UNTRAINED:
+            self.entries = self.entries[_MOST_UNTRAINED // 2 :]
+            self._made = {id(t): t for entry in self.entries for t in (*entry.outputs, *entry.written)}
+        return result
+
+    def _is_followed(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._made or id(tensor) in self.fetched or tensor in self.carried
+
+    def _note_read(self, name: str, args: Any) -> None:
+        if any(id(tensor) in self._made for tensor in iter_tensors(args)):
+            self.reads.append(HostRead(name, self._place(), not self.backwards))
+
+    def _note_host_made(self, call: Any, args: Any, result: Any) -> None:
+        if not isinstance(result, Tensor):
+            return
+        is_from_host = getattr(call, "__name__", "") in ("from_numpy", "frombuffer")
+        if is_from_host or any(t in self.host_made for t in iter_tensors(args)):
+            self.host_made[result] = True
+
+    def _place(self) -> Place | None:
+        return self._finder.find(sys._getframe(2), ())[0]
+
+
+def state_of(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """Parameters and buffers of modules, by identity."""
+    found: dict[int, Tensor] = {}
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            found[id(tensor)] = tensor
+    return found
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,67 @@
+"""Tensors inside whatever people pass around: containers, named tuples, dataclasses, objects of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DEEPEST = 8  # batches are shallow; what is deeper is some object graph that happens to be reachable
+
+
+def iter_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Every tensor in a value, in an order that only depends on its structure; modules are not entered."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        for part in value.values():
+            yield from iter_tensors(part, depth + 1)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from iter_tensors(part, depth + 1)
+    elif _is_plain_object(value):
+        for part in vars(value).values():
+            yield from iter_tensors(part, depth + 1)
+
+
+def replace_tensors(value: Any, function: Callable[[Tensor], Any], depth: int = 0) -> Any:
+    """The same structure with each tensor replaced; what holds no tensor is returned as it is, not copied."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if depth > _DEEPEST or next(iter_tensors(value, depth), None) is None:
+        return value
+    if isinstance(value, Mapping):
+        replaced = {key: replace_tensors(part, function, depth + 1) for key, part in value.items()}
+        if type(value) is dict:
+            return replaced
+        twin = copy.copy(value)
+        for key, part in replaced.items():
+            twin[key] = part  # type: ignore[index]
+        return twin
+    if isinstance(value, tuple | list):
+        parts = [replace_tensors(part, function, depth + 1) for part in value]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return type(value)(parts) if type(value) is not torch.Size else value
+    twin = copy.copy(value)
+    for name, part in vars(value).items():
+        object.__setattr__(twin, name, replace_tensors(part, function, depth + 1))
+    return twin
+
+
+def _is_plain_object(value: Any) -> bool:
+    """An object of a user's or a library's class, such as a Batch; never code, modules or torch's own."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, type | nn.Module | torch.optim.Optimizer)
+        and not callable(value)
+        and kind.__module__ not in ("builtins", "types", "enum")
+        and not kind.__module__.startswith(("torch.", "numpy"))
+    )
