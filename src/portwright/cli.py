@@ -373,6 +373,73 @@ def port(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+@app.command(short_help="Prove that two training scripts compute the same.")
+def verify(
+    original: Annotated[
+        str, typer.Argument(help='The original\'s command in quotes: "train.py --epochs 1".')
+    ],
+    ported: Annotated[
+        str,
+        typer.Argument(help='The port\'s: "ported/run.py CPU --mode train --params configs/params.yaml".'),
+    ],
+    steps: Annotated[int, typer.Option(help="Updates of the weights to compare.")] = 20,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the proof to this file.")] = Path(
+        "proof.json"
+    ),
+    html: Annotated[
+        Path | None, typer.Option(help="Write it as a page too, with both loss curves: proof.html.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Both runs draw from this seed.")] = 0,
+    dropout: Annotated[
+        str,
+        typer.Option(
+            help="auto draws it, and turns it off in both where the runs differ; keep draws it, off does not."
+        ),
+    ] = "auto",
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Where they differ, find the rewrite that changes the numbers.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that a run may take for one step.")] = 600,
+    python: Annotated[Path | None, typer.Option(help="Run both with this interpreter.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that two training scripts compute the same, or say where they part: step, parameter, both values, likely rule.
+
+    Both commands run here as they are, for the first --steps updates; no file of yours is changed. Batches, losses,
+    gradients, updates and the optimizer's options are compared, across renames and other layouts of the weights.
+
+    Status 0 equal, 1 not equal or not on the target asked for, 2 bad input or an original that fails.
+
+    portwright verify "train.py --epochs 1" "ported/train.py --epochs 1" --steps 20 --html proof.html
+    """
+    from portwright.verify.progress import progress_on_stderr
+    from portwright.verify.proof_text import render
+
+    with progress_on_stderr() as report:
+        from portwright.verify.api import verify as verify_commands
+
+        proof = verify_commands(
+            original,
+            ported,
+            steps=steps,
+            seed=seed,
+            dropout=dropout,
+            out=out,
+            html=html,
+            bisect=bisect,
+            timeout_seconds=timeout,
+            python=python,
+            report=report,
+        )
+    if as_json:
+        _print_json(proof.as_dict())
+    else:
+        print(render(proof))
+        print(f"  proof: {out}{f', page: {html}' if html else ''}")
+    if proof.status:
+        raise typer.Exit(int(proof.status))
+
+
 @app.command(short_help="Put files back as they were before the last port.")
 def undo(
     paths: Paths,

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError, suggest
-from portwright.port.apply import Port, make_port, not_ported, write_copy, write_in_place
+from portwright.port.apply import Port, common_folder, make_port, not_ported, write_copy, write_in_place
 from portwright.port.check import Selection
 from portwright.port.config import make_selection, read_config
 from portwright.port.files import find_files, show
 from portwright.port.finding import Finding, Safety
 from portwright.port.many import check_files
+from portwright.port.origin import make_origin
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,14 @@ def port(
     allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)
     made: Port = make_port(files, selection, allow)
     too_large: list[Path] = []
+    codes = [rule.code for rule in selection.rules]
+    origin = make_origin(
+        common_folder(paths), paths, next(iter(selection.targets)), codes, unsafe, made.fixed
+    )
     if write:
-        write_in_place(made)
+        write_in_place(made, origin)
     elif out is not None:
-        too_large = write_copy(made, paths, files, out)
+        too_large = write_copy(made, paths, files, out, origin)
     return PortResult(
         changed=[show(path) for path in sorted(made.changed)],
         fixed=[_shown(f) for f in made.fixed],

@@ -19,6 +19,7 @@ from portwright.job.atomic import atomic_directory, atomic_write_bytes
 from portwright.port.check import Selection, check_source, unreadable
 from portwright.port.files import COPY_MARK, show
 from portwright.port.finding import Finding, Safety
+from portwright.port.origin import Origin
 from portwright.port.patch import Patch, make_patch
 from portwright.port.project import Project, find_root, read_source
 from portwright.port.source import Source, UnreadableError
@@ -101,7 +102,7 @@ def _port_root(
             port.fixed += fixed.get(path, [])
 
 
-def write_in_place(port: Port) -> None:
+def write_in_place(port: Port, origin: Origin | None = None) -> None:
     """Replaces the changed files; what they held is saved first. A file that cannot be written becomes a finding."""
     by_root: dict[Path, dict[Path, Patch]] = {}
     for path, patch in port.changed.items():
@@ -116,7 +117,7 @@ def write_in_place(port: Port) -> None:
             except (UserError, OSError) as error:
                 _keep(port, path, error)
         if contents:
-            save_originals(root, contents)
+            save_originals(root, contents, origin)
         for path, content in contents.items():
             try:
                 mode = path.stat().st_mode
@@ -142,13 +143,15 @@ def _keep(port: Port, path: Path, error: Exception) -> None:
     )
 
 
-def write_copy(port: Port, paths: Sequence[Path], files: Sequence[Path], out: Path) -> list[Path]:
+def write_copy(
+    port: Port, paths: Sequence[Path], files: Sequence[Path], out: Path, origin: Origin | None = None
+) -> list[Path]:
     """Writes a copy that runs by itself: the ported files, what they import, and small files beside them.
 
     Returns files that were too large to copy.
     """
     _check_out(out, paths)
-    top = _common_folder(paths)
+    top = common_folder(paths)
     wanted = _companions(paths, files, top, out)
     too_large = []
     written: dict[str, str] = {}
@@ -169,7 +172,8 @@ def write_copy(port: Port, paths: Sequence[Path], files: Sequence[Path], out: Pa
             written[relative.as_posix()] = hashlib.sha256(target.read_bytes()).hexdigest()
         mark = folder / COPY_MARK
         mark.parent.mkdir()
-        mark.write_text(json.dumps({"portwright": __version__, "files": written}, indent=2))
+        made_from = {"origin": origin.as_dict()} if origin else {}
+        mark.write_text(json.dumps({"portwright": __version__, "files": written, **made_from}, indent=2))
     return too_large
 
 
@@ -207,7 +211,7 @@ def _check_out(out: Path, paths: Sequence[Path]) -> None:
             )
 
 
-def _common_folder(paths: Sequence[Path]) -> Path:
+def common_folder(paths: Sequence[Path]) -> Path:
     folders = [str(p.absolute() if p.is_dir() else p.absolute().parent) for p in paths]
     return Path(os.path.normpath(os.path.commonpath(folders)))
 

@@ -8,13 +8,14 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_directory, atomic_write_bytes, atomic_write_text, remove_directory
 from portwright.port.files import show
+from portwright.port.origin import IN_PLACE_MARK, Origin
 
 STORE = Path(".portwright") / "undo"
 
@@ -27,7 +28,7 @@ class Undone:
     was_changed: bool
 
 
-def save_originals(root: Path, contents: Mapping[Path, bytes]) -> Path:
+def save_originals(root: Path, contents: Mapping[Path, bytes], origin: Origin | None = None) -> Path:
     """Saves what the files hold now, whole, before anything is written; `contents` is what they will hold."""
     store = root / STORE
     entries = []
@@ -45,6 +46,12 @@ def save_originals(root: Path, contents: Mapping[Path, bytes]) -> Path:
                 }
             )
         (temp / "files.json").write_text(json.dumps(entries, indent=1), encoding="utf-8")
+        if origin is not None:
+            saved = {
+                os.path.relpath(root / e["path"], origin.folder): str(folder / e["file"]) for e in entries
+            }
+            document = {"origin": replace(origin, saved=saved).as_dict()}
+            (temp / IN_PLACE_MARK).write_text(json.dumps(document), encoding="utf-8")
     ignore = root / ".portwright" / ".gitignore"
     if not ignore.exists():
         atomic_write_text(ignore, "*\n")

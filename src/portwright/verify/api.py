@@ -1,0 +1,176 @@
+"""Verify as one call: what the command line calls."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from portwright.errors import UserError, suggest
+from portwright.verify.blame import blame
+from portwright.verify.command import parse_command
+from portwright.verify.compare_exact import dropped
+from portwright.verify.difference import Difference
+from portwright.verify.judge import DROPOUTS, DropoutChoice, Judgement, judge
+from portwright.verify.launch import Recorder
+from portwright.verify.place import find_place
+from portwright.verify.proof import Proof, worst_by_step, worst_of_all
+from portwright.verify.proof_page import write_page
+from portwright.verify.recording import Recording
+from portwright.verify.runs import Report, Runs
+from portwright.verify.tolerance import NOISE_FACTOR
+
+MOST_STEPS = 10_000
+
+
+def verify(
+    original: str | Sequence[str],
+    ported: str | Sequence[str],
+    *,
+    steps: int = 20,
+    seed: int = 0,
+    dropout: str = "auto",
+    out: Path | None = None,
+    html: Path | None = None,
+    bisect: bool = False,
+    timeout_seconds: float = 600,
+    python: Path | None = None,
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> Proof:
+    """Runs both commands unmodified under a recorder, and proves that their training steps compute the same, or says where not.
+
+    A crash of the port is a verdict; one of the original is a ScriptFailed. `report` is told how far the runs are.
+    """
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(f"--steps is {steps}.", f"Give a number from 1 to {MOST_STEPS}.")
+    if dropout not in DROPOUTS:
+        raise UserError(f"--dropout is '{dropout}'.", suggest(dropout, DROPOUTS))
+    if timeout_seconds <= 0:
+        raise UserError(f"--timeout is {timeout_seconds:g} seconds.", "Give a number above 0.")
+    here = Path.cwd() if folder is None else folder
+    for path in (out, html):
+        if path is not None and path.is_dir():
+            raise UserError(f"{path} is a folder.", "Give the name of a file to write.")
+    for command in (original, ported):
+        parse_command(command, here)  # a wrong command is said before the other one has run
+    choice: DropoutChoice = dropout
+    with tempfile.TemporaryDirectory(prefix="portwright-proof-") as scratch:
+        options = Recorder(steps=steps, seed=seed, timeout_seconds=timeout_seconds, python=python)
+        runs = Runs(original, ported, Path(scratch), options, report, here)
+        judgement = judge(runs, choice)
+        proof = make_proof(runs, judgement, here)
+        if bisect:
+            from portwright.verify.bisect import bisect_port
+
+            proof.bisected = bisect_port(runs, judgement, choice, here)
+            if proof.bisected and proof.bisected.get("rule") and proof.first_difference:
+                proof.first_difference = _with_rule(proof.first_difference, proof.bisected)
+    if out is not None:
+        proof.write(out)
+    if html is not None:
+        write_page(proof, html)
+    return proof
+
+
+def _with_rule(difference: Difference, bisected: dict[str, object]) -> Difference:
+    from dataclasses import replace
+
+    return replace(difference, rule=str(bisected["rule"]), rule_reason=str(bisected["says"]))
+
+
+def make_proof(runs: Runs, judgement: Judgement, folder: Path) -> Proof:
+    """The proof of a judgement: its numbers, and under which conditions they were found."""
+    original = runs.original(judgement.dropout)
+    commands = {
+        "original": parse_command(runs.original_command, folder).shown,
+        "ported": parse_command(runs.ported_command, folder).shown,
+    }
+    scripts = {
+        "original": _script(runs.original_command, folder),
+        "ported": _script(runs.ported_command, folder),
+    }
+    comparison, difference = judgement.comparison, judgement.difference
+    if difference is not None:
+        difference = blame(difference, runs.ported_command, folder)
+    proof = Proof(
+        equal=difference is None,
+        steps=comparison.steps if comparison else 0,
+        asked_steps=runs.options.steps,
+        first_difference=difference,
+        commands=commands,
+        losses={"original": [list(s.losses) for s in original.steps], "ported": []},
+        settled_by=judgement.settled_by,
+        seed=runs.options.seed,
+        dropout=judgement.dropout,
+        versions={"original": original.versions},
+        scripts=scripts,
+        notes=list(judgement.notes),
+    )
+    proof.dropout_values = {f"{rate:g}": size for rate, size in dropped(original.steps[0].draws).items()}
+    if judgement.crash is not None:
+        proof.notes.append(f"The end of what the port printed:\n{judgement.crash.tail}")
+    if comparison is None:
+        return proof
+    ported = comparison.ported
+    proof.losses["ported"] = [list(s.losses) for s in ported.steps]
+    proof.distances, proof.worst = worst_by_step(comparison), worst_of_all(comparison)
+    if comparison.noise is not None:
+        proof.noise = {"relative": comparison.noise.relative, "factor": NOISE_FACTOR}
+    if judgement.in_float64 is not None:
+        proof.float64 = worst_of_all(judgement.in_float64)
+    proof.matches = [
+        {
+            "original": m.original,
+            "ported": list(m.ported),
+            "layout": m.layout,
+            "by": m.by,
+            "initial": m.initial,
+        }
+        for m in ported.matches
+    ]
+    proof.unmatched, proof.missing = list(ported.unmatched), list(ported.missing)
+    proof.place = find_place(ported)
+    proof.versions["ported"] = ported.versions
+    proof.optimizers = {
+        "original": _optimizers(original),
+        "ported": _optimizers(ported),
+    }
+    proof.notes += _notes(original, ported, proof)
+    return proof
+
+
+def _optimizers(recording: Recording) -> list[str]:
+    return sorted({s.optimizer or "by hand" for s in recording.steps})
+
+
+def _notes(original: Recording, ported: Recording, proof: Proof) -> list[str]:
+    notes = [f"original: {note}" for note in original.notes] + [f"port: {note}" for note in ported.notes]
+    if len(original.steps) < proof.asked_steps:
+        notes.append(
+            f"The original ended after {len(original.steps)} of the {proof.asked_steps} steps asked for: "
+            "the proof is about those."
+        )
+        if len(ported.steps) > len(original.steps):
+            notes.append("The port went on after the original had ended.")
+    if proof.versions["original"].get("torch") != ported.versions.get("torch"):
+        notes.append("The two scripts ran with different versions of torch.")
+    if any(loss != loss for losses in proof.losses["original"] for loss in losses):
+        notes.append(
+            "The original's loss is not a number in some steps: equal there means that both fail alike."
+        )
+    quiet = [n for n in proof.missing if not any(n == m["original"] for m in proof.matches)]
+    if quiet and proof.equal:
+        notes.append(f"Not in the port, and never trained in the original: {', '.join(quiet[:5])}.")
+    return notes
+
+
+def _script(command: str | Sequence[str], folder: Path) -> dict[str, str]:
+    """The file that a command runs, and its checksum; a module is named only."""
+    words = parse_command(command, folder).words
+    if words[0] == "-m":
+        return {"module": words[1]}
+    path = Path(folder, words[0])
+    path = path / "__main__.py" if path.is_dir() else path
+    return {"path": words[0], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

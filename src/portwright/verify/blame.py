@@ -1,0 +1,125 @@
+"""Which rewrite is likely to blame for a difference: by its place in the source, or else by what it is about."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from portwright.errors import PortwrightError
+from portwright.port.origin import Origin, Rewrite, find_origin
+from portwright.verify.command import parse_command
+from portwright.verify.difference import Difference
+
+_NEAR_LINES = 3
+# Starts of codes of rules that touch what a diagnosis is about, the likeliest first.
+_ABOUT = {
+    "batch": ("PW101", "PW1"),
+    "dropout": ("PW319", "PW340", "PW3"),
+    "initial": ("PW3",),
+    "parameter": ("PW310", "PW3"),
+    "loss": ("PW3", "PW328", "PW2", "PW409", "PW5"),
+    "gradient": ("PW408", "PW405", "PW402", "PW2", "PW4", "PW3"),
+    "optimizer": ("PW403", "PW404", "PW4"),
+    "update": ("PW4", "PW602"),
+    "buffer": ("PW309", "PW3"),
+    "steps": ("PW101", "PW1"),
+    "crash": ("PW604", "PW3", "PW1", "PW2", "PW4", "PW5"),
+}
+# The rule that is about a diagnosis, where no rewrite is on record: a port made by hand.
+_RULES = {
+    "zero-grad": "PW402",
+    "clipping": "PW405",
+    "batch-size": "PW101",
+    "batch-shifted": "PW101",
+    "batch-order": "PW103",
+    "learning-rate": "PW403",
+    "not-updated": "PW602",
+    "detached": "PW204",
+    "ended-early": "PW101",
+}
+
+
+def blame(difference: Difference, command: str | Sequence[str], folder: Path) -> Difference:
+    """The difference with the rule that is likely to blame, and why; unchanged where nothing points at one."""
+    words = parse_command(command, folder).words
+    script = Path(folder, words[0])
+    found = find_origin(script) if words[0] != "-m" else None
+    if found is None:
+        return _by_hand(difference)
+    copy, origin = found
+    if not origin.rewrites:
+        return _by_hand(difference)
+    return _by_place(difference, copy, origin) or _by_subject(difference, origin) or difference
+
+
+def _by_place(difference: Difference, copy: Path, origin: Origin) -> Difference | None:
+    """The rewrite nearest to the line that called the first module that differs."""
+    path, _, line = difference.line.rpartition(":")
+    if not path or not line.isdigit():
+        return None
+    try:
+        relative = Path(path).resolve().relative_to(copy.resolve()).as_posix()
+        there = _line_in_original(copy / relative, _original_of(origin, relative), int(line))
+    except (OSError, ValueError, UnicodeDecodeError):
+        return None
+    near = [r for r in origin.rewrites if r.path == relative and abs(r.line - there) <= _NEAR_LINES]
+    if not near:
+        return None
+    best = min(near, key=lambda r: abs(r.line - there))
+    return replace(
+        difference,
+        rule=best.code,
+        rule_reason=f"which rewrote {best.path}:{best.line}, where the difference shows",
+    )
+
+
+def _original_of(origin: Origin, relative: str) -> Path:
+    return Path(origin.saved.get(relative, str(Path(origin.folder, relative))))
+
+
+def _line_in_original(ported: Path, original: Path, line: int) -> int:
+    """The line of the original that became a line of the port."""
+    before, after = (p.read_text(encoding="utf-8").splitlines() for p in (original, ported))
+    for _, a_start, a_end, b_start, b_end in difflib.SequenceMatcher(
+        None, before, after, False
+    ).get_opcodes():
+        if b_start <= line - 1 < b_end:
+            return min(a_start + (line - 1 - b_start), max(a_start, a_end - 1)) + 1
+    return line
+
+
+def _by_subject(difference: Difference, origin: Origin) -> Difference | None:
+    codes = [r.code for r in origin.rewrites]
+    for start in _ABOUT[difference.quantity]:
+        fitting = [r for r in origin.rewrites if r.code.startswith(start)]
+        if fitting:
+            return replace(difference, rule=fitting[0].code, rule_reason=_said(fitting))
+    if len(set(codes)) == 1:
+        return replace(difference, rule=codes[0], rule_reason=_said(origin.rewrites))
+    return None
+
+
+def _said(rewrites: Sequence[Rewrite]) -> str:
+    first = rewrites[0]
+    more = len([r for r in rewrites if r.code == first.code]) - 1
+    others = f" and {more} more place{'' if more == 1 else 's'}" if more else ""
+    return f"which rewrote {first.path}:{first.line}{others} and is about such things; --bisect makes sure"
+
+
+def _by_hand(difference: Difference) -> Difference:
+    code = _RULES.get(difference.diagnosis)
+    if code is None:
+        return difference
+    try:
+        from portwright.port.config import find_rule
+
+        rule = find_rule(code)
+    except PortwrightError:
+        return difference
+    return replace(
+        difference,
+        rule=code,
+        rule_reason=f"the rule about such places ({rule.name}); no rewrite is on record",
+    )

@@ -1,0 +1,209 @@
+"""The first difference of two runs, its likely culprit, and what it looks like in plain words."""
+
+from __future__ import annotations
+
+import math
+
+from portwright.verify.compare import Comparison, Held, StepFacts
+from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
+from portwright.verify.diagnose_forward import Located, forward_order, locate
+from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, scale_of
+from portwright.verify.difference import Difference, count, listing, number
+
+
+def first_difference(comparison: Comparison) -> Difference | None:
+    """The cause that stands first in the first step in which anything differs; None where nothing does."""
+    for step in range(1, comparison.steps + 1):
+        found = _in_step(comparison, step)
+        if found is not None:
+            return found
+    return _too_few_steps(comparison)
+
+
+def _in_step(comparison: Comparison, step: int) -> Difference | None:
+    facts = comparison.facts[step - 1]
+    lost = _lost(comparison, step) or (_initial(comparison) if step == 1 else None)
+    if lost is not None:
+        return lost
+    beyond = comparison.beyond(step)
+    # Another batch or another dropout that leaves every number as it was is none: a loader may yield what nobody reads.
+    if beyond and not facts.same_batch:
+        return _batch(comparison, step)
+    if not facts.same_dropout and (beyond or comparison.ported.dropout == "off"):
+        return _dropout(facts)
+    forward = _forward(comparison, step)
+    if forward is not None:
+        return forward
+    if comparison.beyond(step, "gradient"):
+        return _gradient(comparison, step)
+    return _optimizer(comparison, facts, bool(beyond)) or _update(comparison, step)
+
+
+def _lost(comparison: Comparison, step: int) -> Difference | None:
+    lost = [one for one in comparison.lost if one.step == step]
+    if not lost:
+        return None
+    first = min(lost, key=lambda one: not one.in_original)
+    names = tuple(one.name for one in lost if one.in_original == first.in_original)
+    if first.in_original:
+        words = f"The port has no counterpart of {listing(names)}, which the original trains."
+    else:
+        words = f"The port trains {listing(names)}, which the original does not have."
+    sides = ("trained", "missing") if first.in_original else ("missing", "trained")
+    return Difference(
+        step, "parameter", first.name, words, *sides,
+        diagnosis="parameter-lost" if first.in_original else "parameter-added", parameters=names,
+    )  # fmt: skip
+
+
+def _initial(comparison: Comparison) -> Difference | None:
+    if not comparison.initial:
+        return None
+    first = comparison.initial[0]
+    a, b = (f"mean {t.mean:.4g}, deviation {t.deviation:.4g}" for t in (first.original, first.ported))
+    return Difference(
+        1, "initial", first.name, f"It starts from another distribution: {a} in the original, {b} in the port.", a, b,
+        diagnosis="initialisation", parameters=tuple(d.name for d in comparison.initial),
+    )  # fmt: skip
+
+
+def _batch(comparison: Comparison, step: int) -> Difference:
+    word, sentence = diagnose_batch(comparison.original, comparison.ported, step)
+    mine, theirs = (describe_batch(r.steps[step - 1]) for r in (comparison.original, comparison.ported))
+    return Difference(step, "batch", None, sentence, mine, theirs, diagnosis=word)
+
+
+def _dropout(facts: StepFacts) -> Difference:
+    mine, theirs = facts.dropped
+    words = [
+        ", ".join(f"{rate:g} on {size:,} values" for rate, size in d.items()) or "none"
+        for d in (mine, theirs)
+    ]
+    lost = "dropout-lost" if not theirs else "dropout-added" if not mine else "dropout-rate"
+    return Difference(
+        facts.step, "dropout", None,
+        f"Dropout differs: {words[0]} in the original, {words[1]} in the port.", *facts.dropped, diagnosis=lost,
+    )  # fmt: skip
+
+
+def _forward(comparison: Comparison, step: int) -> Difference | None:
+    """Another loss, or other outputs behind gradients that differ."""
+    losses, gradients = comparison.beyond(step, "loss"), comparison.beyond(step, "gradient")
+    if not losses and not gradients:
+        return None
+    place = locate(comparison, step)
+    if place is None and not losses:
+        return None
+    held = losses[0] if losses else max(gradients, key=lambda h: h.share)
+    return _at_module(comparison, step, held, place) if place else _at_loss(comparison, step, held)
+
+
+def _at_module(comparison: Comparison, step: int, held: Held, place: Located) -> Difference:
+    line = place.ported.line if place.ported else ""
+    before = f", or on the way to it from '{place.before}'" if place.before else ""
+    other = place.ported.kind if place.ported and place.ported.kind != place.kind else ""
+    return Difference(
+        step, "loss", place.parameter,
+        f"The first output that differs is that of '{place.module}' ({place.kind}{f', in the port {other}' if other else ''}): "
+        f"the forward pass differs in it{before}.",
+        held.measure.original, held.measure.ported, place.distance, held.bound.value, held.bound.decided_by,
+        "forward", place.module, line,
+        parameters=tuple(h.measure.name for h in comparison.beyond(step, "gradient")),
+    )  # fmt: skip
+
+
+def _at_loss(comparison: Comparison, step: int, held: Held) -> Difference:
+    """Every output that can be paired is the same, so what is made of them is not."""
+    order = forward_order(comparison.original)
+    a, b = held.measure.original, held.measure.ported
+    gradient = scale_of("gradient", comparison.original, comparison.ported, step, order)
+    ratio = b / a if a and math.isfinite(a) and math.isfinite(b) else None
+    word, sentence = (
+        "loss-function",
+        "Outputs of the modules agree and the loss does not: it is computed otherwise.",
+    )
+    if ratio and gradient and math.isclose(ratio, gradient, rel_tol=1e-3):
+        word = "loss-scale"
+        sentence = (
+            f"Loss and gradients are {ratio:.6g} times the original's: look at the loss's reduction (sum or mean), its "
+            "weight, and what it is divided by."
+        )
+    return _held(comparison, step, held, "loss", order[-1] if order else None, word, sentence)
+
+
+def _gradient(comparison: Comparison, step: int) -> Difference:
+    beyond = {h.measure.name: h for h in comparison.beyond(step, "gradient")}
+    order = forward_order(comparison.original)
+    names = [n for n in order if n in beyond]
+    word, sentence = diagnose_gradient(comparison.original, comparison.ported, step, names, order)
+    # The backward pass starts at the end: what differs last in the forward order differs first.
+    return _held(comparison, step, beyond[names[-1]], "gradient", names[-1], word, sentence)
+
+
+def _optimizer(comparison: Comparison, facts: StepFacts, is_beyond: bool) -> Difference | None:
+    """Options are held against each other exactly; those of another class of optimizer only explain other numbers."""
+    counted = [d for d in facts.options if is_beyond or (d.same_class and d.option != "parameters")]
+    if not counted:
+        return None
+    first = counted[0]
+    everything = len(first.parameters) == len(
+        [t for t in comparison.original.tensors if t.kind == "parameter"]
+    )
+    whom = "all parameters" if everything else listing(first.parameters)
+    names = {"lr": "learning rate", "weight_decay": "weight decay"}
+    words = (
+        f"The optimizer's {names.get(first.option, first.option)} is {number(first.ported)} where the original has "
+        f"{number(first.original)}, for {whom}."
+    )
+    if first.option == "parameters":
+        words = f"The port's optimizer does not update {listing(first.parameters)}."
+    more = [f"{d.option} ({number(d.original)} and {number(d.ported)})" for d in counted[1:]]
+    return Difference(
+        facts.step, "optimizer", first.parameters[0], words + (f" Also {', '.join(more)}." if more else ""),
+        first.original, first.ported, option=first.option, parameters=first.parameters,
+        diagnosis={"lr": "learning-rate", "parameters": "not-updated"}.get(first.option, first.option.replace("_", "-")),
+    )  # fmt: skip
+
+
+def _update(comparison: Comparison, step: int) -> Difference | None:
+    updates = {h.measure.name: h for h in comparison.beyond(step, "update")}
+    buffers = comparison.beyond(step, "buffer")
+    if updates:
+        names = [t.name for t in comparison.original.tensors if t.name in updates]
+        everything = [t.name for t in comparison.original.tensors if t.kind == "parameter"]
+        word, sentence = diagnose_update(comparison.original, comparison.ported, step, names, everything)
+        return _held(comparison, step, updates[names[0]], "update", names[0], word, sentence)
+    if buffers:
+        first = buffers[0]
+        sentence = "Loss, gradients and weights agree, and this buffer does not: look at the momentum or mode of its layer."
+        if not first.measure.ported:
+            sentence = "The port leaves this buffer as it is: its layer does not run in training mode."
+        return _held(comparison, step, first, "buffer", first.measure.name, "buffer", sentence)
+    return None
+
+
+def _held(
+    comparison: Comparison,
+    step: int,
+    held: Held,
+    quantity: str,
+    parameter: str | None,
+    word: str,
+    sentence: str,
+) -> Difference:
+    same = comparison.beyond(step, held.measure.quantity)
+    return Difference(
+        step, quantity, parameter, sentence,  # type: ignore[arg-type]
+        held.measure.original, held.measure.ported, held.measure.distance, held.bound.value, held.bound.decided_by,
+        word, parameters=tuple(h.measure.name for h in same if h.measure.name),
+    )  # fmt: skip
+
+
+def _too_few_steps(comparison: Comparison) -> Difference | None:
+    mine, theirs = len(comparison.original.steps), len(comparison.ported.steps)
+    if theirs >= mine:
+        return None
+    return Difference(
+        theirs + 1, "steps", None,
+        f"The port ended after {count(theirs, 'step')}, where the original goes on to {mine}.", mine, theirs, diagnosis="ended-early",
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Where in the forward pass two runs part: the first module, in the order of the calls, whose output is another one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from portwright.verify.compare import Comparison
+from portwright.verify.measure import EPSILON
+from portwright.verify.recording import ModuleOutput, Recording, Step
+from portwright.verify.tolerance import NOISE_FACTOR
+
+_ROUNDINGS = 16.0
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first module whose output differs, and the nearest before it whose output is the same."""
+
+    module: str
+    kind: str
+    before: str | None
+    parameter: str | None  # its first, or the first behind it where it has none
+    original: ModuleOutput
+    ported: ModuleOutput | None
+    distance: float
+
+
+def forward_order(recording: Recording) -> list[str]:
+    """Parameters in the order in which the first step used them; those of no called module stand where registered."""
+    names = [t.name for t in recording.tensors if t.kind == "parameter"]
+    first: dict[str, int] = {}
+    for step in recording.steps[:1]:
+        for place, output in enumerate(step.outputs):
+            first.setdefault(output.module, place)
+    ordered: list[tuple[int, int, str]] = []
+    position = -1
+    for index, name in enumerate(names):
+        position = first.get(_owner(name), position)
+        ordered.append((position, index, name))
+    return [name for _, _, name in sorted(ordered)]
+
+
+def locate(comparison: Comparison, step: int) -> Located | None:
+    """The first module that computes something else in this step; None where all outputs that can be paired agree."""
+    mine, theirs = comparison.original.steps[step - 1], comparison.ported.steps[step - 1]
+    pairs = _pairs(comparison, mine, theirs)
+    noises = _noises(comparison, mine)
+    before: str | None = None
+    for place, output, other in pairs:
+        if other is None:
+            continue
+        distance = output_distance(output, other)
+        bound = max(_ROUNDINGS * EPSILON["float32"] * step, NOISE_FACTOR * noises.get(place, 0.0))
+        if distance > bound:
+            parameter = _parameter_at(comparison.original, mine, place)
+            return Located(output.module, output.kind, before, parameter, output, other, distance)
+        before = output.module
+    return None
+
+
+def output_distance(a: ModuleOutput, b: ModuleOutput) -> float:
+    """From sums that are free of layout, each relative to the size that it can have."""
+    if not all(map(math.isfinite, (a.total, a.square, b.total, b.square))):
+        return 0.0 if math.isfinite(a.square) == math.isfinite(b.square) else math.inf
+    square = max(a.square, b.square)
+    if not square:
+        return 0.0
+    total = abs(a.total - b.total) / math.sqrt(square * max(1, a.size))
+    return max(total, abs(a.square - b.square) / square / 2)
+
+
+def _pairs(
+    comparison: Comparison, mine: Step, theirs: Step
+) -> list[tuple[int, ModuleOutput, ModuleOutput | None]]:
+    """Each call of an innermost module of the original with the same call in the port, where there is one."""
+    inner = _innermost(mine)
+    names = _module_names(comparison.ported)
+    calls: defaultdict[str, list[ModuleOutput]] = defaultdict(list)
+    for output in theirs.outputs:
+        calls[output.module].append(output)
+    mine_calls: defaultdict[str, int] = defaultdict(int)
+    for output in mine.outputs:
+        mine_calls[output.module] += 1
+    turn: defaultdict[str, int] = defaultdict(int)
+    pairs: list[tuple[int, ModuleOutput, ModuleOutput | None]] = []
+    for place, output in enumerate(mine.outputs):
+        number, turn[output.module] = turn[output.module], turn[output.module] + 1
+        if output.module not in inner:
+            continue
+        found = calls.get(names.get(output.module, output.module), [])
+        other = found[number] if number < len(found) and len(found) == mine_calls[output.module] else None
+        if other is None or other.size != output.size:
+            # Renamed without parameters, or called otherwise: any output of the port that is the same will do.
+            other = next(
+                (o for o in theirs.outputs if o.size == output.size and output_distance(output, o) < 1e-5),
+                None,
+            )
+        pairs.append((place, output, other))
+    return pairs
+
+
+def _noises(comparison: Comparison, mine: Step) -> dict[int, float]:
+    perturbed = comparison.perturbed
+    if perturbed is None or len(perturbed.steps) < mine.index:
+        return {}
+    outputs = perturbed.steps[mine.index - 1].outputs
+    if len(outputs) != len(mine.outputs):
+        return {}
+    return {
+        place: output_distance(a, b) for place, (a, b) in enumerate(zip(mine.outputs, outputs, strict=True))
+    }
+
+
+def _innermost(step: Step) -> set[str]:
+    names = {o.module for o in step.outputs}
+    outer = {".".join(parts[:n]) for parts in (name.split(".") for name in names) for n in range(len(parts))}
+    return names - outer - ({""} if len(names) > 1 else set())
+
+
+def _module_names(ported: Recording) -> dict[str, str]:
+    """The port's name of each module of the original, as far as their tensors say so without doubt."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for match in ported.matches:
+        found[_owner(match.original)].update(_owner(name) for name in match.ported)
+    return {mine: theirs.copy().pop() for mine, theirs in found.items() if len(theirs) == 1}
+
+
+def _parameter_at(recording: Recording, step: Step, place: int) -> str | None:
+    """The first parameter of the module called here, else of the next that has one, else of the last before."""
+    names = [t.name for t in recording.tensors if t.kind == "parameter"]
+    behind = [o.module for o in step.outputs[place:]]
+    ahead = [o.module for o in reversed(step.outputs[:place])]
+    for module in [*behind, *ahead]:
+        found = next((n for n in names if _owner(n) == module), None)
+        if found is not None:
+            return found
+    return names[-1] if names else None
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,161 @@
+"""What became of gradients and updates, read from sketches: they are linear, so sums and multiples can be recognised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from portwright.verify.measure import Vector, change, norm, weights_before
+from portwright.verify.recording import Recording
+
+_EXPLAINED = 0.02  # of a difference may stay unexplained by a diagnosis that explains it
+
+
+def _stacked(recording: Recording, what: str, step: int, names: Sequence[str]) -> Vector:
+    """The sketches of many tensors, one behind the other; zeros where there is none."""
+    parts = []
+    for name in names:
+        found = change(recording, step, name) if what == "update" else recording.sketch(what, step, name)
+        parts.append(np.zeros(_size(recording)) if found is None else found)
+    return np.concatenate(parts) if parts else np.zeros(1)
+
+
+def _size(recording: Recording) -> int:
+    return next((len(v) for v in recording.arrays.values()), 1)
+
+
+def factor(mine: Vector, theirs: Vector) -> float | None:
+    """The one number by which `theirs` is a multiple of `mine`, if it is."""
+    square = float(mine @ mine)
+    if not square or not np.isfinite(theirs).all():
+        return None
+    c = float(mine @ theirs) / square
+    left = norm(theirs - c * mine)
+    return c if left <= _EXPLAINED * norm(theirs - mine) and left <= 0.01 * norm(theirs) else None
+
+
+def scale_of(
+    what: str, original: Recording, ported: Recording, step: int, names: Sequence[str]
+) -> float | None:
+    return factor(_stacked(original, what, step, names), _stacked(ported, what, step, names))
+
+
+def diagnose_gradient(
+    original: Recording, ported: Recording, step: int, names: Sequence[str], all_names: Sequence[str]
+) -> tuple[str, str]:
+    """A word and a sentence for gradients that differ though the loss does not."""
+    lacking = [
+        n
+        for n in names
+        if not norm(ported.sketch("gradient", step, n)) and norm(original.sketch("gradient", step, n))
+    ]
+    if lacking and len(lacking) == len(names):
+        return _without_gradient(original, ported, step, lacking)
+    mine, theirs = (_stacked(r, "gradient", step, all_names) for r in (original, ported))
+    if step > 1:
+        before = _stacked(ported, "gradient", step - 1, all_names)
+        if norm(theirs - mine - before) <= _EXPLAINED * norm(theirs - mine):
+            return "zero-grad", (
+                "The port's gradient is the original's plus that of the step before: gradients are not cleared between the "
+                "steps (zero_grad)."
+            )
+    if len(names) >= len(all_names) / 2:
+        c = factor(mine, theirs)
+        if c is not None:
+            return _scaled_gradient(original, ported, step, all_names, c)
+    if not ported.steps[step - 1].zeroed and original.steps[step - 1].zeroed:
+        return "zero-grad", "The port does not clear its gradients before this step (zero_grad)."
+    return "backward", (
+        "The loss is the same and the gradient is not: something on the way back differs, such as detach(), a hook, "
+        "clipping by value or a parameter used in another place."
+    )
+
+
+def _without_gradient(original: Recording, ported: Recording, step: int, names: list[str]) -> tuple[str, str]:
+    given = {n for group in ported.steps[step - 1].groups for n in group.parameters}
+    own_names = {m.original: m.ported for m in ported.matches}
+    frozen = {t.name for t in ported.tensors if not t.trained}
+    if given and not given.intersection(names):
+        return "not-updated", "The port's optimizer is not given it, so that it keeps its initial values."
+    if all(set(own_names.get(n, (n,))) & frozen for n in names):
+        return (
+            "frozen",
+            "It has no gradient in the port, where requires_grad is False: the port does not train it.",
+        )
+    return "detached", (
+        "No gradient reaches it in the port: look for detach(), no_grad(), .data, .item() or a branch that is left out."
+    )
+
+
+def _scaled_gradient(
+    original: Recording, ported: Recording, step: int, names: Sequence[str], c: float
+) -> tuple[str, str]:
+    norms = [
+        [norm(_stacked(r, "gradient", s, names)) for s in range(1, step + 1)] for r in (original, ported)
+    ]
+    all_norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
+    flat = max(all_norms) - min(all_norms) <= 0.35 * max(all_norms)
+    if c > 1 and len(all_norms) > 2 and flat and norms[1][-1] > 1.01 * max(all_norms):
+        return "clipping", (
+            f"All gradients are {c:.4g} times the original's, whose norm stays near {np.mean(all_norms):.3g} in every step: "
+            "gradient clipping is lost or its limit is another one."
+        )
+    word = "accumulation" if _is_whole(c) or _is_whole(1 / c if c else 0.0) else "gradient-scale"
+    return word, (
+        f"All gradients are {c:.6g} times the original's: look at clipping, at what the loss is divided by before "
+        "backward() (gradient accumulation, loss scaling) and at how many backward() calls make a step."
+    )
+
+
+def _is_whole(value: float) -> bool:
+    return value > 1.5 and math.isclose(value, round(value), rel_tol=1e-4)
+
+
+def diagnose_update(
+    original: Recording, ported: Recording, step: int, names: Sequence[str], all_names: Sequence[str]
+) -> tuple[str, str]:
+    """A word and a sentence for weights that change otherwise though their gradients are the same."""
+    still = [n for n in names if not norm(change(ported, step, n)) and norm(change(original, step, n))]
+    if len(still) == len(names):
+        return (
+            "not-updated",
+            "The port's step does not change it: the optimizer was not given it, or it was frozen or restored.",
+        )
+    mine, theirs = (_stacked(r, "update", step, names) for r in (original, ported))
+    c = factor(mine, theirs)
+    if c is not None:
+        return "learning-rate", f"Its change is {c:.6g} times the original's, as with another learning rate."
+    difference = theirs - mine
+    weights = np.concatenate(
+        [_or_zero(weights_before(original, step, n), original) for n in names] or [np.zeros(1)]
+    )
+    share = _projected(difference, weights)
+    if share is not None:
+        return "weight-decay", (
+            f"The changes differ by {share:.4g} times the weights themselves, as with another weight decay."
+        )
+    if step > 1:
+        momentum = _projected(difference, _stacked(original, "update", step - 1, names))
+        if momentum is not None:
+            return "momentum", (
+                f"The changes differ by {momentum:.4g} times the change of the step before, as with another momentum."
+            )
+    return (
+        "update-rule",
+        "Gradient and options are the same, and the change is not: the update is computed otherwise.",
+    )
+
+
+def _projected(difference: Vector, along: Vector) -> float | None:
+    """The multiple of `along` that a difference is, if it is one."""
+    square = float(along @ along)
+    if not square:
+        return None
+    share = float(difference @ along) / square
+    return share if norm(difference - share * along) <= 0.1 * norm(difference) else None
+
+
+def _or_zero(vector: Vector | None, recording: Recording) -> Vector:
+    return np.zeros(_size(recording)) if vector is None else vector

@@ -1,0 +1,140 @@
+"""Decides whether two scripts compute the same, with as few runs as that takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from portwright.errors import PortwrightError
+from portwright.verify.compare import Comparison, compare
+from portwright.verify.diagnose import first_difference
+from portwright.verify.difference import Difference
+from portwright.verify.launch import ScriptFailed
+from portwright.verify.measure import EPSILON, epsilon
+from portwright.verify.proof import Settled
+from portwright.verify.recording import Recording
+from portwright.verify.runs import Dropout, Runs
+
+DropoutChoice = Literal["auto", "keep", "off"]
+DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
+# Beyond so many times its bound a distance is no rounding, and both need not be run again to know.
+_CLEAR = 1000.0
+_NUMBERS = frozenset({"batch", "dropout", "loss", "gradient", "update", "buffer"})
+
+
+@dataclass
+class Judgement:
+    """A verdict with the comparison that it was read from."""
+
+    comparison: Comparison | None  # None where the port failed before a step
+    difference: Difference | None
+    dropout: Dropout = "drawn"
+    settled_by: Settled | None = None
+    in_float64: Comparison | None = None
+    crash: ScriptFailed | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def judge(runs: Runs, dropout: DropoutChoice = "auto") -> Judgement:
+    """Runs both scripts, and again where a difference may be chance (dropout) or rounding (noise, float64)."""
+    modes: list[Dropout] = {"auto": ["drawn", "off"], "keep": ["drawn"], "off": ["off"]}[dropout]  # type: ignore[assignment]
+    for mode in modes:
+        original = runs.original(mode)
+        try:
+            ported = runs.ported(mode)
+        except ScriptFailed as error:
+            return _crashed(error, mode)
+        judgement = _judge_mode(
+            runs, original, ported, mode, is_last=mode == modes[-1] or not _draws(original, ported)
+        )
+        if judgement is not None:
+            return judgement
+    raise AssertionError("the last mode always judges")
+
+
+def _draws(original: Recording, ported: Recording) -> bool:
+    return any(draw.rate for r in (original, ported) for step in r.steps for draw in step.draws)
+
+
+def _judge_mode(
+    runs: Runs, original: Recording, ported: Recording, mode: Dropout, is_last: bool
+) -> Judgement | None:
+    comparison = compare(original, ported)
+    difference = first_difference(comparison)
+    if difference is None:
+        is_same = all(not h.measure.distance for h in comparison.held)
+        return Judgement(comparison, None, mode, "identical" if is_same else "dtype")
+    if difference.quantity not in _NUMBERS or _is_clear_cause(difference):
+        return Judgement(comparison, difference, mode)
+    if not is_last:
+        return None  # masks may have been drawn in another order: again without them
+    noted = Judgement(comparison, difference, mode)
+    comparison = compare(original, ported, runs.original(mode, perturb=_rounding(original)))
+    noted.comparison, noted.difference = comparison, first_difference(comparison)
+    if noted.difference is None:
+        noted.settled_by = "noise"
+        return noted
+    if noted.difference.quantity in _NUMBERS and not _is_clear(comparison, noted.difference):
+        _ask_float64(runs, mode, noted)
+    return noted
+
+
+def _is_clear_cause(difference: Difference) -> bool:
+    """Another batch is seen exactly, and no rounding makes one; nor does it make dropout where none is drawn."""
+    return difference.quantity == "batch" or (
+        difference.quantity == "dropout" and difference.decided_by == "off"
+    )
+
+
+def _is_clear(comparison: Comparison, difference: Difference) -> bool:
+    return any(h.share > _CLEAR for h in comparison.beyond(difference.step))
+
+
+def _rounding(recording: Recording) -> float:
+    """One rounding of the coarsest dtype that is trained."""
+    sizes = [epsilon(t.dtype) for t in recording.tensors if t.kind == "parameter"]
+    return max(sizes, default=EPSILON["float32"])
+
+
+def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
+    """Rounding all but vanishes in float64, and a fault stays as it is."""
+    try:
+        original, ported = runs.original(mode, "float64"), runs.ported(mode, "float64")
+    except PortwrightError as error:
+        noted.notes.append(f"Could not be repeated in float64: {error}")
+        return
+    again = compare(original, ported)
+    # Tolerances stay those of float32: a script may well cast to it, which is no fault.
+    noted.in_float64 = again
+    found = first_difference(again)
+    if found is None or not _persists(noted, again):
+        noted.difference, noted.settled_by = None, "float64"
+    else:
+        noted.difference = found
+
+
+def _persists(noted: Judgement, again: Comparison) -> bool:
+    """Whether what was beyond its bound is still about as large in float64, and so no rounding."""
+    assert noted.comparison is not None
+    assert noted.difference is not None
+    step = noted.difference.step
+    before = {(h.measure.quantity, h.measure.name): h.measure.distance for h in noted.comparison.beyond(step)}
+    now = {(h.measure.quantity, h.measure.name): h.measure.distance for h in again.at(step)}
+    return any(
+        now.get(key, 0.0) > 0.1 * distance for key, distance in before.items() if math.isfinite(distance)
+    )
+
+
+def _crashed(error: ScriptFailed, mode: Dropout) -> Judgement:
+    last = next((line for line in reversed(error.tail.splitlines()) if line.strip()), "")
+    difference = Difference(
+        error.num_steps + 1,
+        "crash",
+        None,
+        error.message,
+        "runs",
+        last or "fails",
+        diagnosis="crash",
+    )
+    return Judgement(None, difference, mode, crash=error)

@@ -1,0 +1,68 @@
+"""Where the steps of a port really ran, held against the target that its command asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from portwright.verify.recording import Recording
+
+# The device type that torch shows for a target that it knows itself.
+_TORCH_DEVICES = {"CPU": ("cpu",), "GPU": ("cuda", "xpu", "mps")}
+
+
+@dataclass
+class Place:
+    """`on_target` is None where the command asked for no target: then the proof is about the machine that it ran on."""
+
+    target: str = ""
+    on_target: bool | None = None
+    ran_on: dict[str, Any] = field(default_factory=dict)
+    says: str = ""
+
+
+def find_place(ported: Recording) -> Place:
+    """What was asked, what was seen, and one sentence on what the proof is worth there."""
+    devices = sorted({device.partition(":")[0] for step in ported.steps for device in step.devices})
+    ran_on: dict[str, Any] = {"devices": devices, **ported.ran_on}
+    target = ported.target.upper()
+    shown = _words(devices)
+    if not target:
+        return Place(
+            "",
+            None,
+            ran_on,
+            f"Both scripts ran on this machine's {shown}: the proof is about what they compute there.",
+        )
+    if target in _TORCH_DEVICES:
+        is_there = bool(devices) and all(d in _TORCH_DEVICES[target] for d in devices)
+        says = (
+            f"The port's steps ran on {shown}, as its command asks ({target})."
+            if is_there
+            else f"The command asks for {target}, and the port's steps ran on {shown}: this proves nothing about {target}."
+        )
+        return Place(target, is_there, ran_on, says)
+    calls = list(ported.ran_on.get("vendor_calls") or [])
+    if not calls and any(device != "cpu" for device in devices):
+        calls = list(ported.ran_on.get("vendor_modules") or [])
+    if calls:
+        names = _words(str(call) for call in calls)
+        return Place(
+            target,
+            True,
+            ran_on,
+            f"The port's steps went through the vendor's software for {target}: {names}.",
+        )
+    return Place(
+        target,
+        False,
+        ran_on,
+        f"The command asks for {target}, and its steps ran on {shown} without a call of the vendor's software: "
+        f"this proves nothing about {target}.",
+    )
+
+
+def _words(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(n.upper() if n == "cpu" else n for n in listed[:5]) if listed else "an unknown device"

@@ -1,0 +1,123 @@
+"""A proof in a few lines for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from portwright.verify.difference import Difference, count, number
+from portwright.verify.proof import Proof
+
+SETTLED = {
+    "identical": "every number is the same, bit for bit as far as it was recorded",
+    "dtype": "distances are within the rounding of the dtype",
+    "noise": "distances are within what one rounding in the weights does to the original itself",
+    "float64": "distances are rounding: in float64 both runs agree",
+}
+_NAMES = {"loss": "loss", "gradient": "gradients", "update": "updates", "buffer": "buffers"}
+
+
+def render(proof: Proof) -> str:
+    """The verdict first, then what it rests on."""
+    lines = _equal(proof) if proof.equal else _different(proof)
+    if proof.place.on_target is False:
+        lines.insert(0, f"NOT A PROOF: {proof.place.says}")
+    elif proof.place.says:
+        lines.append(f"  where: {proof.place.says}")
+    if proof.front_end:
+        lines.append(f"  front end: {proof.front_end.get('says', proof.front_end)}")
+    lines += [f"  note: {note}" for note in proof.notes]
+    return "\n".join(lines)
+
+
+def _equal(proof: Proof) -> list[str]:
+    lines = [f"equal over {count(proof.steps, 'step')}: {SETTLED[proof.settled_by or 'dtype']}"]
+    lines.append(f"  loss {show_losses(proof, 0)} to {show_losses(proof, -1)}")
+    for quantity, row in proof.worst.items():
+        where = f" at step {row['step']}" + (f", {row['name']}" if row["name"] else "")
+        if row["worst_distance"]:
+            by = "" if row["decided_by"] == "dtype" else " (measured noise)"
+            lines.append(
+                f"  {_NAMES[quantity]}: worst distance {row['worst_distance']:.2g} of {row['bound']:.2g}{by}{where}"
+            )
+        else:
+            lines.append(f"  {_NAMES[quantity]}: no distance")
+    matched = matched_words(proof.matches)
+    if matched:
+        lines.append(f"  matched: {matched}")
+    if proof.dropout == "off":
+        lines.append(f"  dropout: {dropout_words(proof)}")
+    return lines
+
+
+def show_losses(proof: Proof, place: int) -> str:
+    steps = proof.losses["original"][: proof.steps]
+    return "+".join(number(v) for v in steps[place]) if steps and steps[place] else "none"
+
+
+def dropout_words(proof: Proof) -> str:
+    rates = ", ".join(f"{rate} on {size:,} values a step" for rate, size in proof.dropout_values.items())
+    return f"turned off in both, since masks drawn in another order would hide the rest; rates agree ({rates or 'none'})"
+
+
+def matched_words(matches: list[dict[str, Any]]) -> str:
+    """How many tensors were matched in which way."""
+    kinds = Counter(str(m["by"]) for m in matches)
+    words = {"name": "by name", "values": "by their values", "shape": "by shape", "order": "by order of use"}
+    parts = [f"{many} {words.get(kind, kind)}" for kind, many in kinds.most_common()]
+    moved = sum(m["layout"] != "same" for m in matches)
+    copied = sum(m["initial"] == "copied" for m in matches)
+    if moved:
+        parts.append(f"{moved} in another layout")
+    if copied:
+        parts.append(f"{copied} given the original's initial values")
+    return ", ".join(parts)
+
+
+def _different(proof: Proof) -> list[str]:
+    found = proof.first_difference
+    if found is None:
+        return [f"not equal over {count(proof.steps, 'step')}"]
+    lines = [f"not equal: they part at step {found.step}, {subject(found)}", f"  {found.reason}"]
+    values = values_words(found)
+    if values:
+        lines.append(f"  {values}")
+    if found.line:
+        lines.append(f"  at {found.line}")
+    if found.rule:
+        lines.append(f"  likely rule: {found.rule}{f', {found.rule_reason}' if found.rule_reason else ''}")
+    if proof.bisected:
+        lines.append(f"  bisected: {proof.bisected['says']}")
+    if proof.steps and found.step > 1:
+        lines.append(f"  the {count(found.step - 1, 'step')} before agree")
+    return lines
+
+
+def subject(found: Difference) -> str:
+    """The quantity and its parameter in words."""
+    name = f" of {found.parameter}" if found.parameter else ""
+    words = {
+        "crash": "the port fails",
+        "parameter": f"parameter {found.parameter}",
+        "initial": f"initial values{name}",
+        "batch": "the batch",
+        "dropout": "dropout",
+        "loss": f"the loss; first parameter {found.parameter}" if found.parameter else "the loss",
+        "gradient": f"gradient{name}",
+        "optimizer": f"the optimizer's {found.option}{name}",
+        "update": f"update{name}",
+        "buffer": f"buffer {found.parameter}",
+        "steps": "the number of steps",
+    }
+    return words[found.quantity]
+
+
+def values_words(found: Difference) -> str:
+    """Both values, where they are numbers, and the distance with its bound."""
+    if found.quantity not in ("loss", "gradient", "update", "buffer"):
+        return ""
+    what = "" if found.quantity == "loss" else "norm "
+    text = f"{what}{number(found.original)} in the original, {number(found.ported)} in the port"
+    if found.distance is not None and found.bound is not None:
+        text += f"; distance {found.distance:.2g}, allowed {found.bound:.2g}"
+    return text

@@ -1,0 +1,76 @@
+"""How far two runs may be apart and still compute the same: by dtype, or by what rounding was seen to do.
+
+Two correct programs differ by rounding only, and training amplifies that: little in a small network, a thousandfold in a
+deep one with batch normalisation. So a fixed tolerance is either blind or full of false alarms. Here a narrow one, from the
+dtype alone, settles the plain cases; beyond it the original is run once more with its initial weights off by one rounding,
+and the distance that this makes, tensor by tensor and step by step, is the yardstick.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from portwright.verify.measure import Measure, Quantity, epsilon
+
+Decider = Literal["dtype", "noise"]
+
+# Roundings in one step, by quantity: sums over a batch for a loss, over the network and back for a gradient.
+_ROUNDINGS: dict[Quantity, float] = {"loss": 4, "gradient": 32, "update": 64, "buffer": 32}
+NOISE_FACTOR = 10.0  # a port rounds in every op, the yardstick's run only in its weights
+
+
+def base_bound(quantity: Quantity, step: int, dtype: str) -> float:
+    """What rounding alone can do in a well-behaved network; grows with the steps that it had to add up."""
+    return _ROUNDINGS[quantity] * epsilon(dtype) * step
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The distance that is still equal, and what set it."""
+
+    value: float
+    decided_by: Decider
+
+
+@dataclass
+class Noise:
+    """What one rounding in the initial weights became, in a run of the original itself."""
+
+    relative: float  # size of the perturbation
+    _own: dict[tuple[Quantity, str], dict[int, float]] = field(default_factory=dict)
+    _typical: dict[Quantity, dict[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, measures: Iterable[Measure], relative: float) -> Noise:
+        noise = cls(relative)
+        by_step: defaultdict[tuple[Quantity, int], list[float]] = defaultdict(list)
+        for m in sorted(measures, key=lambda m: m.step):
+            # The largest so far: by chance a tensor may have come close to the original again.
+            own = noise._own.setdefault((m.quantity, m.name), {})
+            own[m.step] = max(m.distance, max(own.values(), default=0.0))
+            by_step[m.quantity, m.step].append(own[m.step])
+        for (quantity, step), values in by_step.items():
+            noise._typical.setdefault(quantity, {})[step] = statistics.median(values)
+        return noise
+
+    def at(self, quantity: Quantity, name: str, step: int) -> float:
+        """The tensor's own noise, or that of its kind where its own was small by chance."""
+        return max(
+            _last(self._own.get((quantity, name), {}), step), _last(self._typical.get(quantity, {}), step)
+        )
+
+
+def _last(by_step: dict[int, float], step: int) -> float:
+    known = [s for s in by_step if s <= step]
+    return by_step[max(known)] if known else 0.0
+
+
+def bound_of(measure: Measure, dtype: str, noise: Noise | None) -> Bound:
+    """The bound for one measure; a quotient's own rounding (`measure.rounding`) comes on top of either."""
+    base = base_bound(measure.quantity, measure.step, dtype) + measure.rounding
+    measured = NOISE_FACTOR * noise.at(measure.quantity, measure.name, measure.step) if noise else 0.0
+    return Bound(base, "dtype") if base >= measured else Bound(measured, "noise")
