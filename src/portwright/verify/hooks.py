@@ -41,7 +41,7 @@ def _hook_construction(watch: Watch) -> None:
         super(nn.Module, cls).__init_subclass__(**kwargs)
         _isolate_init(cls, streams)
 
-    nn.Module.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    nn.Module.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment, arg-type]
     pending = list(nn.Module.__subclasses__())
     seen: set[type] = set()
     while pending:
@@ -78,6 +78,10 @@ def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> Non
     def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if watch.is_paused or watch.in_backward:
             return call(self, *args, **kwargs)
+        if watch.rehearsed is not None:
+            result = call(self, *args, **kwargs)
+            watch.rehearsed.setdefault(id(self), len(watch.rehearsed))
+            return result
         is_root = watch.depth == 0
         if is_root:
             watch.enter_root(self, args, kwargs)
@@ -98,7 +102,7 @@ def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> Non
             watch.leave(self, result, _line_of_caller(2))
         return result
 
-    nn.Module.__call__ = recorded_call  # type: ignore[assignment]
+    nn.Module.__call__ = recorded_call  # type: ignore[method-assign]
 
 
 def _line_of_caller(depth: int) -> str:
@@ -113,7 +117,8 @@ def _line_of_caller(depth: int) -> str:
 
 
 def _hook_backward(watch: Watch) -> None:
-    backward, grad, tensor_backward = torch.autograd.backward, torch.autograd.grad, torch.Tensor.backward
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+    tensor_backward: Any = torch.Tensor.backward
     unscaled: dict[int, torch.Tensor] = {}  # by the scaled loss: a scale is no part of the loss
 
     def around(losses: list[torch.Tensor], run: Callable[[], Any]) -> Any:
@@ -133,7 +138,7 @@ def _hook_backward(watch: Watch) -> None:
     @functools.wraps(backward)
     def recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        return around(losses, lambda: backward(losses, *args, **kwargs))
+        return around(losses, lambda: backward(tensors, *args, **kwargs))
 
     @functools.wraps(tensor_backward)
     def recorded_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

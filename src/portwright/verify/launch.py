@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -18,6 +19,7 @@ from typing import IO, Literal
 import portwright
 from portwright.errors import UserError
 from portwright.verify.command import Command, parse_command
+from portwright.verify.record_refusal import MARK
 from portwright.verify.recording import Recording, load
 
 PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
@@ -143,10 +145,8 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: flo
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends what the script started, too: it is a session of its own."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 
@@ -189,8 +189,8 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     elif outcome.status == 0 or "never updated a weight" in last:
         message = f"'{shown}' ended without a single step of training; the last it said: {last}"
         cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
-    elif "CannotRecord: " in last:
-        message, _, cure = last.partition("CannotRecord: ")[2].partition(" | ")
+    elif last.startswith(MARK):
+        message, _, cure = last.removeprefix(MARK).partition(" | ")
     else:
         message = f"'{shown}' failed {where}, with exit status {outcome.status}: {last}"
         cure = "Run it alone from the same folder, and mend it first."

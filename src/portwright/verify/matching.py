@@ -1,46 +1,111 @@
-"""Finds which tensors of a port are which of the original's, across renames, other orders and other layouts."""
+"""Finds which tensors of a port are which of the original's, across renames, other orders and other layouts.
+
+In the order of certainty: equal values that are no constants, equal names, parts of a fused tensor, and at last the
+likeliest alignment of what is left, by shape, name, neighbours and the order in which modules are called.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-import torch
-
-from portwright.verify.matching_layout import SAME, Layout
+from portwright.verify.matching_align import align
+from portwright.verify.matching_fused import match_fused, match_rows
+from portwright.verify.matching_known import Known, Link, Modules
+from portwright.verify.matching_layout import Layout, find_layout, fits_by_shape
 from portwright.verify.recording import MatchedBy
 
-
-@dataclass(frozen=True)
-class Known:
-    """A tensor of one of the two scripts, with what may tell which it is."""
-
-    name: str
-    values: torch.Tensor
-    kind: str = "parameter"
-    owner: str = ""  # class of the module that holds it
-    aliases: tuple[str, ...] = ()
-    called: int = -1  # when its module was first called, among all modules
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.values.shape)
-
-
-@dataclass(frozen=True)
-class Link:
-    """One of the original's tensors, and where its values are in the port."""
-
-    original: str
-    ported: tuple[str, ...]
-    layout: Layout
-    by: MatchedBy
+__all__ = ["Known", "Link", "match_tensors"]
 
 
 def match_tensors(originals: list[Known], ported: list[Known]) -> list[Link]:
-    links = []
-    names = {known.name: known for known in ported}
-    for original in originals:
-        other = names.pop(original.name, None)
-        if other is not None and other.shape == original.shape:
-            links.append(Link(original.name, (other.name,), SAME, "name"))
-    return links
+    """Links in the order of the originals; each tensor of the port is used once, or in parts that do not overlap."""
+    matching = _Matching(originals, ported)
+    matching.by_values_and_names()
+    matching.by_values()
+    matching.add(match_rows(matching.originals, matching.ported))
+    matching.by_names()
+    matching.add(match_fused(matching.originals, matching.ported, matching.modules))
+    matching.add(align(matching.originals, matching.ported, matching.modules))
+    order = {known.name: number for number, known in enumerate(originals)}
+    return sorted(matching.links, key=lambda link: order[link.original])
+
+
+class _Matching:
+    """What is matched so far, and what is left of both sides."""
+
+    def __init__(self, originals: list[Known], ported: list[Known]) -> None:
+        self.originals, self.ported = list(originals), list(ported)
+        self.links: list[Link] = []
+        self.modules = Modules()
+        self._known = {known.name: known for known in (*originals,)}
+        self._theirs = {known.name: known for known in ported}
+
+    def add(self, links: Iterable[Link]) -> None:
+        for link in links:
+            self.links.append(link)
+            for name in link.ported:
+                self.modules.pair(self._known[link.original], self._theirs[name])
+        done = {link.original for link in self.links}
+        used = {name for link in self.links for name in link.ported}
+        self.originals = [known for known in self.originals if known.name not in done]
+        self.ported = [known for known in self.ported if known.name not in used]
+
+    def by_values_and_names(self) -> None:
+        self._same_names(lambda one, other: not one.is_constant and one.has_values_of(other))
+
+    def by_names(self) -> None:
+        self._same_names(lambda one, other: self.modules.agree(one, other) is not False)
+
+    def _same_names(self, agree: Callable[[Known, Known], bool]) -> None:
+        names: dict[str, Known] = {}
+        for known in self.ported:
+            for name in known.plain_names:
+                names.setdefault(name, known)
+        links, taken = [], set()
+        for original in self.originals:
+            for name in original.plain_names:
+                other = names.get(name)
+                if other is None or other.name in taken or other.kind != original.kind:
+                    continue
+                if not agree(original, other):
+                    continue
+                layout = _layout_of(original, other)
+                if layout is not None:
+                    taken.add(other.name)
+                    links.append(Link(original.name, (other.name,), layout, "name"))
+                    break
+        self.add(links)
+
+    def by_values(self) -> None:
+        groups: dict[int, tuple[list[Known], list[Known]]] = {}
+        for side, knowns in enumerate((self.originals, self.ported)):
+            for known in knowns:
+                if not known.is_constant:
+                    groups.setdefault(known.fingerprint, ([], []))[side].append(known)
+        links = []
+        for ours, theirs in groups.values():
+            if not ours or not theirs:
+                continue
+            # Copies of one layer have equal weights: their numbers, or else their order, tell which is which.
+            by: MatchedBy = "values" if len(ours) == 1 and len(theirs) == 1 else "order"
+            for original, other in _pair_copies(ours, theirs):
+                layout = find_layout(original.values, other.values)
+                if layout is not None and original.kind == other.kind:
+                    links.append(Link(original.name, (other.name,), layout, by))
+        self.add(links)
+
+
+def _layout_of(original: Known, other: Known) -> Layout | None:
+    if not original.is_constant and original.fingerprint == other.fingerprint:
+        return find_layout(original.values, other.values)
+    return fits_by_shape(original, other)
+
+
+def _pair_copies(ours: list[Known], theirs: list[Known]) -> Iterable[tuple[Known, Known]]:
+    """By the order of their calls where all were called, or else by the numbers in their names, or their order."""
+    if all(known.called >= 0 for known in (*ours, *theirs)):
+        return zip(sorted(ours, key=lambda k: k.called), sorted(theirs, key=lambda k: k.called), strict=False)
+    left, right = {known.numbers: known for known in ours}, {known.numbers: known for known in theirs}
+    if len(left) == len(ours) == len(theirs) == len(right):
+        return [(left[one], right[other]) for one, other in zip(sorted(left), sorted(right), strict=True)]
+    return zip(ours, theirs, strict=False)

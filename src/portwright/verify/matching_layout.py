@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+from typing import Protocol
 
 import torch
 
@@ -37,7 +40,7 @@ class Layout:
         sizes = [view.shape[self.joined] for view in views]
         shape = list(views[0].shape)
         shape[self.joined] = sum(sizes)
-        for view, part in zip(views, original.reshape(shape).split(sizes, self.joined), strict=True):
+        for view, part in zip(views, torch.split(original.reshape(shape), sizes, self.joined), strict=True):
             view.copy_(part)
 
     @property
@@ -55,3 +58,63 @@ class Layout:
 
 
 SAME = Layout()
+
+
+class Shaped(Protocol):
+    """What tells how a tensor is laid out when its values do not."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def owner(self) -> str: ...
+
+
+def find_layout(original: torch.Tensor, ported: torch.Tensor) -> Layout | None:
+    """The layout in which the port's values are the original's; None where they are not in any that is tried."""
+    if original.numel() != ported.numel():
+        return None
+    original, ported = original.to(torch.float64), ported.detach().to(torch.float64).cpu()
+    for permutation in permutations(range(ported.ndim)) if ported.ndim <= 5 else [tuple(range(ported.ndim))]:
+        turned = ported.permute(permutation)
+        is_turned = permutation != tuple(range(ported.ndim))
+        if torch.equal(turned.reshape(-1), original.reshape(-1)):
+            return Layout(
+                permutation=permutation if is_turned else None,
+                shape=None if turned.shape == original.shape else tuple(original.shape),
+            )
+    return None
+
+
+def fits_by_shape(original: Shaped, ported: Shaped) -> Layout | None:
+    """The likeliest layout by shapes and classes alone: HuggingFace's Conv1D keeps a Linear's weight turned."""
+    ours, theirs = original.shape, ported.shape
+    if prod(ours) != prod(theirs):
+        return None
+    turns = (original.owner == "Conv1D") != (ported.owner == "Conv1D") and len(theirs) == 2
+    if turns and len(ours) == 2 and (theirs[1], theirs[0]) == ours:
+        return Layout(permutation=(1, 0))
+    if ours == theirs:
+        return SAME
+    if _without_ones(ours) == _without_ones(theirs) or _merges(ours, theirs) or _merges(theirs, ours):
+        return Layout(shape=ours)
+    if len(theirs) == 2 and _without_ones((theirs[1], theirs[0])) == _without_ones(ours):
+        return Layout(permutation=(1, 0), shape=None if len(ours) == 2 else ours)
+    if len(ours) == len(theirs) and sorted(ours) == sorted(theirs) and len(set(ours)) == len(ours):
+        return Layout(permutation=tuple(theirs.index(size) for size in ours))
+    return None
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _merges(parts: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether neighbouring axes of the one multiply to the axes of the other."""
+    rest = list(parts)
+    for size in whole:
+        product = 1
+        while product < size and rest:
+            product *= rest.pop(0)
+        if product != size:
+            return False
+    return all(size == 1 for size in rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ import torch
 import portwright
 from portwright.discover import peek_target
 from portwright.verify.hooks import install
+from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.launch import PROGRESS
 from portwright.verify.record_data import hook_loaders
 from portwright.verify.record_links import Links
@@ -34,6 +36,7 @@ def main() -> NoReturn:
     watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words), options.steps)
     install(watch, options.dropout == "off")
     hook_loaders(watch)
+    hook_portwright(options.scratch)
     streams.start("process")
     streams.guard_seeding()
     status, ended = 0, "script ended"
@@ -68,11 +71,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _settle_torch(dtype: str) -> None:
     """One thread and the algorithms that repeat, whatever the script says later."""
     torch.set_num_threads(1)
-    torch.set_num_threads = lambda num_threads: None
+    torch.set_num_threads = lambda nthreads: None
     choose = torch.use_deterministic_algorithms
     torch.use_deterministic_algorithms = lambda mode, *, warn_only=True: choose(True, warn_only=True)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _step_done(watch: Watch, options: argparse.Namespace, words: list[str]) -> None:
@@ -107,10 +110,8 @@ def _finish(watch: Watch, options: argparse.Namespace, words: list[str], ended: 
         traceback.print_exc()
         status = status or 1
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass
     os._exit(status)
 
 
@@ -158,7 +159,7 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
         dtype=options.dtype,
         perturbed=options.perturb,
         ended=ended,
-        notes=watch.notes,
+        notes=[*watch.notes, *links.notes],
         arrays={**{f"initial/{name}": sketch for name, sketch in links.sketches.items()}, **watch.arrays},
     )
     save_file(links.initial, options.into / "initial.safetensors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,9 @@ from portwright.verify.record_names import Named
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Match, Recording, load
 from portwright.verify.sketch import Sketcher
+
+Rehearsal = Callable[[], Mapping[int, int]]
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Links:
@@ -37,8 +40,11 @@ class Links:
             self._original = load(against)
             self._values = load_file(against / "initial.safetensors")
 
-    def begin(self, fresh: list[Named]) -> None:
-        """Takes further tensors before anything was computed with them."""
+    def begin(self, fresh: list[Named], rehearse: Rehearsal | None = None) -> None:
+        """Takes further tensors before anything was computed with them.
+
+        `rehearse` tells in which order modules are called, by calling them once; it is asked only where that decides.
+        """
         for named in fresh:
             self._named[named.name] = named
             if self._perturb and named.kind == "parameter" and named.tensor.is_floating_point():
@@ -47,8 +53,15 @@ class Links:
         if self._original is None:
             for named in fresh:
                 self.sketches[named.name] = self._sketch(named.tensor)
-        else:
-            self._match()
+            return
+        links = self._find(called={})
+        if rehearse is not None and any(link.by == "order" and not self._is_equal(link) for link in links):
+            called = rehearse()
+            if called:
+                links = self._find(called)
+        for link in links:
+            self._take(link)
+        self._is_settled = False
 
     def _disturb(self, named: Named) -> None:
         generator = torch.Generator().manual_seed(self._streams.derive("perturb", named.name))
@@ -57,35 +70,67 @@ class Links:
             disturbed = named.tensor.detach().double().cpu() * (1 + self._perturb * noise)
             named.tensor.copy_(disturbed.to(named.tensor.dtype))
 
-    def settle(self) -> None:
-        """Decides what only a first forward pass could tell."""
+    def settle(self, called: Mapping[int, int]) -> None:
+        """Decides again what started equal, such as norms, now that the order of the calls is known."""
+        if self._is_settled or self._original is None:
+            return
+        self._is_settled = True
+        doubtful = {
+            link.original
+            for link, match in zip(self._links, self.matches, strict=True)
+            if link.by == "order" and match.initial == "identical" and len(link.ported) == 1
+        }
+        if not doubtful:
+            return
+        kept = [
+            (link, match)
+            for link, match in zip(self._links, self.matches, strict=True)
+            if link.original not in doubtful
+        ]
+        before = list(self._links)
+        self._links, self.matches = [link for link, _ in kept], [match for _, match in kept]
+        found = self._find(called)
+        if {link.original for link in found} < doubtful or not all(self._is_equal(link) for link in found):
+            found = [link for link in before if link.original in doubtful]
+        for link in found:
+            self._take(link)
 
-    def _match(self) -> None:
+    def _is_equal(self, link: Link) -> bool:
+        tensors = [self._named[name].tensor.detach() for name in link.ported]
+        now, values = link.layout.to_original(tensors), self._values[link.original]
+        return now.dtype == values.dtype and torch.equal(now.cpu(), values)
+
+    def _find(self, called: Mapping[int, int]) -> list[Link]:
         assert self._original is not None
         done = {link.original for link in self._links}
         used = {name for link in self._links for name in link.ported}
         originals = [
-            Known(t.name, self._values[t.name], t.kind, t.owner, t.aliases, t.called)
+            Known(t.name, self._values[t.name], t.kind, t.owner, t.aliases, t.called if called else -1)
             for t in self._original.tensors
             if t.name not in done
         ]
         ported = [
-            Known(n.name, n.tensor.detach(), n.kind, type(n.owner).__name__, tuple(n.aliases))
+            Known(
+                n.name,
+                n.tensor.detach(),
+                n.kind,
+                type(n.owner).__name__ if n.owner is not None else "",
+                tuple(n.aliases),
+                called.get(id(n.owner), -1),
+            )
             for n in self._named.values()
             if n.name not in used
         ]
-        for link in match_tensors(originals, ported):
-            self._take(link)
+        return match_tensors(originals, ported)
 
     def _take(self, link: Link) -> None:
         tensors = [self._named[name].tensor.detach() for name in link.ported]
         values = self._values[link.original]
-        now = link.layout.to_original(tensors)
         initial: Literal["identical", "copied"] = "identical"
-        if now.dtype != values.dtype or not torch.equal(now.cpu(), values):
+        if not self._is_equal(link):
             initial = "copied"
             with torch.no_grad():
-                link.layout.set_ported(values.to(now.dtype).to(now.device), tensors)
+                link.layout.set_ported(values.to(tensors[0].dtype).to(tensors[0].device), tensors)
         self._links.append(link)
         self.matches.append(Match(link.original, link.ported, link.layout.words, link.by, initial))
         self.sketches[link.original] = self._sketch(link.layout.to_original(tensors))
@@ -95,14 +140,27 @@ class Links:
         if self._original is None:
             return []
         used = {name for link in self._links for name in link.ported}
-        return [name for name in self._named if name not in used]
+        return [n.name for n in self._named.values() if n.name not in used and _counts(n.kind, n.name)]
 
     @property
     def missing(self) -> list[str]:
         if self._original is None:
             return []
         done = {link.original for link in self._links}
-        return [t.name for t in self._original.tensors if t.name not in done]
+        return [t.name for t in self._original.tensors if t.name not in done and _counts(t.kind, t.name)]
+
+    @property
+    def notes(self) -> list[str]:
+        """Tables and masks that only one of the two keeps: no weights, but worth a word."""
+        if self._original is None:
+            return []
+        done = {link.original for link in self._links}
+        used = {name for link in self._links for name in link.ported}
+        lost = [t.name for t in self._original.tensors if t.name not in done and not _counts(t.kind, t.name)]
+        new = [n.name for n in self._named.values() if n.name not in used and not _counts(n.kind, n.name)]
+        return [f"The port has no buffer {name}." for name in lost] + [
+            f"The original has no buffer {name}." for name in new
+        ]
 
     def in_original(
         self, tensors: Mapping[str, torch.Tensor | None]
@@ -149,3 +207,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+
+
+def _counts(kind: str, name: str) -> bool:
+    """Whether a tensor that one side lacks is a difference."""
+    return kind == "parameter" or name.endswith(_STATISTICS)

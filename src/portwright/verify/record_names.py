@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+_WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "LossModule": "net",  # of our own run()
+}
 
 
 @dataclass
@@ -98,7 +106,8 @@ class Names:
                 if not prefix or prefix in taken:
                     prefix = str(len(self.roots))
             self.roots.append((prefix, module))
-            fresh += self._add(prefix, module)
+            self._known.update(id(part) for part in module.modules())
+            fresh += self._add(prefix, _unwrap(module))
         return fresh
 
     def add_loose(self, tensor: torch.Tensor) -> Named:
@@ -134,17 +143,37 @@ class Names:
         return fresh
 
 
+def _unwrap(root: nn.Module) -> nn.Module:
+    """The model inside of what only stands around it."""
+    attribute = _WRAPPERS.get(type(root).__name__)
+    inner = root._modules.get(attribute) if attribute else None
+    return root if inner is None or root._parameters else _unwrap(inner)
+
+
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     for attribute, parameter in module._parameters.items():
-        if parameter is not None and not isinstance(parameter, UninitializedTensorMixin):
+        if parameter is not None and not is_shapeless(parameter):
             yield "parameter", attribute, parameter
     for attribute, buffer in module._buffers.items():
-        if buffer is not None and attribute not in module._non_persistent_buffers_set:
+        if (
+            buffer is not None
+            and not is_shapeless(buffer)
+            and attribute not in module._non_persistent_buffers_set
+        ):
             yield "buffer", attribute, buffer
 
 
+def is_shapeless(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+
+
 def is_lazy(module: nn.Module) -> bool:
-    return any(isinstance(p, UninitializedTensorMixin) for p in module.parameters())
+    return any(is_shapeless(p) for p in module.parameters())
+
+
+def is_lazy_kind(module: nn.Module) -> bool:
+    """Whether it is, or was, a module that takes its shape from its first input."""
+    return isinstance(module, LazyModuleMixin) or hasattr(module, "_lazy_load_hook")
 
 
 def _holds_weights(module: nn.Module) -> bool:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from portwright.verify.record_digest import digest, sums, walk
-from portwright.verify.record_links import Links
-from portwright.verify.record_names import Names, is_lazy
+from portwright.verify.record_links import Links, Rehearsal
+from portwright.verify.record_names import Names, is_lazy, is_lazy_kind, is_shapeless
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Draw, Group, ModuleOutput, Step, TensorDigest
 from portwright.verify.sketch import Sketcher
@@ -59,6 +59,7 @@ class Watch:
         self.in_backward = False
         self.in_dropout = False
         self.called: dict[int, int] = {}  # modules in the order of their first call
+        self.rehearsed: dict[int, int] | None = None  # the order of calls while a module is tried out
         self.notes: list[str] = []
         self.counts = False  # whether the module call under way is one of training
         self._last_counted = False
@@ -156,30 +157,48 @@ class Watch:
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
         roots = self.names.find_roots(called, trained)
-        for root in roots:
-            if is_lazy(root) and root is called:
-                self._materialise(root, args, kwargs or {})
+        rehearse: Rehearsal | None = None
+        if called is not None:
+            rehearse = lambda: self._rehearse(called, args, kwargs or {})  # noqa: E731
+            if is_lazy(called):
+                rehearse()
         fresh = self.names.add_roots(roots)
         fresh += [self.names.add_loose(p) for p in trained if self.names.name_of(p) is None]
         if fresh:
-            self.links.begin(fresh)
+            self.links.begin(fresh, rehearse)
 
-    def _materialise(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Calls a module with lazy parts once for their shapes, and leaves no other trace."""
-        kept = {name: buffer.clone() for name, buffer in root.named_buffers() if not _is_lazy_tensor(buffer)}
-        self.is_paused = True
+    def _rehearse(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, int]:
+        """Calls a module once, for the shapes of its lazy parts and the order of its calls, and leaves no other trace."""
+        modules = list(root.modules())
+        attributes = [dict(module.__dict__) for module in modules]
+        kept = {name: buffer.clone() for name, buffer in root.named_buffers() if not is_shapeless(buffer)}
+        called: dict[int, int] = {}
+        outside, self.rehearsed = self.rehearsed, called
         try:
-            with torch.no_grad(), self.streams.own("lazy"):
+            with torch.no_grad(), self.streams.own("rehearsal"):
                 root(*args, **kwargs)
-                for name, buffer in root.named_buffers():
-                    if name in kept:
-                        buffer.copy_(kept[name])
-                    elif name.endswith("running_var"):
-                        buffer.fill_(1)
-                    elif name.endswith(("running_mean", "num_batches_tracked")):
-                        buffer.zero_()
+        except Exception as error:
+            self.notes.append(f"The order of calls could not be tried out: {type(error).__name__}: {error}")
+            called.clear()
         finally:
-            self.is_paused = False
+            self.rehearsed = outside
+            self._undo_rehearsal(root, kept)
+            for module, before in zip(modules, attributes, strict=True):
+                if not is_lazy_kind(module):
+                    for name, value in before.items():
+                        if module.__dict__.get(name) is not value:
+                            module.__dict__[name] = value
+        return called
+
+    def _undo_rehearsal(self, root: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, buffer in root.named_buffers():
+                if name in kept and kept[name].shape == buffer.shape:
+                    buffer.copy_(kept[name])
+                elif name.endswith("running_var"):
+                    buffer.fill_(1)
+                elif name.endswith(("running_mean", "num_batches_tracked")):
+                    buffer.zero_()
 
     # -- backward and update -------------------------------------------------------------------------------
 
@@ -254,7 +273,7 @@ class Watch:
         self._close("", 0)
 
     def _read_gradients(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self.links.settle()
+        self.links.settle(self.called)
         wanted = (
             None
             if optimizer is None
@@ -339,12 +358,6 @@ def _plain_option(value: Any) -> Any:
         if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
             return tuple(float(item) for item in items)
     return _NOT_PLAIN
-
-
-def _is_lazy_tensor(tensor: torch.Tensor) -> bool:
-    from torch.nn.parameter import UninitializedTensorMixin
-
-    return isinstance(tensor, UninitializedTensorMixin)
 
 
 def _leaves(losses: list[torch.Tensor]) -> list[torch.Tensor]:

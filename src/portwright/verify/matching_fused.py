@@ -1,0 +1,181 @@
+"""Queries, keys and values (or a gate and its up-projection) that are one tensor here and several there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from portwright.verify.matching_known import Known, Link, Modules
+from portwright.verify.matching_layout import Layout
+
+# In the order in which fused tensors have them.
+_ROLES = ((r"q|query|queries", r"k|key|keys", r"v|value|values"), (r"gate", r"up"), (r"w1", r"w3"))
+_EDGE = r"(?:^|[._]|to_|w)"
+
+
+def match_rows(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
+    """Tensors whose values are, as they are, a run of rows or columns of one on the other side."""
+    yield from _joined_by_values(originals, ported)
+    yield from _cut_by_values(originals, ported)
+
+
+def _joined_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
+    used: set[str] = set()
+    for original in originals:
+        for axis in range(min(len(original.shape), 2)):
+            found = _find_parts(original, ported, axis, used)
+            if found is not None:
+                parts, permutation = found
+                used |= {part.name for part in parts}
+                names = tuple(part.name for part in parts)
+                yield Link(original.name, names, Layout(permutation=permutation, joined=axis), "values")
+                break
+
+
+def _cut_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
+    used: set[str] = set()
+    for whole in ported:
+        for axis in range(min(len(whole.shape), 2)):
+            found = _find_parts(whole, originals, axis, used)
+            if found is None:
+                continue
+            parts, permutation = found
+            used |= {part.name for part in parts}
+            start = 0
+            for part in parts:
+                size = part.shape[axis] if permutation is None else part.shape[1 - axis]
+                cut = (axis, start, start + size)
+                if permutation is not None:  # of the port's tensor, which is turned before it is cut
+                    cut = (1 - axis, start, start + size)
+                yield Link(part.name, (whole.name,), Layout(permutation=permutation, cut=cut), "values")
+                start += size
+            break
+
+
+def _find_parts(
+    whole: Known, parts: list[Known], axis: int, used: set[str]
+) -> tuple[list[Known], tuple[int, ...] | None] | None:
+    """Parts that, one behind the other along an axis, are the whole; turned all alike, or none."""
+    if whole.is_constant or whole.kind != "parameter":
+        return None
+    for permutation in (None, (1, 0)) if len(whole.shape) == 2 else (None,):
+        fitting = []
+        for part in parts:
+            if part.is_constant or len(part.shape) != len(whole.shape) or part.name in used:
+                continue
+            values = part.values if permutation is None else part.values.permute(permutation)
+            across = [size for number, size in enumerate(values.shape) if number != axis]
+            rows = [size for number, size in enumerate(whole.shape) if number != axis]
+            if across == rows and values.shape[axis] < whole.shape[axis]:
+                fitting.append((part, values.detach().cpu()))
+        # Copies of one layer have the same values; the one of the same number is meant.
+        fitting.sort(key=lambda item: item[0].numbers[:1] != whole.numbers[:1])
+        chosen: list[Known] = []
+        start = 0
+        while start < whole.shape[axis]:
+            for part, values in fitting:
+                size = values.shape[axis]
+                if (
+                    start + size <= whole.shape[axis]
+                    and part not in chosen
+                    and torch.equal(whole.values.narrow(axis, start, size).cpu().to(values.dtype), values)
+                ):
+                    chosen.append(part)
+                    start += size
+                    break
+            else:
+                break
+        if start == whole.shape[axis] and len(chosen) > 1:
+            return chosen, permutation
+    return None
+
+
+def match_fused(originals: list[Known], ported: list[Known], modules: Modules) -> list[Link]:
+    """Fused tensors by the names of their parts, where the values are others."""
+    links: list[Link] = []
+    for whole, parts, permutation, axis in _pair(originals, _groups(ported), modules, parts_are_ported=True):
+        names = tuple(part.name for part in parts)
+        links.append(Link(whole.name, names, Layout(permutation=permutation, joined=axis), "shape"))
+    done = {link.original for link in links}
+    left = [known for known in originals if known.name not in done]
+    used = {name for link in links for name in link.ported}
+    wholes = [known for known in ported if known.name not in used]
+    for whole, parts, permutation, axis in _pair(wholes, _groups(left), modules, parts_are_ported=False):
+        start = 0
+        for part in parts:
+            size = part.shape[axis]
+            links.append(
+                Link(part.name, (whole.name,), Layout(permutation, cut=(axis, start, start + size)), "shape")
+            )
+            start += size
+    return links
+
+
+def _groups(knowns: Sequence[Known]) -> list[list[Known]]:
+    """Sets of siblings that play the roles of a fused tensor's parts, in its order; all three before two of them."""
+    found: dict[tuple[str, str, int], dict[int, Known]] = {}
+    for known in knowns:
+        for family, roles in enumerate(_ROLES):
+            for number, role in enumerate(roles):
+                match = re.search(rf"{_EDGE}({role})(?:$|[._]|proj|lin|_?\d)", known.name.lower())
+                if match:
+                    outside = known.name[: match.start(1)] + "*" + known.name[match.end(1) :]
+                    found.setdefault((outside, known.kind, family), {}).setdefault(number, known)
+    groups = []
+    for (_, _, family), parts in found.items():
+        whole = [parts[number] for number in sorted(parts)]
+        if len(whole) > 1:
+            groups.append(whole)
+        if len(whole) == 3 and family == 0:
+            groups.append(whole[1:])
+    return sorted(groups, key=len, reverse=True)
+
+
+def _pair(
+    wholes: Sequence[Known], groups: list[list[Known]], modules: Modules, *, parts_are_ported: bool
+) -> Iterable[tuple[Known, list[Known], tuple[int, ...] | None, int]]:
+    taken: set[str] = set()
+    offers = []
+    for number, whole in enumerate(wholes):
+        for place, group in enumerate(groups):
+            fit = _fit(whole, group, parts_are_ported)
+            if fit is None:
+                continue
+            first = group[0]
+            pair = (whole, first) if parts_are_ported else (first, whole)
+            near = modules.nearness(*pair)
+            same = whole.numbers == first.numbers or whole.numbers[:1] == first.numbers[:1]
+            offers.append((len(group), near + same, -abs(number - place), whole, group, fit))
+    offers.sort(key=lambda offer: offer[:3], reverse=True)
+    for _, _, _, whole, group, fit in offers:
+        names = {whole.name, *(part.name for part in group)}
+        if not names & taken:
+            taken |= names
+            yield whole, group, *fit
+
+
+def _fit(
+    whole: Known, group: list[Known], parts_are_ported: bool
+) -> tuple[tuple[int, ...] | None, int] | None:
+    """How parts make up a whole: the turn that the port's tensors need, and the axis (of the original) they lie along."""
+    kinds = {known.leaf for known in (whole, *group)}
+    if whole.kind != group[0].kind or len(kinds) > 1 or len({len(part.shape) for part in group}) > 1:
+        return None
+    if len(whole.shape) != len(group[0].shape) or not whole.shape:
+        return None
+    turned = (whole.owner == "Conv1D") != (group[0].owner == "Conv1D") and len(whole.shape) == 2
+    for permutation in ((1, 0), None) if turned else (None, (1, 0)):
+        if permutation is not None and len(whole.shape) != 2:
+            continue
+        # Both are looked at as the original has them: the port's side is the one that is turned.
+        turn_whole = permutation is not None and not parts_are_ported
+        turn_parts = permutation is not None and parts_are_ported
+        shape = whole.shape[::-1] if turn_whole else whole.shape
+        pieces = [part.shape[::-1] if turn_parts else part.shape for part in group]
+        for axis in range(len(shape)):
+            across = {piece[:axis] + piece[axis + 1 :] for piece in pieces}
+            if across == {shape[:axis] + shape[axis + 1 :]} and sum(p[axis] for p in pieces) == shape[axis]:
+                return permutation, axis
+    return None

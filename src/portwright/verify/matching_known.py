@@ -1,0 +1,135 @@
+"""What is known of a tensor that is to be matched, and which modules were found to be each other's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from portwright.verify.matching_layout import Layout
+from portwright.verify.recording import MatchedBy
+
+# What wrappers put into names; torch's, and those that scripts and our own runtime use around a whole model.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+_OUTER = {"model", "net", "network", "module", "_model", "backbone"}
+_SAME_LEAF = {"gamma": "weight", "scale": "weight", "kernel": "weight", "w": "weight", "beta": "bias", "shift": "bias",
+              "b": "bias"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Link:
+    """One of the original's tensors, and where its values are in the port."""
+
+    original: str
+    ported: tuple[str, ...]
+    layout: Layout
+    by: MatchedBy
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor of one of the two scripts, with what may tell which it is."""
+
+    name: str
+    values: torch.Tensor
+    kind: str = "parameter"
+    owner: str = ""  # class of the module that holds it
+    aliases: tuple[str, ...] = ()
+    called: int = -1  # when its module was first called, among all modules
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @cached_property
+    def plain_names(self) -> list[str]:
+        """Its names without what wrappers add; the most certain first."""
+        found: dict[str, None] = {}
+        for name in (self.name, *self.aliases):
+            tokens = [token for token in name.split(".") if token not in _WRAPPERS]
+            found[".".join(tokens)] = None
+            while len(tokens) > 2 and tokens[0] in _OUTER:
+                tokens = tokens[1:]
+                found.setdefault(".".join(tokens))
+        return list(found)
+
+    @cached_property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @cached_property
+    def leaf(self) -> str:
+        """weight, bias, running_mean, ...: the last word of its own name."""
+        own = self.name.rpartition(".")[2].lower()
+        if own.startswith(("running_", "num_batches")):
+            return own
+        word = re.sub(r"\d+$", "", own).rpartition("_")[2] or own
+        return _SAME_LEAF.get(word, word)
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(int(token) for token in re.findall(r"\d+", self.name))
+
+    @cached_property
+    def is_constant(self) -> bool:
+        flat = self.values.reshape(-1)
+        return flat.numel() < 2 or bool((flat == flat[0]).all())
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Of the values in any order: equal ones are most certainly the same numbers."""
+        return fingerprint(self.values)
+
+    def has_values_of(self, other: Known) -> bool:
+        return self.shape == other.shape and torch.equal(
+            self.values.to(torch.float64), other.values.to(torch.float64).cpu()
+        )
+
+
+def fingerprint(values: torch.Tensor) -> int:
+    plain = torch.view_as_real(values) if values.is_complex() else values
+    numbers = plain.detach().to(torch.float64).cpu().contiguous().reshape(-1).numpy() + 0.0
+    bits = numbers.view(np.uint64)
+    with np.errstate(over="ignore"):
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64)) ^ numbers.size
+
+
+class Modules:
+    """Which modules of the port were found to be which of the original's, and so which folders of them."""
+
+    def __init__(self) -> None:
+        self._votes: dict[str, Counter[str]] = {}
+        self._back: dict[str, Counter[str]] = {}
+
+    def pair(self, original: Known, ported: Known) -> None:
+        ours, theirs = original.module.split("."), ported.module.split(".")
+        for depth in range(min(len(ours), len(theirs))):
+            ours_path = ".".join(ours[: len(ours) - depth])
+            theirs_path = ".".join(theirs[: len(theirs) - depth])
+            self._votes.setdefault(ours_path, Counter())[theirs_path] += 1
+            self._back.setdefault(theirs_path, Counter())[ours_path] += 1
+
+    def agree(self, original: Known, ported: Known) -> bool | None:
+        """Whether their modules are each other's; None where nothing is known of either."""
+        ours, theirs = self._votes.get(original.module), self._back.get(ported.module)
+        if ours is None and theirs is None:
+            return None
+        return bool(ours and ours[ported.module]) or bool(theirs and theirs[original.module])
+
+    def nearness(self, original: Known, ported: Known) -> float:
+        """How many of the folders above them are each other's, 0 to 1; the nearest ones count most."""
+        ours, theirs = original.module, ported.module
+        weight, score = 0.5, 0.0
+        while ours and theirs:
+            ours, theirs = ours.rpartition(".")[0], theirs.rpartition(".")[0]
+            votes = self._votes.get(ours)
+            if votes:
+                score += weight * votes[theirs] / max(votes.values())
+            weight /= 2
+        return score
