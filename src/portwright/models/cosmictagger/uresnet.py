@@ -1,0 +1,126 @@
+"""UResNet: a U-Net of residual blocks over the three planes of a detector, which share all weights but the deepest."""
+
+from __future__ import annotations
+
+from plane_norm import is_eager
+from torch import Tensor, nn
+from uresnet_blocks import (
+    LEAK,
+    NUM_PLANES,
+    ConcatSkip,
+    ConvBlock,
+    InterpolatedUp,
+    MergedPlanes,
+    NeighbourPlanes,
+    NetworkOptions,
+    NoSkip,
+    PooledDown,
+    SumSkip,
+    TransposedUp,
+    make_series,
+)
+
+from portwright import UserError
+
+NUM_CLASSES = 3
+
+
+class Level(nn.Module):
+    """One resolution: blocks on the way down, the way to the next level and back, a skip, and blocks on the way up."""
+
+    def __init__(self, level: int, options: NetworkOptions) -> None:
+        super().__init__()
+        here, below = options.num_filters(level), options.num_filters(level + 1)
+        self.down = make_series(options.blocks_per_layer, here, options)
+        if options.downsampling == "max_pooling":
+            self.shrink: nn.Module = PooledDown(here, below, options)
+        else:
+            slope = 0.0 if options.is_3d else LEAK
+            self.shrink = ConvBlock(here, below, options, kernel=2, stride=2, slope=slope)
+        up = InterpolatedUp if options.upsampling == "interpolation" else TransposedUp
+        self.grow = up(below, here, options)
+        self.skip = make_skip(here, options)
+        self.up = make_series(options.blocks_per_layer, here, options)
+        self.is_3d = options.is_3d
+
+    def descend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the next level gets, and what is kept for the way up: in 2D what came in, in 3D what the blocks made of it."""
+        blocks = self.down(x)
+        return self.shrink(blocks), blocks if self.is_3d else x
+
+    def ascend(self, x: Tensor, skipped: Tensor) -> Tensor:
+        x = self.grow(x)
+        x = self.skip(self.up(x), skipped) if self.is_3d else self.up(self.skip(x, skipped))
+        return x
+
+
+def make_skip(num_filters: int, options: NetworkOptions) -> nn.Module:
+    if options.connections == "concat":
+        return ConcatSkip(num_filters, options)
+    return SumSkip() if options.connections == "sum" else NoSkip()
+
+
+class UResNet(nn.Module):
+    """Images [batch, 3 planes, height, width] to logits [3 planes * batch, 3 classes, height, width].
+
+    The logits of the first plane come first; `chunk(3)` gives the three tensors that the original returns.
+    """
+
+    def __init__(self, options: NetworkOptions) -> None:
+        super().__init__()
+        self.options = options
+        first, deepest = options.num_filters(0), options.num_filters(options.depth)
+        self.stem = ConvBlock(1, first, options, kernel=5)
+        self.levels = nn.ModuleList(Level(level, options) for level in range(options.depth))
+        self.deepest = (NeighbourPlanes if options.is_3d else MergedPlanes)(deepest, options)
+        self.final = make_series(options.blocks_final, first, options)
+        self.head = nn.Conv2d(first, NUM_CLASSES, 1, bias=options.bias)
+        if not options.is_3d:
+            self.apply(init_xavier)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self._check(images)
+        x = self.stem(put_channels_last(images.transpose(0, 1).flatten(0, 1).unsqueeze(1)))
+        kept = []
+        for level in self.levels:
+            x, skipped = level.descend(x)
+            kept.append(skipped)
+        x = self.deepest(x)
+        for level in reversed(self.levels):
+            x = level.ascend(x, kept.pop())
+        logits: Tensor = self.head(self.final(x))
+        return logits
+
+    def _check(self, images: Tensor) -> None:
+        factor = 1 << self.options.depth
+        if images.dim() != 4 or images.shape[1] != NUM_PLANES:
+            raise UserError(
+                f"images have the shape {tuple(images.shape)}.", "Give [batch, 3 planes, height, width]."
+            )
+        if images.shape[2] % factor or images.shape[3] % factor:
+            raise UserError(
+                f"images of {images.shape[2]} x {images.shape[3]} cannot be halved {self.options.depth} times.",
+                f"Take multiples of {factor}, or a smaller model.depth.",
+            )
+
+
+def put_channels_last(x: Tensor) -> Tensor:
+    """The memory format that convolutions of few channels are fast in; torch passes it on from layer to layer.
+
+    With one channel both formats are the same but for a stride that nobody steps over, so that it must be set by hand.
+    """
+    if not is_eager(x):
+        return x
+    _, _, height, width = x.shape
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+
+
+def init_xavier(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def count_parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,218 @@
+"""The parts of UResNet: convolution blocks, ways down and up, and skips between equal resolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from plane_norm import finish, is_eager
+from resample import double
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NUM_PLANES = 3
+LEAK = 0.01
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The shape of a UResNet; names and defaults are those of the public CosmicTagger."""
+
+    conv_mode: Literal["conv_2D", "conv_3D"] = "conv_2D"
+    n_initial_filters: int = 16
+    depth: int = 6
+    growth_rate: Literal["additive", "multiplicative"] = "additive"
+    blocks_per_layer: int = 2
+    blocks_final: int = 5
+    blocks_deepest_layer: int = 5
+    bottleneck_deepest: int = 256
+    filter_size_deepest: int = 5
+    block_concat: bool = False
+    residual: bool = True
+    bias: bool = True
+    normalization: Literal["batch", "none"] = "batch"
+    downsampling: Literal["max_pooling", "convolutional"] = "max_pooling"
+    upsampling: Literal["interpolation", "convolutional"] = "interpolation"
+    connections: Literal["concat", "sum", "none"] = "concat"
+
+    @property
+    def is_3d(self) -> bool:
+        return self.conv_mode == "conv_3D"
+
+    def num_filters(self, level: int) -> int:
+        """Filters at a level; 0 is full resolution, `depth` the deepest."""
+        if self.growth_rate == "multiplicative":
+            return self.n_initial_filters << level
+        return self.n_initial_filters * (level + 1)
+
+
+class ConvBlock(nn.Module):
+    """A convolution, norm and rectifier; `merged` says that the input holds all planes of an event in its channels."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        options: NetworkOptions,
+        kernel: int = 3,
+        stride: int = 1,
+        slope: float = LEAK,
+        merged: bool = False,
+    ) -> None:
+        super().__init__()
+        padding = 0 if stride > 1 else (kernel - 1) // 2
+        self.conv = nn.Conv2d(num_in, num_out, kernel, stride, padding, bias=options.bias)
+        self.norm = make_norm(num_out, options)
+        self.slope, self.num_norms = slope, count_norms(options, merged)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return finish(self.conv(x), self.norm, self.num_norms, self.slope, residual)
+
+
+def make_norm(num_filters: int, options: NetworkOptions) -> nn.BatchNorm2d | None:
+    return nn.BatchNorm2d(num_filters) if options.normalization == "batch" else None
+
+
+def count_norms(options: NetworkOptions, merged: bool) -> int:
+    """In 2D each plane has statistics of its own; in 3D, and where planes are merged, they have them in common."""
+    return 1 if merged or options.is_3d else NUM_PLANES
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions whose result is added to what came in."""
+
+    def __init__(self, num_filters: int, options: NetworkOptions, kernel: int, merged: bool) -> None:
+        super().__init__()
+        self.first = ConvBlock(num_filters, num_filters, options, kernel, merged=merged)
+        self.second = ConvBlock(num_filters, num_filters, options, kernel, merged=merged)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.second(self.first(x), residual=x)
+        return added
+
+
+def make_series(
+    num_blocks: int, num_filters: int, options: NetworkOptions, kernel: int = 3, merged: bool = False
+) -> nn.Sequential:
+    if options.residual:
+        return nn.Sequential(
+            *(ResidualBlock(num_filters, options, kernel, merged) for _ in range(num_blocks))
+        )
+    return nn.Sequential(
+        *(ConvBlock(num_filters, num_filters, options, kernel, merged=merged) for _ in range(num_blocks))
+    )
+
+
+class PooledDown(nn.Module):
+    """Half the resolution by maxima, then a 1 x 1 convolution."""
+
+    def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
+        super().__init__()
+        self.block = ConvBlock(num_in, num_out, options, kernel=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shrunk: Tensor = self.block(F.max_pool2d(x, 2))
+        return shrunk
+
+
+class InterpolatedUp(nn.Module):
+    """A 1 x 1 convolution and twice the resolution: bilinear in 2D, by the nearest neighbour in 3D.
+
+    The original interpolates first. Both are linear and interpolation weights sum to one, so that the order is free, and
+    a quarter of the pixels is cheaper.
+    """
+
+    def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(num_in, num_out, 1, bias=options.bias)
+        self.norm = make_norm(num_out, options)
+        self.num_norms = count_norms(options, merged=False)
+        self.mode = "nearest" if options.is_3d else "bilinear"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return finish(double(self.conv(x), self.mode), self.norm, self.num_norms, LEAK)
+
+
+class TransposedUp(nn.Module):
+    """Twice the resolution by a transposed convolution, 2 x 2 with stride 2."""
+
+    def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(num_in, num_out, 2, 2, bias=options.bias)
+        self.norm = make_norm(num_out, options)
+        self.num_norms = count_norms(options, merged=False)
+        self.slope = 0.0 if options.is_3d else LEAK
+
+    def forward(self, x: Tensor) -> Tensor:
+        return finish(self.conv(x), self.norm, self.num_norms, self.slope)
+
+
+class ConcatSkip(nn.Module):
+    """A 1 x 1 convolution over both tensors' channels, taken as two so that they need not be copied together."""
+
+    def __init__(self, num_filters: int, options: NetworkOptions) -> None:
+        super().__init__()
+        self.block = ConvBlock(2 * num_filters, num_filters, options, kernel=1)
+
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        conv = self.block.conv
+        of_x, of_skipped = conv.weight.chunk(2, dim=1)
+        both, second = F.conv2d(x, of_x, conv.bias), F.conv2d(skipped, of_skipped)
+        both = both.add_(second) if is_eager(both) else both + second
+        return finish(both, self.block.norm, self.block.num_norms, self.block.slope)
+
+
+class SumSkip(nn.Module):
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        return x + skipped
+
+
+class NoSkip(nn.Module):
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        return x
+
+
+class MergedPlanes(nn.Module):
+    """The deepest level of the 2D network: the planes of an event as channels of one image."""
+
+    def __init__(self, num_filters: int, options: NetworkOptions) -> None:
+        super().__init__()
+        self.merged = not options.block_concat
+        width = num_filters * NUM_PLANES if self.merged else num_filters
+        inner, kernel = options.bottleneck_deepest, options.filter_size_deepest
+        self.enter = ConvBlock(width, inner, options, kernel=1, merged=self.merged)
+        self.blocks = make_series(options.blocks_deepest_layer, inner, options, kernel, self.merged)
+        self.leave = ConvBlock(inner, width, options, kernel=1, merged=self.merged)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.merged:
+            x = torch.cat(x.chunk(NUM_PLANES), dim=1)
+        x = self.leave(self.blocks(self.enter(x)))
+        return torch.cat(x.chunk(NUM_PLANES, dim=1)) if self.merged else x
+
+
+class NeighbourPlanes(nn.Module):
+    """The deepest level of the 3D network: kernels that reach over three planes enter and leave it.
+
+    Such a kernel is a 1 x 1 convolution over the channels of a plane and of its two neighbours, where those of the first
+    and last plane that are missing hold zeros.
+    """
+
+    def __init__(self, num_filters: int, options: NetworkOptions) -> None:
+        super().__init__()
+        inner, kernel = options.bottleneck_deepest, options.filter_size_deepest
+        self.enter = ConvBlock(num_filters * 3, inner, options, kernel=1)
+        self.blocks = make_series(options.blocks_deepest_layer, inner, options, kernel)
+        self.leave = ConvBlock(inner * 3, num_filters, options, kernel=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left: Tensor = self.leave(with_neighbours(self.blocks(self.enter(with_neighbours(x)))))
+        return left
+
+
+def with_neighbours(x: Tensor) -> Tensor:
+    planes = x.chunk(NUM_PLANES)
+    nothing = torch.zeros_like(planes[0])
+    before, after = torch.cat([nothing, *planes[:-1]]), torch.cat([*planes[1:], nothing])
+    return torch.cat([before, x, after], dim=1)
