@@ -1,0 +1,1 @@
+"""Adds a vendor's branch to a script in place: `portwright port --style branches`."""

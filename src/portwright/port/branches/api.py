@@ -1,0 +1,200 @@
+"""`portwright port --style branches`: finds each file's training step, and adds the target's branch to it."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from portwright.errors import UserError, suggest
+from portwright.port.api import PortResult, _shown, select_files
+from portwright.port.apply import Port, not_ported, write_copy, write_in_place
+from portwright.port.branches.branch import add_branch
+from portwright.port.branches.dialect import DIALECTS, Dialect
+from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.switch import add_member
+from portwright.port.check import Selection, check_source, unreadable
+from portwright.port.files import show
+from portwright.port.finding import Edit, Finding
+from portwright.port.patch import Patch
+from portwright.port.project import Project, find_root, read_source
+from portwright.port.rule import File
+from portwright.port.source import Source, UnreadableError
+
+NO_BRANCH = "PW003"
+BRANCH = "PW004"
+# Of the other rules, those about what the model and its batches are: the host's own branch keeps its devices and reads.
+_ABOUT_THE_GRAPH = ("PW1", "PW3", "PW406", "PW6")
+
+
+def port_branches(
+    paths: Sequence[Path],
+    targets: Sequence[str],
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    unsafe: bool = False,
+    write: bool = False,
+    out: Path | None = None,
+) -> PortResult:
+    """Adds one target's branch to the training scripts among these files; what it cannot do is a finding."""
+    if write and out is not None:
+        raise UserError(
+            "--write and --out were both given.", "--write edits in place, --out writes a copy: choose one."
+        )
+    files, selection = select_files(paths, targets, select, ignore)
+    if len(selection.targets) != 1:
+        raise UserError(
+            f"a port is for one target, and {len(selection.targets)} are named: {', '.join(sorted(selection.targets))}.",
+            "Give one with --target.",
+        )
+    (target,) = selection.targets
+    if target not in DIALECTS:
+        raise UserError(
+            f"there are no branches for '{target}'.",
+            f"{suggest(target, DIALECTS)} For others use --style in-place or --style layout.",
+        )
+    made = make_branches(files, DIALECTS[target], selection)
+    too_large: list[Path] = []
+    if write:
+        write_in_place(made)
+    elif out is not None:
+        too_large = write_copy(made, paths, files, out)
+    return PortResult(
+        changed=[show(path) for path in sorted(made.changed)],
+        fixed=[_shown(f) for f in made.fixed],
+        left=[_shown(f) for f in made.left],
+        diff=made.diff(),
+        not_copied=[show(path) for path in too_large],
+        not_ported=[show(path) for path in not_ported(files)],
+    )
+
+
+def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection) -> Port:
+    """Patches for all files; a file is changed whole or not at all, with the enumeration that its branch asks."""
+    port = Port()
+    for path in files:
+        root = find_root(path)
+        try:
+            source = port.changed[path].after if path in port.changed else read_source(path)
+            overlay = {p: patch.after for p, patch in port.changed.items()}
+            _port_file(port, Project(root, overlay), source, files, dialect, selection)
+        except UnreadableError as error:
+            port.left.append(unreadable(path, error, selection.targets))
+    if not port.changed and not port.left:
+        raise UserError(
+            "no training step was found: no file calls backward() and an optimizer's step().",
+            "Name the file with the training loop.",
+        )
+    port.fixed.sort(key=lambda f: f.place)
+    port.left.sort(key=lambda f: f.place)
+    return port
+
+
+def _port_file(
+    port: Port,
+    project: Project,
+    source: Source,
+    files: Sequence[Path],
+    dialect: Dialect,
+    selection: Selection,
+) -> None:
+    file = File(source, project, selection.targets)
+    left: list[Finding] = []
+    if source.path.suffix == ".ipynb":
+        return
+    try:
+        branch = None if _has_branch(file, dialect) else add_branch(file, dialect)
+        if branch is not None:
+            patches = {source.path: _patched(source, branch.edits)}
+            if branch.switch.enum is not None:
+                path, name = branch.switch.enum
+                member = _add_member(project, path, name, files, dialect, patches)
+                patches[path] = member
+            for path, after in patches.items():
+                before = port.changed[path].before if path in port.changed else read_source(path)
+                port.changed[path] = Patch(before, after)
+            port.fixed += [
+                _finding(
+                    file, BRANCH, node, message, f"Ask for it with {branch.switch.how}.", dialect, "safe"
+                )
+                for node, message in branch.made
+            ]
+            left += [_finding(file, NO_BRANCH, n, m, cure, dialect, "manual") for n, m, cure in branch.notes]
+    except Refusal as refusal:
+        left.append(
+            _finding(
+                file,
+                NO_BRANCH,
+                refusal.node,
+                f"no {dialect.target.upper()} branch was added: {refusal.message}",
+                refusal.cure,
+                dialect,
+                "manual",
+            )
+        )
+    after = port.changed[source.path].after if source.path in port.changed else source
+    overlay = {p: patch.after for p, patch in port.changed.items()}
+    asked = tuple(rule for rule in selection.rules if rule.code.startswith(_ABOUT_THE_GRAPH))
+    rest = check_source(after, Project(project.root, overlay), Selection(asked, selection.targets))
+    port.left += [*left, *rest]
+
+
+def _has_branch(file: File, dialect: Dialect) -> bool:
+    """A file that uses the vendor's package already is the author's, or was ported before."""
+    return dialect.name in file.tree.scope.bindings
+
+
+def _patched(source: Source, edits: Sequence[Edit]) -> Source:
+    ordered = sorted(edits)
+    for one, other in itertools.pairwise(ordered):
+        if other.start < one.end:
+            line, _ = source.position(other.start)
+            place = ast.Pass(lineno=line, col_offset=0, end_lineno=line, end_col_offset=0)
+            raise Refusal(place, "two changes meet in this place", "Give each statement its own line.")
+    after = source.with_edits(edits)
+    try:
+        after.parse()
+        after.to_bytes()
+    except (UnreadableError, UnicodeEncodeError) as error:
+        place = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)
+        raise Refusal(place, f"the result would not be valid: {error}", "Report this file.") from None
+    return after
+
+
+def _add_member(
+    project: Project,
+    path: Path,
+    name: str,
+    files: Sequence[Path],
+    dialect: Dialect,
+    patches: dict[Path, Source],
+) -> Source:
+    if path not in files:
+        raise Refusal(
+            ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0),
+            f"{name} is defined in {show(path)}, which was not named",
+            "Name that file too, or the folder of the project.",
+        )
+    source = patches.get(path) or project.overlay.get(path) or read_source(path)
+    other = File(source, project, frozenset({dialect.target}))
+    return _patched(source, [add_member(other, name, dialect.target)])
+
+
+def _finding(
+    file: File, code: str, node: ast.AST, message: str, cure: str, dialect: Dialect, safety: str
+) -> Finding:
+    start = file.source.span(node)[0] if hasattr(node, "lineno") else 0
+    line, column = file.source.position(start)
+    return Finding(
+        code=code,
+        path=str(file.source.path),
+        line=line,
+        column=column,
+        message=message,
+        cure=cure,
+        safety=safety,  # type: ignore[arg-type]
+        targets=(dialect.target,),
+        end_line=getattr(node, "end_lineno", line) or line,
+    )

@@ -1,0 +1,257 @@
+"""How a person asks for the target: a member of the project's enumeration, a device, a flag, or a variable."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.text import Script, indent_of, insert_after, insert_before
+from portwright.port.enums import members_of_enum
+from portwright.port.finding import Edit
+from portwright.port.names import split_reference
+from portwright.port.rule import File
+
+_PLAIN_MEMBERS = frozenset({"CPU", "GPU", "CUDA"})
+VARIABLE = "ACCELERATOR"
+
+
+@dataclass
+class Switch:
+    """The condition under which a branch is taken, and what makes it possible to ask for it."""
+
+    condition: str
+    how: str  # for people
+    edits: list[Edit] = field(default_factory=list)
+    enum: tuple[Path, str] | None = None  # a class in another file that needs a member
+    needs_os: bool = False
+
+
+def find_switch(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
+    """The way that fits the file: the first of enumeration, --device, a parser, the environment."""
+    return (
+        _by_enum(file, target, frame)
+        or _by_device_option(file, target, frame)
+        or _by_flag(file, target, frame)
+        or _by_environment(file, target, frame, home)
+    )
+
+
+def _is_visible(file: File, node: ast.expr, frame: ast.AST) -> bool:
+    """Whether an expression's root means the same where the executor is made."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return False
+    scope = file.tree.scopes.get(frame, file.tree.scope)
+    if node.id == "self":
+        info = file.tree.class_of(node)
+        return info is not None and frame in info.methods.values()
+    found, there = scope.lookup(node.id), file.tree.scope_of(node).lookup(node.id)
+    return found is not None and there is not None and found[0] is there[0]
+
+
+def _by_enum(file: File, target: str, frame: ast.AST) -> Switch | None:
+    for node in sorted(file.tree.all(ast.Compare), key=lambda n: n.lineno):
+        if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.Is)):
+            continue
+        for asked, member in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
+            if not isinstance(member, ast.Attribute) or not _is_visible(file, asked, frame):
+                continue
+            reference = file.resolve(member.value)
+            members = members_of_enum(file, reference) if reference and "::" in reference else None
+            if not members or not _PLAIN_MEMBERS & {m.upper() for m in members}:
+                continue
+            assert reference is not None
+            path, name = split_reference(reference)
+            own = _spelled(target, members)
+            condition = f"{file.segment(asked)} == {file.segment(member.value)}.{own}"
+            return Switch(condition, f"{name}.{own}", enum=(path, name) if own not in members else None)
+    return None
+
+
+def _spelled(target: str, members: frozenset[str]) -> str:
+    """IPU or ipu, as the other members are written."""
+    plain = next((m for m in members if m.upper() in _PLAIN_MEMBERS), "CPU")
+    return target.upper() if plain.isupper() else target.lower()
+
+
+def add_member(file: File, name: str, target: str) -> Edit:
+    """A member for the target, behind the last one, with a value of the same kind."""
+    node = next((n for n in file.tree.all(ast.ClassDef) if n.name == name), None)
+    members = [] if node is None else [s for s in node.body if isinstance(s, ast.Assign)]
+    if not members:
+        raise Refusal(
+            node or file.tree.module,
+            f"the members of {name} cannot be seen",
+            f"Add one for {target.upper()}.",
+        )
+    last = members[-1]
+    label = _spelled(target, frozenset(t.id for m in members for t in m.targets if isinstance(t, ast.Name)))
+    values = [m.value for m in members]
+    numbers = [v.value for v in values if isinstance(v, ast.Constant) and type(v.value) is int]
+    text = file.segment(last.value)
+    if len(numbers) == len(values):
+        value = str(max(numbers) + 1)
+    elif isinstance(last.value, ast.Constant) and isinstance(last.value.value, str):
+        value = text[0] + (target.upper() if last.value.value.isupper() else target) + text[-1]
+    elif isinstance(last.value, ast.Call) and (file.resolve(last.value.func) or "").endswith("auto"):
+        value = text
+    else:
+        raise Refusal(
+            last, f"the values of {name} follow no rule that can be seen", f"Add a member {label} to it."
+        )
+    indent = indent_of(file, last)
+    head = file.source.data[file.source.span(last)[0] : file.source.span(last.value)[0]].decode()
+    width = len(head[: head.index("=")])
+    return insert_after(file, last, f"{indent}{label.ljust(width - 1)} = {value}{file.source.newline}")
+
+
+def _options(file: File) -> list[ast.Call]:
+    return [
+        call
+        for call in file.methods("add_argument")
+        if call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    ]
+
+
+def _names_of(option: ast.Call) -> list[str]:
+    return [a.value for a in option.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+
+
+def _arguments(file: File, frame: ast.AST) -> tuple[str, ast.stmt | None] | None:
+    """The name of the parsed arguments where the executor is made, and the statement that binds it there."""
+    scope = file.tree.scopes.get(frame, file.tree.scope)
+    for name in ("args", "opt", "opts", "options", "config", "cfg", "hparams", "flags", "FLAGS"):
+        found = scope.lookup(name)
+        if found is None:
+            continue
+        owner, bindings = found
+        if all(b.kind == "parameter" for b in bindings) and owner.node is frame:
+            return name, None
+        made = [b.node for b in bindings if b.kind == "assign" and isinstance(b.value, ast.Call)]
+        if len(made) == len(bindings) == 1 and isinstance(made[0], ast.stmt):
+            return name, made[0]
+    return None
+
+
+def _by_device_option(file: File, target: str, frame: ast.AST) -> Switch | None:
+    option = next((o for o in _options(file) if "--device" in _names_of(o)), None)
+    held = _arguments(file, frame)
+    if option is None or held is None or not isinstance(frame, (ast.FunctionDef, ast.Module)):
+        return None
+    name, bound = held
+    if _own(option, "dest") not in (None, "device") or not _is_text(option):
+        return None
+    edits = []
+    choices = next((k.value for k in option.keywords if k.arg == "choices"), None)
+    if isinstance(choices, (ast.List, ast.Tuple)) and choices.elts:
+        mark = file.segment(choices.elts[-1])[0]
+        mark = mark if mark in "'\"" else '"'
+        end = file.source.span(choices.elts[-1])[1]
+        edits.append(Edit(end, end, f", {mark}{target}{mark}"))
+    elif choices is not None:
+        return None
+    first = frame.body[0] if bound is None else None
+    script = Script(file, indent_of(file, bound or frame.body[0]))
+    script.line(f'{name}.{target} = {name}.device == "{target}"')
+    script.line(f"if {name}.{target}:")
+    script.line(f'{name}.device = "cpu"  # of the host: the vendor\'s step places the model itself', 1)
+    if first is not None:
+        edits.append(insert_before(file, first, script.text))
+    elif bound is not None:
+        edits.append(insert_after(file, bound, script.text))
+    return Switch(f"{name}.{target}", f"--device {target}", edits)
+
+
+def _own(option: ast.Call, keyword: str) -> object:
+    found = next((k.value for k in option.keywords if k.arg == keyword), None)
+    return found.value if isinstance(found, ast.Constant) else None if found is None else found
+
+
+def _is_text(option: ast.Call) -> bool:
+    kind = next((k.value for k in option.keywords if k.arg == "type"), None)
+    return kind is None or (isinstance(kind, ast.Name) and kind.id == "str")
+
+
+def _by_flag(file: File, target: str, frame: ast.AST) -> Switch | None:
+    options, held = _options(file), _arguments(file, frame)
+    if not options or held is None:
+        return None
+    if any(f"--{target}" in _names_of(o) for o in options):
+        return None
+    last = max(options, key=lambda o: o.lineno)
+    statement = file.tree.statement_of(last)
+    if not isinstance(statement, ast.Expr) or not isinstance(last.func, ast.Attribute):
+        return None
+    receiver = file.segment(last.func.value)
+    if not receiver.isidentifier():
+        return None
+    script = Script(file, indent_of(file, statement))
+    script.line(
+        f'{receiver}.add_argument("--{target}", action="store_true", help="train on the {target.upper()}")'
+    )
+    condition = f"{held[0]}.{target}"
+    edits = [insert_after(file, statement, script.text), *_host_device(file, frame, condition, held[1])]
+    return Switch(condition, f"--{target}", edits)
+
+
+def _by_environment(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
+    condition = f'os.environ.get("{VARIABLE}") == "{target}"'
+    return Switch(
+        condition,
+        f"{VARIABLE}={target} in the environment",
+        _host_device(file, frame, condition, None),
+        needs_os=True,
+    )
+
+
+def _host_device(file: File, frame: ast.AST, condition: str, after: ast.stmt | None) -> list[Edit]:
+    """Keeps the host's tensors on the CPU, behind each place that chooses a device."""
+    edits = []
+    for statement in file.tree.all(ast.Assign):
+        if len(statement.targets) != 1 or not _chooses_device(file, statement):
+            continue
+        target = statement.targets[0]
+        inside = file.tree.function_of(statement)
+        if inside is not None and inside is not frame and not file.segment(target).startswith("self."):
+            continue
+        root = condition.partition(".")[0]
+        if not condition.startswith("os.") and (
+            file.tree.scopes.get(inside or file.tree.module, file.tree.scope).lookup(root) is None
+            or (
+                after is not None
+                and file.tree.function_of(after) is inside
+                and statement.lineno < after.lineno
+            )
+        ):
+            continue
+        is_text = isinstance(statement.value, (ast.IfExp, ast.Constant))
+        script = Script(file, indent_of(file, statement))
+        script.line(f"if {condition}:")
+        host = '"cpu"' if is_text else _torch_device(file, statement)
+        script.line(
+            f"{file.segment(target)} = {host}  # of the host: the vendor's step places the model itself", 1
+        )
+        edits.append(insert_after(file, statement, script.text))
+    return edits
+
+
+def _torch_device(file: File, statement: ast.Assign) -> str:
+    assert isinstance(statement.value, ast.Call)
+    text = file.segment(statement.value.func)
+    return f'{text}("cpu")' if file.resolve(statement.value.func) == "torch.device" else 'torch.device("cpu")'
+
+
+def _chooses_device(file: File, statement: ast.Assign) -> bool:
+    name = file.segment(statement.targets[0]).rpartition(".")[2].lower()
+    if not re.fullmatch(r"_?(device|dev)", name):
+        return False
+    text = file.segment(statement.value)
+    chooses = any(word in text for word in ("cuda", "mps", "xpu", "accelerator"))
+    if isinstance(statement.value, ast.Call):
+        called = file.resolve(statement.value.func) or ""
+        return chooses and (called == "torch.device" or called.startswith("torch.accelerator."))
+    return chooses and isinstance(statement.value, (ast.IfExp, ast.Constant))
