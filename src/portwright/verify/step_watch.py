@@ -238,6 +238,8 @@ class StepWatch:
         self._replace(_BaseDataLoaderIter, "__next__", fetch_batch)
         self._replace(DataLoader, "_get_iterator", _iterate_here)
         self._replace(torch, "compile", _leave_uncompiled)
+        for name in ("from_numpy", "frombuffer"):  # no mode is told about these
+            self._replace(torch, name, self._noting_host(getattr(torch, name)))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             clip = self._noting_clip(getattr(torch.nn.utils, name))
             self._replace(torch.nn.utils, name, clip)
@@ -248,6 +250,14 @@ class StepWatch:
             for name in ("set_device", "synchronize"):
                 self._replace(torch.cuda, name, lambda *args, **kwargs: None)
         undo.enter_context(tape)
+
+    def _noting_host(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = function(*args, **kwargs)
+            self.tape.host_made[tensor] = True
+            return tensor
+
+        return make
 
     def _noting_clip(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:

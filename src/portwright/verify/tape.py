@@ -148,7 +148,7 @@ class Tape(TorchFunctionMode):
         args, kwargs = on_the_cpu(func, args, kwargs or {})
         if self._depth:
             result = func(*args, **kwargs)
-            self._note_host_made(func, args, result)
+            self.note_host_made(func, args, kwargs, result)
             return result
         short = getattr(func, "__name__", "")
         if func is Tensor.backward:
@@ -178,7 +178,7 @@ class Tape(TorchFunctionMode):
             result = run()
         finally:
             self._depth -= 1
-        self._note_host_made(call, args, result)
+        self.note_host_made(call, args, kwargs, result)
         outputs = tuple(iter_tensors(result))
         written = tuple(t for t, version in zip(inputs, versions, strict=True) if _version(t) != version)
         is_setter = getattr(call, "__name__", "") == "__set__"
@@ -205,11 +205,12 @@ class Tape(TorchFunctionMode):
         if any(id(tensor) in self._made for tensor in iter_tensors(args)):
             self.reads.append(HostRead(name, self._place(), not self.backwards))
 
-    def _note_host_made(self, call: Any, args: Any, result: Any) -> None:
-        if not isinstance(result, Tensor):
+    def note_host_made(self, call: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Follows memory of numpy's: only a move to a named device makes a tensor of the device's own of it."""
+        if not isinstance(result, Tensor) or not any(t in self.host_made for t in iter_tensors(args)):
             return
-        is_from_host = getattr(call, "__name__", "") in ("from_numpy", "frombuffer")
-        if is_from_host or any(t in self.host_made for t in iter_tensors(args)):
+        is_moved = "device" in kwargs or any(isinstance(arg, torch.device | str) for arg in args)
+        if not (is_moved and getattr(call, "__name__", "") in ("to", "cuda")):
             self.host_made[result] = True
 
     def _place(self) -> Place | None:

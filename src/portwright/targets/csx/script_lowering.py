@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 import weakref
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ class ScriptLowering:
     def _lower(self) -> None:
         watched = self._watched
         backend = cstorch.backend("CSX", artifact_dir=str(self._folder / "artifacts"), validate_only=True)
+        # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
+        os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
         device = backend.device.torch_device
         root = self._root = ReplayedStep(watched.plan, watched.names)
         was_training = [(part, part.training) for part in root.modules()]
