@@ -186,11 +186,15 @@ def _hook_optimizers(watch: Watch) -> None:
     Optimizer.__init__ = recorded_init  # type: ignore[method-assign]
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if watch.is_paused:
+            return
         watch.step_depth += 1
         if watch.step_depth == 1:
             watch.before_update(optimizer, _has_closure(args, kwargs))
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if watch.is_paused:
+            return
         watch.step_depth -= 1
         if watch.step_depth == 0:
             watch.after_update(optimizer, _has_closure(args, kwargs))

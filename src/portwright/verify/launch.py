@@ -23,6 +23,7 @@ from portwright.verify.record_refusal import MARK
 from portwright.verify.recording import Recording, load
 
 PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
+NEVER_TRAINED = "The script ended and never updated a weight."
 _TAIL_LINES = 25
 _TAIL_CHARS = 4000
 _POLL_SECONDS = 0.05
@@ -186,8 +187,8 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     elif "EOFError" in last:
         message = f"'{shown}' asks for input, and a recording has none to give: {last}"
         cure = "Give it its answers on the command line."
-    elif outcome.status == 0 or "never updated a weight" in last:
-        message = f"'{shown}' ended without a single step of training; the last it said: {last}"
+    elif outcome.status == 0 or last == NEVER_TRAINED:
+        message = f"'{shown}' ended without a single step of training."
         cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
     elif last.startswith(MARK):
         message, _, cure = last.removeprefix(MARK).partition(" | ")

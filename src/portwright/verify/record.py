@@ -18,10 +18,12 @@ import portwright
 from portwright.discover import peek_target
 from portwright.verify.hooks import install
 from portwright.verify.hooks_portwright import hook_portwright
-from portwright.verify.launch import PROGRESS
+from portwright.verify.hooks_process import hook_processes, hook_saving
+from portwright.verify.launch import NEVER_TRAINED, PROGRESS
 from portwright.verify.record_data import hook_loaders
 from portwright.verify.record_links import Links
 from portwright.verify.record_names import Names
+from portwright.verify.record_refusal import refuse
 from portwright.verify.record_script import run_as_main
 from portwright.verify.record_seeds import Streams
 from portwright.verify.record_steps import Watch
@@ -37,6 +39,8 @@ def main() -> NoReturn:
     install(watch, options.dropout == "off")
     hook_loaders(watch)
     hook_portwright(options.scratch)
+    hook_processes(watch)
+    hook_saving(watch, options.scratch)
     streams.start("process")
     streams.guard_seeding()
     status, ended = 0, "script ended"
@@ -49,7 +53,13 @@ def main() -> NoReturn:
         _print_error(error)
     watch.end_script()
     if not watch.steps and not status:
-        print("The script ended and never updated a weight.", file=sys.stderr)
+        sys.stdout.flush()
+        if watch.num_processes:
+            refuse(
+                f"the script started {watch.num_processes} process(es) and updated no weight in its own.",
+                "Give a command that trains in one process.",
+            )
+        print(NEVER_TRAINED, file=sys.stderr)
         status = 1
     _finish(watch, options, words, ended, status)
 
@@ -120,7 +130,6 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
 
     watch.is_paused = True
     links = watch.links
-    trained = {id(p) for o in watch.optimizers for group in o.param_groups for p in group["params"]}
     tensors = []
     for named in watch.names.tensors.values():
         values = links.initial[named.name]
@@ -133,9 +142,7 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
                 kind=named.kind,  # type: ignore[arg-type]
                 mean=float(numbers.mean()) if numbers.numel() else 0.0,
                 deviation=float(numbers.std(correction=0)) if numbers.numel() else 0.0,
-                trained=named.kind == "parameter"
-                and named.tensor.requires_grad
-                and (not trained or id(named.tensor) in trained),
+                trained=watch.is_trained(named),
                 owner="" if named.owner is None else type(named.owner).__name__,
                 aliases=tuple(named.aliases),
                 called=watch.called.get(id(named.owner), -1),
@@ -151,15 +158,15 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
         tensors=tensors,
         steps=watch.steps,
         matches=links.matches,
-        unmatched=links.unmatched,
-        missing=links.missing,
+        unmatched=links.unmatched(watch.is_trained),
+        missing=links.missing(),
         target=target.name if target is not None else "",
         ran_on=_where(watch),
         dropout=options.dropout,
         dtype=options.dtype,
         perturbed=options.perturb,
         ended=ended,
-        notes=[*watch.notes, *links.notes],
+        notes=[*watch.notes, *links.notes(watch.is_trained)],
         arrays={**{f"initial/{name}": sketch for name, sketch in links.sketches.items()}, **watch.arrays},
     )
     save_file(links.initial, options.into / "initial.safetensors")

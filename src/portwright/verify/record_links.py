@@ -13,7 +13,7 @@ import torch
 from portwright.verify.matching import Known, Link, match_tensors
 from portwright.verify.record_names import Named
 from portwright.verify.record_seeds import Streams
-from portwright.verify.recording import Match, Recording, load
+from portwright.verify.recording import Match, Recording, Tensor, load
 from portwright.verify.sketch import Sketcher
 
 Rehearsal = Callable[[], Mapping[int, int]]
@@ -135,32 +135,30 @@ class Links:
         self.matches.append(Match(link.original, link.ported, link.layout.words, link.by, initial))
         self.sketches[link.original] = self._sketch(link.layout.to_original(tensors))
 
-    @property
-    def unmatched(self) -> list[str]:
-        if self._original is None:
-            return []
-        used = {name for link in self._links for name in link.ported}
-        return [n.name for n in self._named.values() if n.name not in used and _counts(n.kind, n.name)]
+    def unmatched(self, is_trained: Callable[[Named], bool]) -> list[str]:
+        """Trained weights and running statistics of the port that the original has not."""
+        return [named.name for named in self._left() if is_trained(named) or _is_statistic(named.name)]
 
-    @property
     def missing(self) -> list[str]:
-        if self._original is None:
-            return []
-        done = {link.original for link in self._links}
-        return [t.name for t in self._original.tensors if t.name not in done and _counts(t.kind, t.name)]
+        """Trained weights and running statistics of the original that the port has not."""
+        return [tensor.name for tensor in self._lost() if tensor.trained or _is_statistic(tensor.name)]
 
-    @property
-    def notes(self) -> list[str]:
-        """Tables and masks that only one of the two keeps: no weights, but worth a word."""
-        if self._original is None:
-            return []
-        done = {link.original for link in self._links}
-        used = {name for link in self._links for name in link.ported}
-        lost = [t.name for t in self._original.tensors if t.name not in done and not _counts(t.kind, t.name)]
-        new = [n.name for n in self._named.values() if n.name not in used and not _counts(n.kind, n.name)]
-        return [f"The port has no buffer {name}." for name in lost] + [
-            f"The original has no buffer {name}." for name in new
+    def notes(self, is_trained: Callable[[Named], bool]) -> list[str]:
+        """Tables, masks and frozen weights that only one of the two keeps: no difference, but worth a word."""
+        counted = {*self.unmatched(is_trained), *self.missing()}
+        lost = [tensor.name for tensor in self._lost() if tensor.name not in counted]
+        new = [named.name for named in self._left() if named.name not in counted]
+        return [f"The port has no {name}, which is not trained." for name in lost] + [
+            f"The original has no {name}, which is not trained." for name in new
         ]
+
+    def _left(self) -> list[Named]:
+        used = {name for link in self._links for name in link.ported}
+        return [] if self._original is None else [n for n in self._named.values() if n.name not in used]
+
+    def _lost(self) -> list[Tensor]:
+        done = {link.original for link in self._links}
+        return [] if self._original is None else [t for t in self._original.tensors if t.name not in done]
 
     def in_original(
         self, tensors: Mapping[str, torch.Tensor | None]
@@ -209,6 +207,5 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
 
 
-def _counts(kind: str, name: str) -> bool:
-    """Whether a tensor that one side lacks is a difference."""
-    return kind == "parameter" or name.endswith(_STATISTICS)
+def _is_statistic(name: str) -> bool:
+    return name.endswith(_STATISTICS)

@@ -33,6 +33,7 @@ class Named:
     attribute: str
     held: torch.Tensor
     aliases: list[str] = field(default_factory=list)
+    root: int | None = None  # number of the root that holds it
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -65,7 +66,8 @@ class Names:
         return self._by_id.get(id(tensor))
 
     def name_of_module(self, module: nn.Module) -> str:
-        return self._module_names.get(id(module), "")
+        """Its name under its root; one that holds no weights and stands outside, such as a criterion, has its class."""
+        return self._module_names.get(id(module), f"<{type(module).__name__}>")
 
     def find_roots(self, called: nn.Module | None, trained: Iterable[torch.Tensor]) -> list[nn.Module]:
         """Outermost modules that hold weights and are called now or optimised, in the order in which they were made."""
@@ -137,7 +139,7 @@ class Names:
                 if full in self.tensors:
                     full = f"{len(self.roots) - 1}.{full}"
                 self._by_id[id(tensor)] = full
-                named = Named(full, kind, module, attribute, tensor)
+                named = Named(full, kind, module, attribute, tensor, root=len(self.roots) - 1)
                 self.tensors[full] = named
                 fresh.append(named)
         return fresh

@@ -13,7 +13,7 @@ from torch import nn
 
 from portwright.verify.record_digest import digest, sums, walk
 from portwright.verify.record_links import Links, Rehearsal
-from portwright.verify.record_names import Names, is_lazy, is_lazy_kind, is_shapeless
+from portwright.verify.record_names import Named, Names, is_lazy, is_lazy_kind, is_shapeless
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Draw, Group, ModuleOutput, Step, TensorDigest
 from portwright.verify.sketch import Sketcher
@@ -33,11 +33,12 @@ class _Open:
     inputs: list[TensorDigest] = field(default_factory=list)
     outputs: list[ModuleOutput] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
-    zeroed: bool = True
+    stale: set[int] = field(default_factory=set)  # parameters that had a gradient before the first backward
     has_begun: bool = False
     gradients: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     no_gradient: list[str] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
+    updated: set[int] = field(default_factory=set)  # parameters of the optimizer
     is_by_hand: bool = False  # a backward that may be followed by an update without an optimizer
 
 
@@ -60,6 +61,7 @@ class Watch:
         self.in_dropout = False
         self.called: dict[int, int] = {}  # modules in the order of their first call
         self.rehearsed: dict[int, int] | None = None  # the order of calls while a module is tried out
+        self.num_processes = 0  # that the script started
         self.notes: list[str] = []
         self.counts = False  # whether the module call under way is one of training
         self._last_counted = False
@@ -67,6 +69,7 @@ class Watch:
         self._open = _Open()
         self._spare = _Open()  # calls of modules in evaluation mode, which may turn out to be trained
         self._pending: dict[int, list[Any]] = {}  # by iterator of a loader: its last batches
+        self._has_loader = False  # whether steps are fed by one
         self._versions: dict[str, tuple[int, int]] = {}
         self._buffer_sketches: dict[str, npt.NDArray[np.float64]] = {}
 
@@ -82,12 +85,13 @@ class Watch:
             self.counts = self._last_counted
         if has_weights:
             self._last_counted = self.counts
+        if has_weights and not self.names.knows(module):
+            self.prepare(module, args, kwargs)
         if not self.counts:
             self._pending.clear()
             return
         if not self._is_evaluation and self._open.is_by_hand and has_weights:
             self._end_by_hand()
-        self.prepare(module, args, kwargs)
         into = self._target
         if not self._is_evaluation and not into.has_begun:
             into.has_begun = True
@@ -95,6 +99,7 @@ class Watch:
         fed = [t for t in walk((args, dict(kwargs))) if t.grad_fn is None and not t.requires_grad]
         into.inputs += [digest(t) for t in fed]
         into.batch += [digest(t) for t in self._take_batches(fed)]
+        self._has_loader |= bool(into.batch) and not self._is_evaluation
 
     @property
     def _target(self) -> _Open:
@@ -151,8 +156,6 @@ class Watch:
         self, called: nn.Module | None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
         """Names, matches and keeps the tensors of roots that are new."""
-        if called is not None and self.names.knows(called) and self.names.roots:
-            return
         trained = [
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
@@ -209,13 +212,12 @@ class Watch:
         if not self._open.outputs and self._spare.outputs:
             self._adopt()
         self._add_leaves(losses)
-        first = not self._open.losses
-        if first:
-            self._open.zeroed = not any(
-                named.tensor.grad is not None and bool(named.tensor.grad.any())
+        if not self._open.losses:
+            self._open.stale = {
+                id(named.tensor)
                 for named in self.names.tensors.values()
-                if named.kind == "parameter"
-            )
+                if named.kind == "parameter" and _is_set(named.tensor.grad)
+            }
         self._add_losses(values)
 
     def _add_losses(self, values: Iterable[torch.Tensor]) -> None:
@@ -228,6 +230,7 @@ class Watch:
         """The script trains in evaluation mode: what looked like an evaluation was the step."""
         spare, now = self._spare, self._open
         now.outputs, now.draws, now.batch, now.inputs = spare.outputs, spare.draws, spare.batch, spare.inputs
+        self._has_loader |= bool(now.batch)
         self._spare = _Open()
 
     def _add_leaves(self, losses: list[torch.Tensor]) -> None:
@@ -251,6 +254,7 @@ class Watch:
             self.optimizers.append(optimizer)
         self.prepare(None)
         self._open.is_by_hand = False
+        self._open.updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._open.groups = [self._describe(group) for group in optimizer.param_groups]
         if not has_closure:
             self._read_gradients(optimizer)
@@ -307,7 +311,12 @@ class Watch:
         now = self._open
         for name, sketch in now.gradients.items():
             self.arrays[f"gradient/{index}/{name}"] = sketch
-        tensors = {named.name: named.tensor for named in self.names.tensors.values()}
+        alive = self._trained_roots()
+        tensors = {
+            named.name: named.tensor
+            for named in self.names.tensors.values()
+            if named.root is None or named.root in alive
+        }
         for name, tensor in self.links.in_original(dict(tensors)):
             if tensor is not None:
                 self.arrays[f"weight/{index}/{name}"] = self._sketch_weight(name, tensor)
@@ -319,18 +328,35 @@ class Watch:
                 optimizer_number=number,
                 losses=tuple(now.losses),
                 loss_dtype=now.loss_dtype,
-                batch=tuple(now.batch or now.inputs),
+                batch=tuple(now.batch if self._has_loader else now.inputs),
                 groups=tuple(now.groups),
                 outputs=tuple(now.outputs),
                 draws=tuple(now.draws),
                 no_gradient=tuple(now.no_gradient),
-                zeroed=now.zeroed,
+                zeroed=not now.stale & (now.updated or now.stale),
                 devices=tuple(sorted(devices)),
             )
         )
         self._open, self._spare = _Open(), _Open()
         self.streams.start("step", index)
         self._done()
+
+    def _trained_roots(self) -> set[int]:
+        """Of a teacher or an average, which no optimizer holds, the steps say nothing."""
+        held = self._held()
+        return {
+            named.root
+            for named in self.names.tensors.values()
+            if named.root is not None and self.is_trained(named, held)
+        }
+
+    def is_trained(self, named: Named, held: set[int] | None = None) -> bool:
+        if named.kind != "parameter" or not named.tensor.requires_grad:
+            return False
+        return not self.optimizers or id(named.tensor) in (self._held() if held is None else held)
+
+    def _held(self) -> set[int]:
+        return {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
 
     def _sketch_weight(self, name: str, tensor: torch.Tensor) -> npt.NDArray[np.float64]:
         named = self.names.tensors.get(name)
@@ -341,6 +367,12 @@ class Watch:
             self._versions[name] = version
             self._buffer_sketches[name] = self._sketch(tensor)
         return self._buffer_sketches[name]
+
+
+def _is_set(gradient: torch.Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    return bool(gradient._values().any() if gradient.is_sparse else gradient.any())
 
 
 _NOT_PLAIN = object()

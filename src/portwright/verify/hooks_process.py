@@ -1,0 +1,67 @@
+"""What a recorded script does beyond its own process: further processes, and files that it saves."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as torch_processes
+
+from portwright.verify.record_refusal import refuse
+from portwright.verify.record_steps import Watch
+
+
+def hook_processes(watch: Watch) -> None:
+    """One process that is spawned to train becomes a call; in any other child nothing is recorded."""
+
+    def pause() -> None:
+        watch.is_paused = True
+
+    os.register_at_fork(after_in_child=pause)
+    start: Any = multiprocessing.process.BaseProcess.start
+
+    @functools.wraps(start)
+    def counted_start(self: Any) -> Any:
+        watch.num_processes += 1
+        return start(self)
+
+    multiprocessing.process.BaseProcess.start = counted_start  # type: ignore[method-assign]
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> None:
+        if nprocs != 1:
+            refuse(
+                f"the script spawns {nprocs} processes to train in, and a recording follows one.",
+                "Let it train in one process, without torch.multiprocessing.spawn.",
+            )
+        fn(0, *args)
+
+    torch_processes.spawn = spawn  # type: ignore[attr-defined]
+
+
+def hook_saving(watch: Watch, scratch: Path) -> None:
+    """What is saved goes to a scratch folder and is loaded from there: a recording must not overwrite a checkpoint."""
+    save, load = torch.save, torch.load
+    saved: dict[str, Path] = {}
+
+    @functools.wraps(save)
+    def save_aside(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            path = str(Path(f).resolve())
+            if path not in saved:
+                saved[path] = scratch / f"saved_{len(saved)}"
+                watch.notes.append(f"{os.fspath(f)} was not written: a recording saves nothing.")
+            f = saved[path]
+        save(obj, f, *args, **kwargs)
+
+    @functools.wraps(load)
+    def load_aside(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            f = saved.get(str(Path(f).resolve()), f)
+        return load(f, *args, **kwargs)
+
+    torch.save = save_aside
+    torch.load = load_aside
