@@ -1,0 +1,334 @@
+"""The parts of a training script: its loops, the step inside them, and who is model, optimizer, scheduler and loader."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from portwright.port.layout.program import Frame, Header, Item, Line, Loop, Program, Var, flatten, is_backward
+from portwright.port.layout.units import RefusalError, Unit
+from portwright.port.layout.values import Values
+
+IN_PLACE = "Use --style in-place, which keeps the script's own loop."
+_WRAPPERS = ("tqdm", "rich.progress", "alive_progress")
+PLACERS = ("to", "cuda", "cpu")
+
+
+@dataclass(eq=False)
+class Anatomy:
+    """What was found, in the order of the program."""
+
+    program: Program
+    values: Values
+    epoch_loop: Loop | None
+    batch_loop: Loop
+    setup: list[Line]  # before the step, in and outside of the epoch loop
+    setup_of_epoch: set[Line]
+    step: list[Line | Header]  # from the batch to backward()
+    backward: Line
+    loss: tuple[ast.expr, Frame]
+    after_step: list[Item]  # of the batch loop, after backward()
+    after_epoch: list[Item]
+    teardown: list[Item]
+    headers: list[Header]
+    optimizer: Var | None = None
+    model: Var | None = None
+    scheduler: Var | None = None
+    devices: set[Var] = field(default_factory=set)
+
+    @property
+    def all_lines(self) -> Iterator[Item]:
+        return flatten(self.program.items)
+
+
+def dissect(program: Program, values: Values) -> Anatomy:
+    """Finds the one training loop; RefusalError where there is none, or more than run() has room for."""
+    found = [
+        (path, line)
+        for path, line in _walk(program.items, ())
+        if isinstance(line, Line) and _backward_of(line)
+    ]
+    unit = program.entry
+    if not found:
+        raise RefusalError(
+            "no loop that calls backward() was found on the way from the script's start",
+            "Name the script that trains, or use --style in-place.",
+            unit,
+        )
+    loops, backward = found[0]
+    if len(found) > 1:
+        second = found[1][1]
+        raise RefusalError(
+            "there is more than one backward(): several losses or networks are trained in turn",
+            f"run() makes one update a step from one loss. {IN_PLACE}",
+            second.frame.unit,
+            second.node,
+        )
+    if not loops:
+        raise RefusalError("backward() is in no loop", IN_PLACE, backward.frame.unit, backward.node)
+    if len(loops) > 2:
+        raise RefusalError(
+            f"{len(loops)} loops stand around the step, and run() has epochs and batches", IN_PLACE,
+            loops[0].frame.unit, loops[0].node,
+        )  # fmt: skip
+    batch_loop = loops[-1]
+    epoch_loop = loops[0] if len(loops) == 2 else None
+    anatomy = _cut(program, values, epoch_loop, batch_loop, backward)
+    _find_devices(anatomy)
+    _find_optimizer(anatomy)
+    return anatomy
+
+
+def _walk(items: Sequence[Item], loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Item]]:
+    for item in items:
+        yield loops, item
+        if isinstance(item, Loop):
+            yield from _walk(item.body, (*loops, item))
+
+
+def _backward_of(line: Line) -> ast.Call | None:
+    if line.target is not None:
+        return None
+    return next((n for n in ast.walk(line.node) if isinstance(n, ast.Call) and is_backward(n)), None)
+
+
+def _cut(
+    program: Program, values: Values, epoch_loop: Loop | None, batch_loop: Loop, backward: Line
+) -> Anatomy:
+    outer = epoch_loop or batch_loop
+    position = program.items.index(outer)
+    setup = [i for i in program.items[:position] if isinstance(i, Line)]
+    headers = [i for i in program.items[:position] if isinstance(i, Header)]
+    of_epoch: set[Line] = set()
+    after_epoch: list[Item] = []
+    if epoch_loop is not None:
+        inner = epoch_loop.body.index(batch_loop)
+        before = epoch_loop.body[:inner]
+        setup += [i for i in before if isinstance(i, Line)]
+        headers += [i for i in before if isinstance(i, Header)]
+        of_epoch = {i for i in before if isinstance(i, Line)}
+        after_epoch = epoch_loop.body[inner + 1 :]
+    others = [
+        i
+        for i in [*program.items[:position], *(epoch_loop.body if epoch_loop else [])]
+        if isinstance(i, Loop)
+    ]
+    if [i for i in others if i is not batch_loop]:
+        other = next(i for i in others if i is not batch_loop)
+        raise RefusalError("another loop trains before this one", IN_PLACE, other.frame.unit, other.node)
+    at = batch_loop.body.index(backward)
+    step = [i for i in batch_loop.body[:at] if isinstance(i, (Line, Header))]
+    call = _backward_of(backward)
+    assert call is not None
+    return Anatomy(
+        program=program,
+        values=values,
+        epoch_loop=epoch_loop,
+        batch_loop=batch_loop,
+        setup=setup,
+        setup_of_epoch=of_epoch,
+        step=step,
+        backward=backward,
+        loss=(_loss_of(call), backward.frame),
+        after_step=batch_loop.body[at + 1 :],
+        after_epoch=after_epoch,
+        teardown=program.items[position + 1 :],
+        headers=headers,
+    )
+
+
+def _loss_of(call: ast.Call) -> ast.expr:
+    """What backward() is called on, without a scaler's factor."""
+    assert isinstance(call.func, ast.Attribute)
+    receiver = call.func.value
+    if call.func.attr == "manual_backward" or (
+        isinstance(receiver, ast.Name) and receiver.id in ("accelerator", "fabric") and call.args
+    ):
+        return call.args[0]
+    if (
+        isinstance(receiver, ast.Call)
+        and isinstance(receiver.func, ast.Attribute)
+        and receiver.func.attr == "scale"
+        and receiver.args
+    ):
+        return receiver.args[0]
+    return receiver
+
+
+def kind_of(anatomy: Anatomy, var: Var) -> str:
+    """The class or function that made a variable, dotted; empty where it cannot be told."""
+    for value, frame, _ in anatomy.values.definitions.get(var, []):
+        dotted = made_by(value, frame)
+        if dotted:
+            return dotted
+    return ""
+
+
+def made_by(value: ast.expr | None, frame: Frame) -> str:
+    while (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in PLACERS
+    ):
+        value = value.func.value
+    return (frame.unit.names.resolve(value.func) or "") if isinstance(value, ast.Call) else ""
+
+
+def _find_devices(anatomy: Anatomy) -> None:
+    for var, definitions in anatomy.values.definitions.items():
+        for value, frame, _ in definitions:
+            if value is not None and is_device(anatomy, value, frame):
+                anatomy.devices.add(var)
+
+
+def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
+    """Whether an expression is a device: torch.device(...), or the text "cuda"."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value.split(":")[0] in ("cuda", "cpu", "mps", "xpu")
+    if isinstance(node, ast.Call):
+        name = frame.unit.names.resolve(node.func) or ""
+        return name in ("torch.device", "torch.accelerator.current_accelerator", "torch.cuda.current_device")
+    if isinstance(node, ast.IfExp):
+        return is_device(anatomy, node.body, frame) or is_device(anatomy, node.orelse, frame)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        ref = anatomy.program.reference(node, frame)
+        if isinstance(ref, Var) and ref in anatomy.devices:
+            return True
+        stored = anatomy.values.stores.get(ref, []) if not isinstance(ref, Var) else []  # type: ignore[call-overload]
+        if any(v is not None and v is not node and is_device(anatomy, v, f) for v, f in stored):
+            return True
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return name in ("device", "gpu_id", "local_rank") or name.endswith("_device")
+    return False
+
+
+def _find_optimizer(anatomy: Anatomy) -> None:
+    program = anatomy.program
+    optimizers, schedulers = set(), set()
+    for item in anatomy.all_lines:
+        for call in (n for n in ast.walk(item.node) if isinstance(n, ast.Call)):
+            if isinstance(item, Line) and isinstance(call.func, ast.Attribute) and call.func.attr == "step":
+                candidates = [call.func.value, *call.args]
+                for each in candidates:
+                    ref = program.reference(each, item.frame)
+                    kind = kind_of(anatomy, ref) if isinstance(ref, Var) else ""
+                    if isinstance(ref, Var) and is_scheduler(kind):
+                        schedulers.add(ref)
+                    elif isinstance(ref, Var) and is_optimizer(kind):
+                        optimizers.add(ref)
+    place = anatomy.backward
+    if len(optimizers) > 1:
+        raise RefusalError(
+            f"{len(optimizers)} optimizers are stepped, and run() has one",
+            IN_PLACE,
+            place.frame.unit,
+            place.node,
+        )
+    if not optimizers:
+        raise RefusalError(
+            "no optimizer of torch.optim makes the update",
+            f"params.yaml describes the optimizer: use one of torch.optim. {IN_PLACE}",
+            place.frame.unit,
+            place.node,
+        )
+    if len(schedulers) > 1:
+        raise RefusalError(
+            f"{len(schedulers)} schedulers change one learning rate", IN_PLACE, place.frame.unit, place.node
+        )
+    anatomy.optimizer = optimizers.pop()
+    anatomy.scheduler = schedulers.pop() if schedulers else None
+    anatomy.model = _find_model(anatomy)
+
+
+def is_optimizer(kind: str) -> bool:
+    head, _, last = kind.rpartition(".")
+    return head == "torch.optim" and last[:1].isupper()
+
+
+def is_scheduler(kind: str) -> bool:
+    return kind.startswith("torch.optim.lr_scheduler.") or (
+        kind.startswith("transformers.") and "schedule" in kind
+    )
+
+
+def optimizer_call(anatomy: Anatomy, var: Var) -> tuple[ast.Call, Frame, Item]:
+    for value, frame, item in anatomy.values.definitions.get(var, []):
+        if isinstance(value, ast.Call):
+            return value, frame, item
+    raise RefusalError("where the optimizer is made cannot be told", IN_PLACE, anatomy.program.entry)
+
+
+def _find_model(anatomy: Anatomy) -> Var:
+    """The module whose parameters are optimised."""
+    assert anatomy.optimizer is not None
+    call, frame, item = optimizer_call(anatomy, anatomy.optimizer)
+    owners = _owners(anatomy, call.args[0] if call.args else _keyword(call, "params"), frame, 0)
+    if len(owners) != 1:
+        raise RefusalError(
+            f"the optimizer is given parameters of {len(owners) or 'no'} modules, and run() trains one",
+            f"Make them parts of one nn.Module. {IN_PLACE}", item.frame.unit, call,
+        )  # fmt: skip
+    return owners.pop()
+
+
+def _owners(anatomy: Anatomy, node: ast.expr | None, frame: Frame, depth: int) -> set[Var]:
+    found: set[Var] = set()
+    if node is None or depth > 6:
+        return found
+    for each in ast.walk(node):
+        if (
+            isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Attribute)
+            and each.func.attr in ("parameters", "named_parameters")
+        ):
+            owner = each.func.value
+            while isinstance(owner, ast.Attribute) and not isinstance(
+                anatomy.program.reference(owner, frame), Var
+            ):
+                owner = owner.value  # model.head.parameters()
+            ref = anatomy.program.reference(owner, frame)
+            if isinstance(ref, Var):
+                found.add(ref)
+    if not found:
+        for occurrence in anatomy.program.occurrences(node, frame):
+            if isinstance(occurrence.ref, Var):
+                for value, origin, _ in anatomy.values.definitions.get(occurrence.ref, []):
+                    found |= _owners(anatomy, value, origin, depth + 1)
+    return found
+
+
+def _keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def unwrap_iterable(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[ast.expr, Frame, bool]:
+    """What a loop really goes over, without tqdm and enumerate, and whether it counts."""
+    counted = False
+    for _ in range(8):
+        if isinstance(node, ast.Call) and node.args:
+            name = frame.unit.names.resolve(node.func) or ""
+            if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
+                node, counted = node.args[0], True
+                continue
+            if name.startswith(_WRAPPERS) and not name.endswith("trange"):
+                node = node.args[0]
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id == "iter":
+                node = node.args[0]
+                continue
+        ref = anatomy.program.reference(node, frame)
+        found = anatomy.values.value_of(ref) if isinstance(ref, Var) else None
+        if found is not None and isinstance(found[0], ast.Call) and made_by(*found).startswith(_WRAPPERS):
+            node, frame = found
+            continue
+        if isinstance(node, ast.Name) and not isinstance(ref, Var) and hasattr(ref, "expr"):
+            node, frame = ref.expr, ref.frame  # a parameter that was given an expression
+            continue
+        break
+    return node, frame, counted
+
+
+def place_of(unit: Unit, node: ast.AST | None) -> tuple[int, int]:
+    if node is None or not hasattr(node, "lineno"):
+        return 1, 1
+    start, _ = unit.source.span(node)
+    return unit.source.position(start)

@@ -1,0 +1,92 @@
+"""Modules of the project that the layout takes along: copied under names that do not hide its own files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from portwright.port.finding import Edit
+from portwright.port.layout.definitions import OWN_FILES, Definitions
+from portwright.port.layout.units import Unit, Workspace
+from portwright.port.source import Source
+
+
+def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
+    """The project's modules that a script reaches, each with the dotted name that it has in the layout."""
+    found: dict[Path, str] = {}
+    waiting = [(entry, "")]
+    while waiting:
+        unit, package = waiting.pop()
+        for path, dotted in _imports(workspace, unit, package):
+            if path in found or path == entry.path:
+                continue
+            found[path] = _free_name(dotted, found.values())
+            waiting.append(
+                (workspace.unit(path), dotted if path.name == "__init__.py" else dotted.rpartition(".")[0])
+            )
+    return found
+
+
+def _free_name(dotted: str, taken: Iterable[str]) -> str:
+    head, _, rest = dotted.partition(".")
+    if head in OWN_FILES or head == "configs":
+        return f"script_{dotted}"
+    return dotted
+
+
+def _imports(workspace: Workspace, unit: Unit, package: str) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+
+    def add(dotted: str, level: int) -> None:
+        path = workspace.project.find_module(unit.path, dotted, level)
+        if path is None:
+            return
+        if level:
+            base = package.split(".") if package else []
+            base = base[: len(base) - (level - 1)] if level > 1 else base
+            name = ".".join([*base, *(dotted.split(".") if dotted else [])])
+        else:
+            name = dotted
+        if not name:  # from . import x, in a script that is no package's part
+            return
+        found.append((path, name))
+        if not level:
+            parts = dotted.split(".")
+            for count in range(1, len(parts)):  # the packages above it
+                init = workspace.project.find_module(unit.path, ".".join(parts[:count]), 0)
+                if init is not None and init.name == "__init__.py":
+                    found.append((init, ".".join(parts[:count])))
+
+    for node in ast.walk(unit.tree.module):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                add(alias.name, 0)
+        elif isinstance(node, ast.ImportFrom):
+            add(node.module or "", node.level)
+            for alias in node.names:
+                if alias.name != "*":
+                    add(f"{node.module}.{alias.name}" if node.module else alias.name, node.level)
+    return found
+
+
+def copied(definitions: Definitions, unit: Unit, dotted: str) -> tuple[str, Source]:
+    """A module's path in the layout, and its text with imports of renamed modules put right."""
+    is_package = unit.path.name == "__init__.py"
+    path = dotted.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+    edits: list[Edit] = []
+    for node in ast.walk(unit.tree.module):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            name = definitions.module_name(unit, node.module, 0)
+            if name != node.module:
+                start, _ = unit.source.span(node)
+                at = unit.source.data.index(node.module.encode(), start)
+                edits.append(Edit(at, at + len(node.module.encode()), name))
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = definitions.module_name(unit, alias.name, 0)
+                if name != alias.name:
+                    start, end = unit.source.span(alias)
+                    bound = alias.asname or alias.name
+                    edits.append(Edit(start, end, f"{name} as {bound}"))
+    return path, unit.source.with_edits(edits)

@@ -1,0 +1,641 @@
+"""What goes where: the script's statements cut into those that make the model, those that make the data, and the step."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from portwright.port.layout.account import NOT_SAID, Account
+from portwright.port.layout.anatomy import IN_PLACE, Anatomy, dissect, kind_of, made_by, unwrap_iterable
+from portwright.port.layout.definitions import Definitions
+from portwright.port.layout.dissolve import Dissolver, is_seed
+from portwright.port.layout.evaluation import Evaluation, batch_target, choose, find_evaluations, read_metric
+from portwright.port.layout.program import Frame, Global, Line, Program, Setting, Var
+from portwright.port.layout.settings import Key, Settings, is_plain
+from portwright.port.layout.slices import Slice, Slicer
+from portwright.port.layout.text import Renderer
+from portwright.port.layout.tuning import Tuning, count_rounds, describe
+from portwright.port.layout.units import RefusalError
+from portwright.port.layout.values import UnknownError, Values
+from portwright.port.tree import pair
+
+_RANDOM = (
+    "rand",
+    "shuffle",
+    "random_split",
+    "permutation",
+    "train_test_split",
+    "choice",
+    "sample",
+    "normal",
+    "uniform",
+    "make_",
+)
+
+
+@dataclass
+class ByHand:
+    """Batches that the loop makes by itself: its head, and the statements that make one."""
+
+    lines: list[Line]
+    of_epoch: list[Line]
+    yields: list[Var]
+    length: tuple[ast.Call, Frame] | None
+
+
+@dataclass
+class Plan:
+    program: Program
+    account: Account
+    anatomy: Anatomy
+    definitions: Definitions
+    dissolver: Dissolver
+    slicer: Slicer
+    renderer: Renderer
+    tuning: Tuning
+    settings: Settings = field(default_factory=Settings)
+    constants: dict[Var, Line] = field(default_factory=dict)
+    pinned: set[Var] = field(default_factory=set)  # constants that definitions read as globals
+    step: Slice = field(default_factory=Slice)
+    free: list[Var] = field(
+        default_factory=list
+    )  # what the step needs of the script around it, beside the model
+    target: ast.expr | None = None
+    by_hand: ByHand | None = None
+    model: Slice = field(default_factory=Slice)
+    train: Slice = field(default_factory=Slice)
+    evaluated: Slice = field(default_factory=Slice)
+    train_loader: tuple[ast.expr, Frame] | None = None
+    eval_loader: tuple[ast.expr, Frame] | None = None
+    evaluation: Evaluation | None = None
+    evaluations: list[Evaluation] = field(default_factory=list)
+    num_accumulated: int = 1
+    divides: ast.expr | None = None  # the division of the loss that accumulation makes
+
+    @property
+    def shares_data(self) -> bool:
+        """Whether both loaders come from statements that must run once, together."""
+        common = {line for line in self.train.lines if line in self.evaluated.lines}
+        return bool(common) and self.eval_loader is not None
+
+
+def make_plan(program: Program, targets: tuple[str, ...]) -> Plan:
+    values = Values(program)
+    anatomy = dissect(program, values)
+    dissolver = Dissolver(anatomy)
+    slicer = Slicer(anatomy, lambda node, frame: dissolver.of(node, frame) is not None)
+    plan = Plan(
+        program,
+        Account(targets),
+        anatomy,
+        Definitions(program),
+        dissolver,
+        slicer,
+        Renderer(anatomy),
+        describe(anatomy),
+    )
+    _find_constants(plan)
+    _find_accumulation(plan)
+    _cut_step(plan)
+    _cut_data(plan)
+    _cut_evaluation(plan)
+    _cut_model(plan)
+    _pin(plan)
+    _sort_settings(plan)
+    for problem in plan.tuning.problems:
+        plan.account.leave(problem.frame.unit, problem.node, problem.message, problem.cure, NOT_SAID)
+    return plan
+
+
+# -- constants -----------------------------------------------------------------------------------------------------------------
+
+
+def _find_constants(plan: Plan) -> None:
+    values, settings = plan.anatomy.values, plan.settings
+    for setting, option in values.options.items():
+        if setting not in values.stores:
+            settings.add(setting, option.default, option.help)
+            if not option.is_known:
+                plan.account.leave(
+                    option.unit, option.node, f"the default of {option.key} is known only when the script runs",
+                    "Set it in configs/params.yaml.", NOT_SAID,
+                )  # fmt: skip
+    for line in plan.anatomy.setup:
+        if (
+            line in plan.anatomy.setup_of_epoch
+            or line.target is not None
+            or not isinstance(line.node, ast.Assign)
+        ):
+            continue
+        if len(line.node.targets) != 1:
+            continue
+        parts = [(t, v) for t, v in pair(line.node.targets[0], line.node.value)]
+        found: dict[Var, object] = {}
+        for target, value in parts:
+            ref = plan.program.reference(target, line.frame)
+            literal = value is not None and not any(
+                isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(value)
+            )
+            known = values.try_evaluate(value, line.frame, default=...) if literal else ...
+            if (
+                not isinstance(ref, Var)
+                or known is ...
+                or not is_plain(known)
+                or len(values.definitions.get(ref, [])) != 1
+            ):
+                break
+            if ref in plan.anatomy.devices:
+                break
+            found[ref] = known
+        if len(found) != len(parts):
+            continue
+        for var, known in found.items():
+            plan.constants[var] = line
+            settings.add(var, known, _comment_behind(line))
+
+
+def _comment_behind(line: Line) -> str:
+    source = line.frame.unit.source
+    _, end = source.span(line.node)
+    text = (
+        source.data[end : source.line_span(line.node.end_lineno or line.node.lineno)[1]]
+        .decode("utf-8")
+        .strip()
+    )
+    return text.lstrip("# ") if text.startswith("#") else ""
+
+
+def gone(plan: Plan, lines: list[Line]) -> set[Line]:
+    """Lines that run() makes needless, or that are settings: no slice needs them."""
+    values = plan.anatomy.values
+    return {
+        line for line in lines
+        if line in values.argparse_lines or line in plan.constants.values() or plan.dissolver.why(line) is not None
+    }  # fmt: skip
+
+
+# -- the step --------------------------------------------------------------------------------------------------------------------
+
+
+def _find_accumulation(plan: Plan) -> None:
+    """`if (i + 1) % n == 0: optimizer.step()`: n batches make one update."""
+    anatomy = plan.anatomy
+    for item in anatomy.after_step:
+        node = item.node
+        if not isinstance(item, Line) or not isinstance(node, ast.If):
+            continue
+        steps = any(
+            isinstance(c, ast.Call) and isinstance(c.func, ast.Attribute) and c.func.attr == "step"
+            and plan.anatomy.optimizer in {plan.program.reference(e, item.frame) for e in (c.func.value, *c.args)}
+            for c in ast.walk(node)
+        )  # fmt: skip
+        if not steps:
+            continue
+        parts = [n for n in ast.walk(node.test) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
+        count = anatomy.values.try_evaluate(parts[0].right, item.frame, default=...) if parts else ...
+        if not isinstance(count, int) or count < 1:
+            raise RefusalError(
+                "updates are made now and then, by a rule that only a run would tell",
+                IN_PLACE,
+                item.frame.unit,
+                node,
+            )
+        plan.num_accumulated = count
+        plan.tuning.section["grad_accum_steps"] = count
+        for line in [*anatomy.step, anatomy.backward]:
+            for each in ast.walk(line.node):
+                if (
+                    isinstance(each, (ast.BinOp, ast.AugAssign)) and isinstance(each.op, ast.Div)
+                    and anatomy.values.try_evaluate(_right(each), line.frame, default=None) == count
+                ):  # fmt: skip
+                    plan.divides = each  # type: ignore[assignment]
+
+
+def _right(node: ast.BinOp | ast.AugAssign) -> ast.expr:
+    return node.right if isinstance(node, ast.BinOp) else node.value
+
+
+def _cut_step(plan: Plan) -> None:
+    anatomy, slicer = plan.anatomy, plan.slicer
+    loop = anatomy.batch_loop
+    if not isinstance(loop.node, ast.For):
+        raise RefusalError(
+            "the step stands in a while loop",
+            f"Loop over batches with for. {IN_PLACE}",
+            loop.frame.unit,
+            loop.node,
+        )
+    plan.target, counter = batch_target(loop)
+    lines = [i for i in anatomy.step if isinstance(i, Line)]
+    for item in anatomy.step:
+        if not isinstance(item, Line):
+            _unwrap(plan, item)
+    skipped = {line for line in lines if plan.dissolver.why(line) is not None}
+    plan.step = slicer.cut(lines, [anatomy.loss], without=skipped)
+    batch_vars = slicer.mentions(plan.target, loop.frame)[1]
+    counters = slicer.mentions(counter, loop.frame)[1] if counter is not None else set()
+    _decide_by_hand(plan, batch_vars, counters)
+    given = set(plan.by_hand.yields) if plan.by_hand else batch_vars
+    outer = (
+        slicer.mentions(anatomy.epoch_loop.node.target, anatomy.epoch_loop.frame)[1]
+        if anatomy.epoch_loop and isinstance(anatomy.epoch_loop.node, ast.For)
+        else set()
+    )
+    bound, free = set(given), []
+    written = {w for line in plan.step.lines for w in slicer.of_line(line)[1]}
+    for line in plan.step.lines:
+        reads, writes, _ = slicer.of_line(line)
+        for var in sorted(reads - bound, key=lambda v: (v.owner, v.name)):
+            if var in written and var not in plan.constants:
+                if var in writes and isinstance(line.node, (ast.If, ast.With, ast.For, ast.Try)):
+                    continue
+                raise RefusalError(
+                    f"'{var.name}' is carried from one step to the next",
+                    f"Begin each step from the batch alone. {IN_PLACE}", line.frame.unit, line.node,
+                )  # fmt: skip
+            if var in counters | outer:
+                raise RefusalError(
+                    f"the loss depends on '{var.name}', which counts steps or epochs",
+                    f"run() hands on the batch alone. {IN_PLACE}", line.frame.unit, line.node,
+                )  # fmt: skip
+            if var not in free:
+                free.append(var)
+        bound |= writes
+    for var in slicer.mentions(*anatomy.loss)[0]:
+        if var not in bound and var not in free:
+            free.append(var)
+    plan.free = [
+        v
+        for v in free
+        if v != anatomy.model
+        and v not in plan.constants
+        and v not in anatomy.devices
+        and v not in plan.program.namespaces
+    ]
+
+
+def _unwrap(plan: Plan, header: object) -> None:
+    from portwright.port.layout.program import Header
+
+    assert isinstance(header, Header)
+    node, frame = header.node, header.frame
+    if isinstance(node, ast.With):
+        for item in node.items:
+            name = made_by(item.context_expr, frame)
+            if name == "torch.autocast":
+                call = item.context_expr
+                assert isinstance(call, ast.Call)
+                enabled = next((k.value for k in call.keywords if k.arg == "enabled"), None)
+                if plan.anatomy.values.try_evaluate(enabled, frame, default=True) is False:
+                    plan.account.dissolve(
+                        frame.unit, node, "autocast is off by default; runconfig.precision turns it on"
+                    )
+                else:
+                    plan.account.leave(
+                        frame.unit, node, "mixed precision is chosen by autocast, and run() computes in fp32 until params.yaml says otherwise",
+                        "Set runconfig.precision to bf16 or fp16.", NOT_SAID,
+                    )  # fmt: skip
+
+
+def _decide_by_hand(plan: Plan, batch_vars: set[Var], counters: set[Var]) -> None:
+    """Whether the loop goes over a loader, or makes its batches itself."""
+    anatomy, slicer = plan.anatomy, plan.slicer
+    loop = anatomy.batch_loop
+    assert isinstance(loop.node, ast.For)
+    node, frame, _ = unwrap_iterable(anatomy, loop.node.iter, loop.frame)
+    if _is_loader(plan, node, frame):
+        plan.train_loader = (node, frame)
+        return
+    is_range = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    lines: list[Line] = []
+    tainted = {anatomy.model} | {v for v in plan.step.needs if _is_module(plan, v)}
+    for line in plan.step.lines:
+        reads, writes, _ = slicer.of_line(line)
+        if reads & tainted or plan.dissolver.why(line):
+            break
+        lines.append(line)
+    rest = [line for line in plan.step.lines if line not in lines]
+    needed = slicer.cut(rest, [anatomy.loss]).needs
+    made = {w for line in lines for w in slicer.of_line(line)[1]} | batch_vars | counters
+    yields = [v for v in _in_order(plan, lines, batch_vars | counters) if v in needed and v in made]
+    if not yields:  # the whole data at each step
+        if not is_range:
+            raise RefusalError(
+                "what this loop's batches are cannot be told", IN_PLACE, loop.frame.unit, loop.node
+            )
+        yields = [
+            v for v in _in_order(plan, rest, set(), reads=True)
+            if v in needed and v not in tainted and v not in plan.constants and v not in anatomy.devices
+            and v not in plan.program.namespaces and not any(v in slicer.of_line(line)[1] for line in rest)
+        ]  # fmt: skip
+        if not yields:
+            raise RefusalError("the step has no batch", IN_PLACE, loop.frame.unit, loop.node)
+    of_epoch = [line for line in anatomy.setup if line in anatomy.setup_of_epoch]
+    wanted = slicer.cut(
+        of_epoch,
+        [(node, frame)],
+        {v for line in lines for v in slicer.of_line(line)[0]},
+        gone(plan, of_epoch),
+    )
+    length = (node, frame) if is_range else None
+    plan.by_hand = ByHand(lines, wanted.lines, yields, length)  # type: ignore[arg-type]
+    plan.step.lines = rest
+
+
+def _in_order(plan: Plan, lines: list[Line], first: set[Var], *, reads: bool = False) -> list[Var]:
+    found = sorted(first, key=lambda v: v.name)
+    for line in lines:
+        for occurrence in plan.program.occurrences(line.node, line.frame):
+            ref = occurrence.ref
+            if isinstance(ref, Var) and ref not in found and occurrence.stores != reads:
+                found.append(ref)
+    return found
+
+
+def _is_module(plan: Plan, var: Var) -> bool:
+    kind = kind_of(plan.anatomy, var)
+    return plan.program.entry.names.is_module_class(kind or None)
+
+
+def _is_loader(plan: Plan, node: ast.expr, frame: Frame) -> bool:
+    anatomy = plan.anatomy
+    ref = plan.program.reference(node, frame)
+    found = (
+        [(v, f) for v, f, _ in anatomy.values.definitions.get(ref, [])]
+        if isinstance(ref, Var)
+        else [(node, frame)]
+    )
+    items = [i for _, _, i in anatomy.values.definitions.get(ref, [])] if isinstance(ref, Var) else []
+    for value, origin in found:
+        kind = made_by(value, origin)
+        if kind.rpartition(".")[2].endswith(("DataLoader", "Loader")):
+            return True
+        if isinstance(value, ast.Subscript) and _is_loader(plan, value.value, origin):
+            return True
+        if isinstance(value, ast.Dict) or isinstance(value, ast.DictComp):
+            if "DataLoader" in origin.unit.text(value):
+                return True
+        if isinstance(value, ast.Call) and _makes_loader(plan, value, origin):
+            return True
+    for item in items:
+        if isinstance(item, Line):
+            for call in (n for n in ast.walk(item.node) if isinstance(n, ast.Call)):
+                if made_by(call, item.frame).endswith("DataLoader") or _makes_loader(plan, call, item.frame):
+                    return True
+    if isinstance(node, ast.Subscript):
+        return _is_loader(plan, node.value, frame)
+    return False
+
+
+def _makes_loader(plan: Plan, call: ast.Call, frame: Frame) -> bool:
+    callee = plan.program.callee(call, frame)
+    if callee is None:
+        return False
+    nodes = list(ast.walk(callee[1]))
+    makes = any(
+        isinstance(n, (ast.Name, ast.Attribute))
+        and "DataLoader" in (n.id if isinstance(n, ast.Name) else n.attr)
+        for n in nodes
+    )
+    return makes and not any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
+
+
+# -- data, evaluation, model -------------------------------------------------------------------------------------------------------
+
+
+def _cut_data(plan: Plan) -> None:
+    anatomy = plan.anatomy
+    lines = [line for line in anatomy.setup if line not in anatomy.setup_of_epoch or not plan.by_hand]
+    skipped = gone(plan, lines)
+    if plan.by_hand is not None:
+        variables = {
+            v for line in (*plan.by_hand.lines, *plan.by_hand.of_epoch) for v in plan.slicer.of_line(line)[0]
+        }
+        own = {
+            v for line in (*plan.by_hand.lines, *plan.by_hand.of_epoch) for v in plan.slicer.of_line(line)[1]
+        }
+        assert isinstance(anatomy.batch_loop.node, ast.For)
+        wanted = [(anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)]
+        plan.train = plan.slicer.cut(lines, wanted, (variables | set(plan.by_hand.yields)) - own, skipped)
+        for line in (*plan.by_hand.lines, *plan.by_hand.of_epoch):
+            plan.train.settings |= plan.slicer.of_line(line)[2]
+            plan.train.needs |= plan.slicer.of_line(line)[0]
+        parts = [line.node for line in (*plan.by_hand.lines, *plan.by_hand.of_epoch)]
+    else:
+        assert plan.train_loader is not None
+        plan.train = plan.slicer.cut(lines, [plan.train_loader], without=skipped)
+        parts = []
+    _with_seeds(plan, plan.train, parts)
+
+
+def _with_seeds(plan: Plan, part: Slice, more: list[ast.stmt]) -> None:
+    """Data that are drawn at random are drawn from the script's own seed, each time alike."""
+    nodes: list[ast.AST] = [*(line.node for line in part.lines), *more]
+    names = {n for line in part.lines for n in _global_names(plan, line.node, line.frame)}
+    for name in plan.definitions.closure(names):
+        home = plan.definitions.homes[name]
+        if plan.definitions.is_definition(name):
+            nodes.append(home)
+    if any(_draws(n) for node in nodes for n in ast.walk(node)):
+        seeds = [line for line in plan.anatomy.setup if is_seed(line)]
+        part.lines = [line for line in plan.anatomy.setup if line in part.lines or line in seeds]
+        for line in seeds:
+            part.settings |= plan.slicer.of_line(line)[2]
+            part.needs |= plan.slicer.of_line(line)[0]
+
+
+def _draws(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name.lower().startswith(_RANDOM)
+
+
+def _cut_evaluation(plan: Plan) -> None:
+    anatomy = plan.anatomy
+    plan.evaluations = find_evaluations(anatomy)
+    anchor = plan.train_loader or (anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)  # type: ignore[union-attr]
+    plan.evaluation = choose(anatomy, plan.evaluations, anchor)
+    if plan.evaluation is None:
+        return
+    skipped = gone(plan, anatomy.setup)
+    if _is_loader(plan, *plan.evaluation.loader):
+        plan.eval_loader = plan.evaluation.loader
+        plan.evaluated = plan.slicer.cut(anatomy.setup, [plan.eval_loader], without=skipped)
+        _with_seeds(plan, plan.evaluated, [])
+    before = [line for line in anatomy.setup if line in anatomy.setup_of_epoch]
+    assert plan.target is not None
+    if plan.by_hand is None:
+        lines = [*before, *plan.step.lines]
+        read_metric(anatomy, plan.evaluation, plan.slicer, plan.renderer, lines, plan.target)
+
+
+def _cut_model(plan: Plan) -> None:
+    anatomy = plan.anatomy
+    assert anatomy.model is not None
+    wanted = {anatomy.model, *plan.free}
+    evaluation = plan.evaluation
+    if evaluation is not None and evaluation.labels and evaluation.predictions:
+        own = {w for line in evaluation.extra for w in plan.slicer.of_line(line)[1]} | set(evaluation.same)
+        own |= plan.slicer.mentions(evaluation.loop.target, evaluation.frame)[1]
+        more: set[Var] = set()
+        for line in evaluation.extra:
+            more |= plan.slicer.of_line(line)[0] - own
+        for part in (evaluation.labels, evaluation.predictions):
+            more |= plan.slicer.mentions(*part)[0] - own
+        more -= set(plan.constants) | anatomy.devices | plan.program.namespaces | {anatomy.model}
+        plan.free += [v for v in sorted(more, key=lambda v: v.name) if v not in plan.free]
+        wanted |= more
+    if plan.tuning.own_optimizer and anatomy.optimizer is not None:
+        call, frame, _ = next(
+            (v, f, i) for v, f, i in anatomy.values.definitions[anatomy.optimizer] if v is not None
+        )
+        wanted |= plan.slicer.mentions(call, frame)[0]
+    skipped = gone(plan, anatomy.setup)
+    plan.model = plan.slicer.cut(anatomy.setup, variables=wanted, without=skipped)
+    plan.model.settings |= plan.step.settings
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------------------
+
+
+def _global_names(plan: Plan, node: ast.AST, frame: Frame) -> set[str]:
+    found = set()
+    for occurrence in plan.program.occurrences(node, frame):
+        if isinstance(occurrence.ref, Global) and occurrence.ref.unit is plan.program.entry:
+            found.add(occurrence.ref.name)
+        elif hasattr(occurrence.ref, "expr") and occurrence.ref.expr is not occurrence.node:
+            found |= _global_names(plan, occurrence.ref.expr, occurrence.ref.frame)
+    return found
+
+
+def needed_names(plan: Plan, lines: list[Line]) -> set[str]:
+    """Top-level names of the script that some lines use."""
+    found: set[str] = set()
+    for line in lines:
+        if line.value is not None and line.target is not None:
+            found |= _global_names(plan, *line.value)
+        else:
+            found |= _global_names(plan, line.node, line.frame)
+    return found
+
+
+def _pin(plan: Plan) -> None:
+    """Constants that classes and functions read as globals stay constants of their file."""
+    lines = [*plan.model.lines, *plan.train.lines, *plan.evaluated.lines, *plan.step.lines]
+    lines += plan.evaluation.extra if plan.evaluation else []
+    lines += [*plan.by_hand.lines, *plan.by_hand.of_epoch] if plan.by_hand else []
+    names = plan.definitions.closure(needed_names(plan, lines))
+    plan.pinned = plan.definitions.variables(names)
+
+
+def _sort_settings(plan: Plan) -> None:
+    anatomy, settings, slicer = plan.anatomy, plan.settings, plan.slicer
+    _fix(plan)
+
+    def keys(part: Slice) -> list[Key]:
+        wanted: set[Key] = {*part.settings, *(v for v in part.needs if v in plan.constants)}
+        return [k for k in settings.entries if k in wanted and k not in plan.pinned]
+
+    step_needs = set(plan.step.needs)
+    evaluation = plan.evaluation
+    if evaluation is not None and evaluation.labels and evaluation.predictions:
+        for line in evaluation.extra:
+            step_needs |= slicer.of_line(line)[0]
+            plan.step.settings |= slicer.of_line(line)[2]
+        for part in (evaluation.labels, evaluation.predictions):
+            step_needs |= slicer.mentions(*part)[0]
+            plan.step.settings |= slicer.mentions(*part)[2]
+    for key in keys(plan.model) + keys(Slice([], step_needs, plan.step.settings)):
+        settings.use(key, "model")
+    for key in keys(plan.train):
+        if "model" not in settings.entries[key].sections:
+            settings.use(key, "train_input")
+    for key in keys(plan.evaluated):
+        if "model" not in settings.entries[key].sections and not (
+            plan.shares_data and settings.entries[key].sections
+        ):
+            settings.use(key, "eval_input")
+    if _whole_namespace(plan):
+        for key, entry in settings.entries.items():
+            if isinstance(key, Setting) and not entry.sections:
+                settings.use(key, "model")
+    settings.own["optimizer"] = plan.tuning.section
+    for name, comment in plan.tuning.comments.items():
+        settings.comments["optimizer", name] = comment
+    config = settings.own["runconfig"]
+    if anatomy.epoch_loop is not None:
+        rounds = count_rounds(anatomy, anatomy.epoch_loop)
+        if rounds is None:
+            loop = anatomy.epoch_loop
+            plan.account.leave(
+                loop.frame.unit,
+                loop.node,
+                "how many epochs there are is known only when the script runs",
+                "Set runconfig.num_epochs.",
+                NOT_SAID,
+            )
+        config["num_epochs"] = rounds or 1
+    else:
+        config["num_epochs"] = 1
+    config.update(_run_settings(plan))
+
+
+def _fix(plan: Plan) -> None:
+    """Settings that run() knows by names of its own."""
+    anatomy, settings = plan.anatomy, plan.settings
+    if anatomy.epoch_loop is not None and isinstance(anatomy.epoch_loop.node, ast.For):
+        for occurrence in plan.program.occurrences(anatomy.epoch_loop.node.iter, anatomy.epoch_loop.frame):
+            ref = occurrence.ref
+            if (
+                isinstance(ref, (Setting, Var))
+                and ref in settings.entries
+                and settings.entries[ref].value == count_rounds(anatomy, anatomy.epoch_loop)
+            ):
+                settings.fixed[ref] = "runconfig.num_epochs"
+    for line in anatomy.setup:
+        if is_seed(line):
+            for occurrence in plan.program.occurrences(line.node, line.frame):
+                ref = occurrence.ref
+                if (
+                    isinstance(ref, (Setting, Var))
+                    and ref in settings.entries
+                    and isinstance(settings.entries[ref].value, int)
+                ):
+                    settings.fixed[ref] = "runconfig.seed"
+
+
+def _run_settings(plan: Plan) -> dict[str, object]:
+    anatomy = plan.anatomy
+    found: dict[str, object] = {}
+    for line in anatomy.setup:
+        if (
+            is_seed(line)
+            and isinstance(line.node, ast.Expr)
+            and isinstance(line.node.value, ast.Call)
+            and line.node.value.args
+        ):
+            try:
+                seed = anatomy.values.evaluate(line.node.value.args[0], line.frame)
+            except UnknownError:
+                continue
+            if isinstance(seed, int) and 0 <= seed < 2**32 and "seed" not in found:
+                found["seed"] = seed
+    for item in anatomy.after_step:
+        if isinstance(item, Line) and isinstance(item.node, ast.If):
+            remainder = [
+                n for n in ast.walk(item.node.test) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)
+            ]
+            prints = any(
+                isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"
+                for n in ast.walk(item.node)
+            )
+            every = anatomy.values.try_evaluate(remainder[0].right, item.frame) if remainder else None
+            if prints and isinstance(every, int) and every > 0:
+                found["log_steps"] = every
+    return found
+
+
+def _whole_namespace(plan: Plan) -> bool:
+    needs = plan.model.needs | plan.train.needs | plan.evaluated.needs | plan.step.needs
+    return bool(needs & plan.program.namespaces)
