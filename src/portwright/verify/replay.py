@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError
 from portwright.graph.graph import Place
+from portwright.verify.read_numbers import iter_read_numbers
 from portwright.verify.step_plan import StepPlan
 from portwright.verify.tape import Entry
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
@@ -75,6 +76,8 @@ class ReplayedStep(nn.Module):
             return values.get(id(tensor), tensor)
 
         for entry in plan.entries:
+            for number in iter_read_numbers((entry.args, dict(entry.kwargs))):
+                call_from(number.place, Tensor.item, (now(number.source),), {})
             args = replace_tensors(entry.args, now)
             kwargs = replace_tensors(dict(entry.kwargs), now)
             with torch.set_grad_enabled(entry.with_grad), _modes(entry):

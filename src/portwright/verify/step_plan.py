@@ -40,12 +40,9 @@ def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
     if not tape.backwards:
         raise UnsupportedError("the script updated its weights without a backward pass.")
     trained = list(trained)
-    state = state_of(tape.modules) | {id(tensor): tensor for tensor in trained}
-    backwards, wanted, notes = _distinct(tape, state)
-    indices = sorted({index for kept in wanted for index in kept})
-    entries = [tape.entries[index] for index in indices]
+    state = _state(tape) | {id(tensor): tensor for tensor in trained}
+    backwards, entries, notes = _distinct(tape, state)
     batch_size = _batch_size(tape, entries, state)
-    entries = _without_preparation(tape, entries, state, batch_size)
     modules = _called(tape, entries)
     leaves = _leaves(entries, backwards)
     own = state_of(modules)
@@ -109,28 +106,37 @@ def _same(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and bool(torch.equal(left, right))
 
 
-def _distinct(tape: Tape, state: dict[int, Tensor]) -> tuple[list[Backward], list[list[int]], list[str]]:
-    """Backward passes that differ: gradients added up over batches are one pass, several times."""
+def _state(tape: Tape) -> dict[int, Tensor]:
+    return state_of(tape.modules) | tape.trained
+
+
+def _distinct(tape: Tape, state: dict[int, Tensor]) -> tuple[list[Backward], list[Entry], list[str]]:
+    """Backward passes that differ, and their entries: gradients added up over batches are one pass, several times."""
     seen: dict[tuple[str, ...], int] = {}
     backwards: list[Backward] = []
-    wanted: list[list[int]] = []
+    kept: dict[int, Entry] = {}
     for backward in tape.backwards:
-        indices = _needed(tape.entries[: backward.num_entries], backward, state)
-        signature = tuple(tape.entries[index].name for index in indices)
+        own = _own_entries(tape, backward, state)
+        signature = tuple(entry.name for entry in own)
         seen[signature] = seen.get(signature, 0) + 1
         if seen[signature] == 1:
             backwards.append(backward)
-            wanted.append(indices)
+            kept.update((id(entry), entry) for entry in own)
     most = max(seen.values())
-    notes = [f"gradients of {most} like passes are added up: one of them"] if most > 1 else []
-    return backwards, wanted, notes
+    notes = [f"{most} like backward passes before the update: one of them"] if most > 1 else []
+    return backwards, [entry for entry in tape.entries if id(entry) in kept], notes
 
 
 def signature_of(tape: Tape, backward: Backward) -> tuple[str, ...]:
     """The names of what led to a backward pass: equal for two passes of one kind."""
-    state = state_of(tape.modules)
-    entries = tape.entries[: backward.num_entries]
-    return tuple(entries[index].name for index in _needed(entries, backward, state))
+    return tuple(entry.name for entry in _own_entries(tape, backward, _state(tape)))
+
+
+def _own_entries(tape: Tape, backward: Backward, state: dict[int, Tensor]) -> list[Entry]:
+    entries = [
+        tape.entries[index] for index in _needed(tape.entries[: backward.num_entries], backward, state)
+    ]
+    return _without_preparation(tape, entries, state, _batch_size(tape, entries, state))
 
 
 def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tensor]) -> list[int]:
@@ -143,7 +149,8 @@ def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tenso
         entry = entries[index]
         written = any(_memory(t) in memory for t in entry.written if id(t) not in state)
         is_setter = entry.name.endswith("__set__") and any(id(t) in wanted for t in entry.inputs)
-        if not (written or is_setter or any(id(output) in wanted for output in entry.outputs)):
+        makes = any(id(output) in wanted and id(output) not in state for output in entry.outputs)
+        if not (written or is_setter or makes):
             continue
         found.append(index)
         for tensor in entry.inputs:
@@ -177,7 +184,7 @@ def _batch_size(tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor]) 
 def _without_preparation(
     tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor], batch_size: int | None
 ) -> list[Entry]:
-    """Without the entries that take a batch out of a larger store of data: a loader would have done that."""
+    """Without what a loader would do: taking a batch out of a larger store of data, or making a tensor on the host."""
     depends = {*state, *tape.fetched}
     prepared: set[int] = set()
     kept: list[Entry] = []
@@ -188,7 +195,9 @@ def _without_preparation(
         )
         if is_own:
             depends.update(id(t) for t in (*entry.outputs, *entry.written))
-        elif any(id(t) in prepared or (t.dim() and t.shape[0] != batch_size) for t in inputs):
+        elif any(id(t) in prepared or (t.dim() and t.shape[0] != batch_size) for t in inputs) or (
+            not inputs and entry.kwargs.get("device") is None
+        ):
             prepared.update(id(t) for t in (*entry.outputs, *entry.written))
             continue
         kept.append(entry)

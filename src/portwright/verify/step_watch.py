@@ -249,7 +249,16 @@ class StepWatch:
                 self._replace(owner, name, lambda tensor, *args, **kwargs: tensor)
             for name in ("set_device", "synchronize"):
                 self._replace(torch.cuda, name, lambda *args, **kwargs: None)
-        undo.enter_context(tape)
+        tape.__enter__()
+        undo.callback(self._leave_tape)
+
+    def _leave_tape(self) -> None:
+        """The script may have put modes of its own on top, and inside of a call torch has taken ours away for a while."""
+        self.tape.is_over = True
+        modes = _take_modes()
+        for mode in reversed(modes):
+            if mode is not self.tape:
+                torch._C._push_on_torch_function_stack(mode)
 
     def _noting_host(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def make(*args: Any, **kwargs: Any) -> Tensor:
@@ -299,15 +308,18 @@ def _leave_uncompiled(model: Any = None, **options: Any) -> Any:
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
     """Without the modes of the script, in whose middle we are."""
-    modes = []
-    while torch._C._len_torch_function_stack():
-        modes.append(torch._C._pop_torch_function_stack())
+    modes = _take_modes()
     try:
         with torch.enable_grad(), torch.autocast("cpu", enabled=False):
             yield
     finally:
         for mode in reversed(modes):
             torch._C._push_on_torch_function_stack(mode)
+
+
+def _take_modes() -> list[Any]:
+    """All modes of torch's functions, the innermost first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
 
 
 def _name_of(module: nn.Module, frame: FrameType | None) -> str:

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from portwright.graph.capturing.places import PlaceFinder
 from portwright.graph.graph import Place
 from portwright.verify.devices_apart import on_the_cpu
+from portwright.verify.read_numbers import follow_number, iter_read_numbers
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
 
 _READS = frozenset(
@@ -49,7 +50,9 @@ class Entry:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return [*iter_tensors(self.args), *iter_tensors(dict(self.kwargs))]
+        """Tensors among the arguments, and those of which a number among them was read."""
+        given = (self.args, dict(self.kwargs))
+        return [*iter_tensors(given), *(number.source for number in iter_read_numbers(given))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,10 @@ class Tape(TorchFunctionMode):
         self.carried = WeakTensorKeyDictionary()  # made in a step before
         self.host_made = WeakTensorKeyDictionary()  # shares memory with numpy
         self.autocasts = False
+        self.is_over = False
+        self.trained: dict[
+            int, Tensor
+        ] = {}  # used with a gradient, and made by nothing: parameters of the script
         self._made: dict[int, Tensor] = {}
         self._depth = 0
         self._trains = False
@@ -145,6 +152,8 @@ class Tape(TorchFunctionMode):
     # -- what torch says -----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_over:
+            return func(*args, **(kwargs or {}))
         args, kwargs = on_the_cpu(func, args, kwargs or {})
         if self._depth:
             result = func(*args, **kwargs)
@@ -153,10 +162,9 @@ class Tape(TorchFunctionMode):
         short = getattr(func, "__name__", "")
         if func is Tensor.backward:
             return func(*args, **kwargs)  # type: ignore[no-untyped-call]  # it calls the driver's torch.autograd.backward
-        if short in _READS:
-            self._note_read(short, args)
         name = resolve_name(func) or ""
-        return self._note(func, name, lambda: func(*args, **kwargs), args, kwargs)
+        result = self._note(func, name, lambda: func(*args, **kwargs), args, kwargs)
+        return self._note_read(short, args, result) if short in _READS else result
 
     def _note(
         self,
@@ -167,7 +175,7 @@ class Tape(TorchFunctionMode):
         kwargs: Any,
         training: tuple[tuple[nn.Module, bool], ...] = (),
     ) -> Any:
-        inputs = [*iter_tensors(args), *iter_tensors(kwargs)]
+        inputs = list(iter_tensors((args, kwargs)))
         # Kept as they are now: a list that the script fills on, or a dictionary, is another thing later.
         kept_args = replace_tensors(tuple(args), lambda tensor: tensor)
         kept_kwargs = replace_tensors(dict(kwargs), lambda tensor: tensor)
@@ -184,7 +192,8 @@ class Tape(TorchFunctionMode):
         is_setter = getattr(call, "__name__", "") == "__set__"
         if not (outputs or written or is_setter):
             return result
-        trains = any(output.requires_grad for output in outputs)
+        # A leaf is no result: where a parameter of the script's own is made, nothing is trained yet.
+        trains = any(output.requires_grad and not output.is_leaf for output in outputs)
         is_module = isinstance(call, nn.Module)
         if not (trains or is_module or self._trains or any(self._is_followed(tensor) for tensor in inputs)):
             return result
@@ -192,18 +201,29 @@ class Tape(TorchFunctionMode):
         self.entries.append(
             Entry(call, name, kept_args, kept_kwargs, outputs, written, with_grad, self._place(), training)
         )
-        self._made.update((id(tensor), tensor) for tensor in (*outputs, *written))
+        for tensor in inputs:
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._made:
+                self.trained[id(tensor)] = tensor
+        for tensor in (*outputs, *written):
+            if id(tensor) not in self.trained:
+                self._made[id(tensor)] = tensor
         if not self._trains and len(self.entries) > _MOST_UNTRAINED:
             self.entries = self.entries[_MOST_UNTRAINED // 2 :]
-            self._made = {id(t): t for entry in self.entries for t in (*entry.outputs, *entry.written)}
+            kept = (t for entry in self.entries for t in (*entry.outputs, *entry.written))
+            self._made = {id(tensor): tensor for tensor in kept if id(tensor) not in self.trained}
         return result
 
     def _is_followed(self, tensor: Tensor) -> bool:
         return id(tensor) in self._made or id(tensor) in self.fetched or tensor in self.carried
 
-    def _note_read(self, name: str, args: Any) -> None:
-        if any(id(tensor) in self._made for tensor in iter_tensors(args)):
-            self.reads.append(HostRead(name, self._place(), not self.backwards))
+    def _note_read(self, name: str, args: Any, result: Any) -> Any:
+        source = next((t for t in iter_tensors(args) if id(t) in self._made), None)
+        if source is None:
+            return result
+        place = self._place()
+        self.reads.append(HostRead(name, place, not self.backwards))
+        # Where such a number goes back into the step, the step depends on a read.
+        return follow_number(result, source, place) if name == "item" else result
 
     def note_host_made(self, call: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """Follows memory of numpy's: only a move to a named device makes a tensor of the device's own of it."""
