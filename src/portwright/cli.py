@@ -401,6 +401,10 @@ def verify(
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that a run may take for one step.")] = 600,
     python: Annotated[Path | None, typer.Option(help="Run both with this interpreter.")] = None,
+    front_end: Annotated[
+        str | None,
+        typer.Option("--front-end", help="Ask this target's own front end about the port's step too: csx."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prove that two training scripts compute the same, or say where they part: step, parameter, both values, likely rule.
@@ -408,13 +412,16 @@ def verify(
     Both commands run here as they are, for the first --steps updates; no file of yours is changed. Batches, losses,
     gradients, updates and the optimizer's options are compared, across renames and other layouts of the weights.
 
-    Status 0 equal, 1 not equal or not on the target asked for, 2 bad input or an original that fails.
+    Status 0 equal, 1 not equal, not on the target asked for or refused by its front end, 2 bad input or an original that fails.
 
     portwright verify "train.py --epochs 1" "ported/train.py --epochs 1" --steps 20 --html proof.html
     """
+    from portwright.verify.front_end import ask_front_end, require_front_end
     from portwright.verify.progress import progress_on_stderr
     from portwright.verify.proof_text import render
 
+    if front_end is not None:
+        require_front_end(front_end)
     with progress_on_stderr() as report:
         from portwright.verify.api import verify as verify_commands
 
@@ -431,6 +438,14 @@ def verify(
             python=python,
             report=report,
         )
+        verdict = None if front_end is None else ask_front_end(ported, front_end, timeout_seconds=timeout)
+    if verdict is not None:
+        from portwright.verify.proof_page import write_page
+
+        proof.front_end = verdict.as_dict()
+        proof.write(out)
+        if html is not None:
+            write_page(proof, html)
     if as_json:
         _print_json(proof.as_dict())
     else:
@@ -438,6 +453,8 @@ def verify(
         print(f"  proof: {out}{f', page: {html}' if html else ''}")
     if proof.status:
         raise typer.Exit(int(proof.status))
+    if verdict is not None and not verdict.accepted:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
 @app.command(short_help="Put files back as they were before the last port.")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,19 @@ class FrontEndVerdict:
     def __bool__(self) -> bool:
         return self.accepted
 
+    @property
+    def says(self) -> str:
+        """One line for a person."""
+        title = f"{self.target.upper()}'s own (SDK {self.sdk})"
+        if self.accepted:
+            return f"{title} accepts {self.asked}: {self.ops} ops, lowered and not placed on a machine"
+        return f"{title} refuses, {self.stage}: {self.words} (asked: {self.asked})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a proof: what it says first, then its parts."""
+        rows = {name: value for name, value in asdict(self).items() if name != "details"}
+        return {"says": self.says, **rows}
+
 
 def ask_front_end(
     command: str | Sequence[str],
@@ -98,6 +111,11 @@ def ask_front_end(
             asked=f"{verdict.asked}; and {other.asked}",
         )
     return verdict
+
+
+def require_front_end(target: str) -> None:
+    """Raises now what `ask_front_end` would raise for a target that has none, or whose software is not here."""
+    _find_environment(target)
 
 
 class _NoTraining(UserError):

@@ -249,7 +249,7 @@ class StepWatch:
                 self._replace(owner, name, lambda tensor, *args, **kwargs: tensor)
             for name in ("set_device", "synchronize"):
                 self._replace(torch.cuda, name, lambda *args, **kwargs: None)
-        tape.__enter__()
+        tape.__enter__()  # type: ignore[no-untyped-call]
         undo.callback(self._leave_tape)
 
     def _leave_tape(self) -> None:
