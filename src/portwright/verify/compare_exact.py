@@ -14,7 +14,15 @@ from portwright.verify.recording import Draw, Recording, Step, Tensor, TensorDig
 # Ways to compute the same, and bookkeeping of schedulers.
 _WITHOUT_EFFECT = frozenset(
     {"foreach", "fused", "capturable", "differentiable", "initial_lr", "swa_lr", "max_lr", "min_lr", "name"}
-    | {"max_momentum", "base_momentum", "lr_scale", "adjust_learning_rate", "step_count", "t0"}
+    | {
+        "max_momentum",
+        "base_momentum",
+        "lr_scale",
+        "adjust_learning_rate",
+        "step_count",
+        "t0",
+        "decoupled_weight_decay",
+    }
 )
 _STANDARD_ERRORS = 6.0  # of an estimated mean or deviation, before an initialisation counts as another one
 

@@ -172,6 +172,10 @@ def _update(comparison: Comparison, step: int) -> Difference | None:
         names = [t.name for t in comparison.original.tensors if t.name in updates]
         everything = [t.name for t in comparison.original.tensors if t.kind == "parameter"]
         word, sentence = diagnose_update(comparison.original, comparison.ported, step, names, everything)
+        mine, theirs = (r.steps[step - 1].optimizer for r in (comparison.original, comparison.ported))
+        if mine.lower() != theirs.lower():
+            word = "optimizer-class"
+            sentence = f"The port updates with {theirs or 'code of its own'} where the original has {mine or 'code of its own'}. {sentence}"
         return _held(comparison, step, updates[names[0]], "update", names[0], word, sentence)
     if buffers:
         first = buffers[0]

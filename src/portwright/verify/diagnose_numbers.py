@@ -64,7 +64,7 @@ def diagnose_gradient(
     if len(names) >= len(all_names) / 2:
         c = factor(mine, theirs)
         if c is not None:
-            return _scaled_gradient(original, ported, step, all_names, c)
+            return _scaled_gradient(original, all_names, c)
     if not ported.steps[step - 1].zeroed and original.steps[step - 1].zeroed:
         return "zero-grad", "The port does not clear its gradients before this step (zero_grad)."
     return "backward", (
@@ -89,21 +89,16 @@ def _without_gradient(original: Recording, ported: Recording, step: int, names: 
     )
 
 
-def _scaled_gradient(
-    original: Recording, ported: Recording, step: int, names: Sequence[str], c: float
-) -> tuple[str, str]:
-    norms = [
-        [norm(_stacked(r, "gradient", s, names)) for s in range(1, step + 1)] for r in (original, ported)
-    ]
-    all_norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
-    flat = max(all_norms) - min(all_norms) <= 0.35 * max(all_norms)
-    if c > 1 and len(all_norms) > 2 and flat and norms[1][-1] > 1.01 * max(all_norms):
+def _scaled_gradient(original: Recording, names: Sequence[str], c: float) -> tuple[str, str]:
+    norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
+    whole = _is_whole(c) or (c > 0 and _is_whole(1 / c))
+    is_flat = len(norms) > 2 and max(norms) - min(norms) <= 0.12 * max(norms)
+    if c > 1 and is_flat and not whole:
         return "clipping", (
-            f"All gradients are {c:.4g} times the original's, whose norm stays near {np.mean(all_norms):.3g} in every step: "
+            f"All gradients are {c:.4g} times the original's, whose norm stays near {np.mean(norms):.3g} in every step: "
             "gradient clipping is lost or its limit is another one."
         )
-    word = "accumulation" if _is_whole(c) or _is_whole(1 / c if c else 0.0) else "gradient-scale"
-    return word, (
+    return "accumulation" if whole else "gradient-scale", (
         f"All gradients are {c:.6g} times the original's: look at clipping, at what the loss is divided by before "
         "backward() (gradient accumulation, loss scaling) and at how many backward() calls make a step."
     )
