@@ -30,6 +30,7 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic looks its annotations up there
     spec.loader.exec_module(module)
     return module
 
@@ -59,6 +60,7 @@ def original() -> Iterator[SimpleNamespace]:
             uresnet2d=importlib.import_module("src.networks.torch.uresnet2D"),
             uresnet3d=importlib.import_module("src.networks.torch.uresnet3D"),
             loss=importlib.import_module("src.networks.torch.LossCalculator"),
+            trainer=importlib.import_module("src.utils.torch.trainer").torch_trainer,
         )
     finally:
         sys.path.remove(str(checkout))

@@ -80,7 +80,11 @@ def test_outputs_gradients_and_statistics(case: str, is_training: bool) -> None:
     assert set(expected_gradients) == {name for name, _ in network.named_parameters()}
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(
-            network.get_parameter(name).grad, gradient, rtol=1e-7, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            network.get_parameter(name).grad,
+            gradient,
+            rtol=1e-7,
+            atol=1e-10,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
     state = network.state_dict()
     for name, tensor in weights.state_from_original(peer.state_dict(), options).items():
@@ -120,9 +124,7 @@ def test_the_published_configurations_have_the_same_weights(name: str) -> None:
         }
         options = blocks.NetworkOptions(**fields)
         given = original_options(options, theirs.config)
-        peer = (
-            theirs.uresnet3d.UResNet3D(given, None) if options.is_3d else theirs.uresnet2d.UResNet(given)
-        )
+        peer = theirs.uresnet3d.UResNet3D(given, None) if options.is_3d else theirs.uresnet2d.UResNet(given)
         network = uresnet.UResNet(options)
         made = weights.state_from_original(peer.state_dict(), options)
     assert {k: v.shape for k, v in made.items()} == {k: v.shape for k, v in network.state_dict().items()}

@@ -45,7 +45,9 @@ def make_dataset(params: dict[str, Any], name: str) -> Dataset[Any]:
         )
     else:
         size = tuple(side >> options["downsample"] for side in FULL_SIZE)
-        dataset = SyntheticPlanes(options["num_samples"], (size[0], size[1]), params["runconfig"]["seed"], name)
+        dataset = SyntheticPlanes(
+            options["num_samples"], (size[0], size[1]), params["runconfig"]["seed"], name
+        )
     height, width = dataset.image_size
     if height % (1 << depth) or width % (1 << depth):
         raise UserError(

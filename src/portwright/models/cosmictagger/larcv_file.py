@@ -83,7 +83,8 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
         wires, ticks = (int(side) for side in meta[0]["number_of_voxels"])
         if wires >> self.downsample == 0 or ticks >> self.downsample == 0:
             raise UserError(
-                f"images of {ticks} x {wires} cannot be halved {self.downsample} times.", "Take a smaller downsample."
+                f"images of {ticks} x {wires} cannot be halved {self.downsample} times.",
+                "Take a smaller downsample.",
             )
         return ticks, wires
 
@@ -92,7 +93,8 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
         first, num_planes = int(extent["first"]), int(extent["N"])
         if num_planes != NUM_PLANES:
             raise UserError(
-                f"{self.path}: event {event} of '{producer}' has {num_planes} planes.", "Events need three planes."
+                f"{self.path}: event {event} of '{producer}' has {num_planes} planes.",
+                "Events need three planes.",
             )
         metas = self._rows(producer, "image_meta", first, num_planes)
         extents = self._rows(producer, "voxel_extents", first, num_planes)
@@ -101,7 +103,8 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
         for plane, (meta, pixels) in enumerate(zip(metas, extents, strict=True)):
             if tuple(meta["number_of_voxels"]) != (wires, ticks):
                 raise UserError(
-                    f"{self.path}: planes of event {event} of '{producer}' differ in size.", "They must be equal."
+                    f"{self.path}: planes of event {event} of '{producer}' differ in size.",
+                    "They must be equal.",
                 )
             voxels = self._rows(producer, "voxels", int(pixels["first"]), int(pixels["N"]))
             ids = voxels["id"]
@@ -123,7 +126,9 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
         try:
             rows: Array = table[first : first + count]
         except (OSError, RuntimeError) as error:
-            raise UserError(f"{self.path}: {table.name} cannot be read: {error}.", "Fetch it again.") from error
+            raise UserError(
+                f"{self.path}: {table.name} cannot be read: {error}.", "Fetch it again."
+            ) from error
         return rows
 
     def _table(self, producer: str, name: str) -> Any:
@@ -151,7 +156,9 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
             try:
                 self._file = h5py.File(self.path, "r")
             except OSError as error:
-                raise UserError(f"{self.path} cannot be read: {error}.", "Give an HDF5 file of larcv3.") from error
+                raise UserError(
+                    f"{self.path} cannot be read: {error}.", "Give an HDF5 file of larcv3."
+                ) from error
             self._owner = os.getpid()
         return self._file
 

@@ -50,7 +50,9 @@ def _layers(options: NetworkOptions) -> Iterator[tuple[str, str]]:
         else:
             yield from _block(f"{ours}.shrink", f"{core}.downsample")
         is_interpolated = options.upsampling == "interpolation"
-        yield from _block(f"{ours}.grow", f"{core}.upsample.bottleneck" if is_interpolated else f"{core}.upsample")
+        yield from _block(
+            f"{ours}.grow", f"{core}.upsample.bottleneck" if is_interpolated else f"{core}.upsample"
+        )
         yield from _block(f"{ours}.skip.block", f"{core}.connection.bottleneck")
         yield from _series(f"{ours}.up", f"{core}.up_blocks", options.blocks_per_layer, options)
         core += ".main_module"

@@ -24,12 +24,11 @@ def finish(
             return F.leaky_relu_(x, slope)
         return F.leaky_relu(x if residual is None else x + residual, slope)
     if type(norm) is nn.BatchNorm2d and norm.training and is_eager(x):
-        assert norm.momentum is not None and norm.num_batches_tracked is not None
+        assert norm.momentum is not None
+        assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.add_(num_planes)
         statistics = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
-        fused: Tensor = _NormLeaky.apply(
-            x, norm.weight, norm.bias, residual, *statistics, num_planes, slope
-        )  # type: ignore[no-untyped-call]
+        fused: Tensor = _NormLeaky.apply(x, norm.weight, norm.bias, residual, *statistics, num_planes, slope)  # type: ignore[no-untyped-call]
         return fused
     if norm.training and num_planes > 1:
         normed = torch.cat([norm(plane) for plane in x.chunk(num_planes)])
@@ -93,9 +92,7 @@ class _NormLeaky(torch.autograd.Function):
         through = torch.ops.aten.leaky_relu_backward(grad, y, slope, True)
         num_planes = len(means)
         parts = []
-        for p, (source, part) in enumerate(
-            zip(x.chunk(num_planes), through.chunk(num_planes), strict=True)
-        ):
+        for p, (source, part) in enumerate(zip(x.chunk(num_planes), through.chunk(num_planes), strict=True)):
             parts.append(
                 torch.ops.aten.native_batch_norm_backward(
                     part, source, weight, None, None, means[p], scales[p], True, eps, [True, True, True]

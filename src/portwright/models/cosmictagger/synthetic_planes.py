@@ -75,7 +75,9 @@ def project(points: Array, angle: float, image_size: tuple[int, int]) -> tuple[A
     across = (points[:, 2] - 0.5) * math.cos(angle) + (points[:, 1] - 0.5) * math.sin(angle)
     rows = np.floor(points[:, 0] * height).astype(np.int64)
     # The widest plane's wires span the cube's diagonal as seen from its angle.
-    columns = np.floor((0.5 + across / (math.cos(math.pi / 3) + math.sin(math.pi / 3))) * width).astype(np.int64)
+    columns = np.floor((0.5 + across / (math.cos(math.pi / 3) + math.sin(math.pi / 3))) * width).astype(
+        np.int64
+    )
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     return rows[inside], columns[inside], inside
 
@@ -127,4 +129,6 @@ def make_shower(random: np.random.Generator, vertex: Array, direction: Array, sp
     num_points = int(0.25 / spacing)
     along = random.gamma(2.0, 0.06, num_points)[:, None]
     aside = random.normal(size=(num_points, 3)) * 0.12 * along
-    return Deposits(vertex + direction * along + aside, 2.5 * MUON_CHARGE * random.gamma(2.0, 0.5, num_points), NEUTRINO)
+    return Deposits(
+        vertex + direction * along + aside, 2.5 * MUON_CHARGE * random.gamma(2.0, 0.5, num_points), NEUTRINO
+    )

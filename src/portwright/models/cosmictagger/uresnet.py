@@ -50,8 +50,8 @@ class Level(nn.Module):
 
     def ascend(self, x: Tensor, skipped: Tensor) -> Tensor:
         x = self.grow(x)
-        x = self.skip(self.up(x), skipped) if self.is_3d else self.up(self.skip(x, skipped))
-        return x
+        merged: Tensor = self.skip(self.up(x), skipped) if self.is_3d else self.up(self.skip(x, skipped))
+        return merged
 
 
 def make_skip(num_filters: int, options: NetworkOptions) -> nn.Module:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from plane_norm import finish, is_eager
@@ -35,6 +36,11 @@ class NetworkOptions:
     downsampling: Literal["max_pooling", "convolutional"] = "max_pooling"
     upsampling: Literal["interpolation", "convolutional"] = "interpolation"
     connections: Literal["concat", "sum", "none"] = "concat"
+
+    @classmethod
+    def from_params(cls, model: Mapping[str, Any]) -> NetworkOptions:
+        """The section `model` of params.yaml, with its defaults; what is not the network's is left aside."""
+        return cls(**{field.name: model[field.name] for field in fields(cls)})
 
     @property
     def is_3d(self) -> bool:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt, field_validator
 from rate_schedule import published_schedule
-from uresnet_blocks import NetworkOptions
 
 from portwright.job.params import get_params as read_params
 
 
 class InputParams(BaseModel):
     batch_size: PositiveInt = Field(2, description="events of a step, over all processes")
-    num_samples: PositiveInt = Field(43075, description="events of an epoch; a file that has fewer gives what it has")
+    num_samples: PositiveInt = Field(
+        43075, description="events of an epoch; a file that has fewer gives what it has"
+    )
     file: str | None = Field(None, description="larcv3's HDF5 file; without it events are drawn on the spot")
     downsample: int = Field(1, ge=0, le=8, description="times that 1280 x 2048 pixels are halved")
     image_producer: str = Field("sbndwire", description="whose sparse2d images of the file are the charge")
-    label_producer: str = Field("sbnd_cosmicseg", description="whose sparse2d images of the file are the labels")
+    label_producer: str = Field(
+        "sbnd_cosmicseg", description="whose sparse2d images of the file are the labels"
+    )
     shuffle: bool = Field(False, description="a new order each epoch")
     drop_last: bool = Field(True, description="leave out a short last batch")
     num_workers: int = Field(0, ge=0, description="processes that load data")
@@ -32,19 +34,27 @@ class ModelParams(BaseModel):
     growth_rate: Literal["additive", "multiplicative"] = Field(
         "additive", description="n_initial_filters more a level, or twice as many"
     )
-    blocks_per_layer: int = Field(2, ge=0, description="blocks of a level, on the way down and again on the way up")
+    blocks_per_layer: int = Field(
+        2, ge=0, description="blocks of a level, on the way down and again on the way up"
+    )
     blocks_final: int = Field(5, ge=0, description="blocks at full resolution before the last convolution")
     blocks_deepest_layer: int = Field(5, ge=0, description="blocks of the deepest level")
     bottleneck_deepest: PositiveInt = Field(256, description="filters of the deepest level")
     filter_size_deepest: PositiveInt = Field(5, description="kernel of the deepest level; odd")
     block_concat: bool = Field(False, description="keep the planes apart in the deepest level of UResNet2D")
-    residual: bool = Field(True, description="blocks of two convolutions and a residual, or of one convolution")
+    residual: bool = Field(
+        True, description="blocks of two convolutions and a residual, or of one convolution"
+    )
     bias: bool = Field(True, description="biases in convolutions")
     normalization: Literal["batch", "none"] = Field("batch", description="norm after each convolution")
     downsampling: Literal["max_pooling", "convolutional"] = "max_pooling"
     upsampling: Literal["interpolation", "convolutional"] = "interpolation"
-    connections: Literal["concat", "sum", "none"] = Field("concat", description="skips between equal resolutions")
-    loss_balance_scheme: Literal["none", "light", "even", "focal"] = Field("focal", description="weights of pixels")
+    connections: Literal["concat", "sum", "none"] = Field(
+        "concat", description="skips between equal resolutions"
+    )
+    loss_balance_scheme: Literal["none", "light", "even", "focal"] = Field(
+        "focal", description="weights of pixels"
+    )
     mixed_precision: bool = False
 
     @field_validator("filter_size_deepest")
@@ -57,10 +67,6 @@ class ModelParams(BaseModel):
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
 PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
-
-
-def network_options(model: dict[str, Any]) -> NetworkOptions:
-    return NetworkOptions(**{field.name: model[field.name] for field in dataclasses.fields(NetworkOptions)})
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:
