@@ -30,7 +30,9 @@ def to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, _NEG_INF)
     check_mask_dtype("mask", mask)
-    return F.threshold(mask, torch.finfo(mask.dtype).min, _NEG_INF).to(dtype)
+    # A mask made in float32 keeps its minimum when it is widened.
+    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
+    return F.threshold(mask, lowest, _NEG_INF).to(dtype)
 
 
 def combine_masks(first: Tensor, second: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
-from portwright.layers.initializers import InitializerSpec, get_initializer
+from portwright.layers.initializers import Initializer, InitializerSpec, get_initializer
 from portwright.layers.positions import (
     AlibiPositionEmbeddingLayer,
     FixedPositionEmbeddingLayer,
@@ -30,7 +30,7 @@ class EmbeddingLayer(nn.Module):
 
     Rotary, relative and ALiBi positions belong into the attention: `get_rope_helper` and `compute_position_bias`
     give it what it needs. `embedding_scale` multiplies the word embedding alone, `output_scale` the sum of all
-    parts, and dropout comes last. The PyTorch tutorial's input is `position_embedding_type="fixed"` with
+    parts, and dropout comes last. An initializer of None leaves a table as nn.Embedding draws it. The PyTorch tutorial's input is `position_embedding_type="fixed"` with
     `embedding_scale=math.sqrt(embedding_size)` and its dropout; the model zoo's sinusoids are
     `sinusoid_variant="modelzoo"`.
     """
@@ -41,12 +41,12 @@ class EmbeddingLayer(nn.Module):
         embedding_size: int,
         pad_token_id: int | None = None,
         segment_embedding_size: int | None = None,
-        embeddings_initializer: InitializerSpec = "uniform",
+        embeddings_initializer: InitializerSpec | None = "uniform",
         max_position_embeddings: int | None = None,
         position_embedding_type: PositionEmbeddingType | None = "learned",
         min_timescale: float = 1.0,
         max_timescale: float = 1e4,
-        position_embeddings_initializer: InitializerSpec = "uniform",
+        position_embeddings_initializer: InitializerSpec | None = "uniform",
         num_segments: int | None = None,
         segment_embeddings_initializer: InitializerSpec = "uniform",
         device: torch.device | str | None = None,
@@ -94,8 +94,8 @@ class EmbeddingLayer(nn.Module):
         self.position_embedding_offset = position_embedding_offset
         self.embedding_scale = embedding_scale
         self.output_scale = output_scale
-        self.embeddings_initializer = get_initializer(embeddings_initializer)
-        self.position_embeddings_initializer = get_initializer(position_embeddings_initializer)
+        self.embeddings_initializer = _initializer_or_none(embeddings_initializer)
+        self.position_embeddings_initializer = _initializer_or_none(position_embeddings_initializer)
         self.segment_embeddings_initializer = get_initializer(segment_embeddings_initializer)
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -170,21 +170,37 @@ class EmbeddingLayer(nn.Module):
         return value
 
     def _fill_tables(self) -> None:
-        self.embeddings_initializer(self.word_embeddings.weight)
+        if self.embeddings_initializer is not None:
+            self.embeddings_initializer(self.word_embeddings.weight)
         if self.pad_token_id is not None:
             with torch.no_grad():
                 self.word_embeddings.weight[self.pad_token_id].zero_()
-        if isinstance(self.position_embeddings, nn.Embedding):
+        if (
+            isinstance(self.position_embeddings, nn.Embedding)
+            and self.position_embeddings_initializer is not None
+        ):
             self.position_embeddings_initializer(self.position_embeddings.weight)
         if self.segment_embeddings is not None:
             self.segment_embeddings_initializer(self.segment_embeddings.weight)
 
     def reset_parameters(self) -> None:
         """Fills every table anew; the row of the padding token stays zero."""
+        if self.embeddings_initializer is None:
+            self.word_embeddings.reset_parameters()
+        if (
+            isinstance(self.position_embeddings, nn.Embedding)
+            and self.position_embeddings_initializer is None
+        ):
+            self.position_embeddings.reset_parameters()
         self._fill_tables()
         helper = self.position_embed_helper
         if isinstance(helper, (RelativePositionEmbeddingLayer, AlibiPositionEmbeddingLayer)):
             helper.reset_parameters()
+
+    @property
+    def weight(self) -> Tensor:
+        """The word embeddings, under the name that nn.Embedding has for them."""
+        return self.word_embeddings.weight
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.word_embeddings
@@ -299,6 +315,10 @@ def _look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
             f"{what} {first} is outside a table of {num_rows}.", f"Give ids from 0 to {num_rows - 1}."
         ) from error
     return embeddings
+
+
+def _initializer_or_none(spec: InitializerSpec | None) -> Initializer | None:
+    return None if spec is None else get_initializer(spec)
 
 
 def _check_sizes(**sizes: int) -> None:

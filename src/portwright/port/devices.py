@@ -81,6 +81,8 @@ def is_device(file: File, node: ast.expr) -> bool:
         return True
     if isinstance(node, ast.Constant):
         return False
+    if isinstance(node, ast.Name) and _follows_tensor(file, node):
+        return False
     if file.flow.kind(node) == "device":
         return not (isinstance(node, ast.Attribute) and file.flow.is_tensor(node.value))
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
@@ -91,6 +93,15 @@ def is_device(file: File, node: ast.expr) -> bool:
     ):  # fmt: skip
         return False  # x.device follows x
     return name.lower() in ("device", "_device", "dev", "local_rank", "gpu", "rank")
+
+
+def _follows_tensor(file: File, name: ast.Name) -> bool:
+    """`device = x.device`, in forward(): wherever the input is."""
+    found = file.tree.scope_of(name).lookup(name.id)
+    values = [b.value for b in found[1]] if found else []
+    return bool(values) and all(
+        isinstance(v, ast.Attribute) and v.attr == "device" and file.flow.is_tensor(v.value) for v in values
+    )
 
 
 def is_move(file: File, call: ast.Call) -> bool:

@@ -152,7 +152,9 @@ class Names:
         if reference in _MODULE_BASES:
             return True
         head, _, last = reference.rpartition(".")
-        return head == "torch.nn" and last[:1].isupper() and reference not in _NOT_MODULES
+        return (
+            head in ("torch.nn", "portwright.layers") and last[:1].isupper() and reference not in _NOT_MODULES
+        )
 
     def _own_class(self, name: str) -> ast.ClassDef | None:
         for binding in self.tree.scope.bindings.get(name, ()):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from portwright.errors import UserError
+from portwright.port.files import SUFFIXES, find_files
 from portwright.port.notebook import read_notebook
 from portwright.port.source import Source, UnreadableError, decode, read_bytes
 from portwright.port.tree import dotted_chain
@@ -17,8 +19,21 @@ from portwright.port.tree import dotted_chain
 _ROOT_SIGNS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 # Their names mean the libraries themselves, even to a script that stands inside of one.
 _LIBRARIES = frozenset(
-    {"torch", "numpy", "torchvision", "torchaudio", "torchtext", "timm", "einops", "poptorch", "sambaflow"}
+    {
+        "portwright",
+        "torch",
+        "numpy",
+        "torchvision",
+        "torchaudio",
+        "torchtext",
+        "timm",
+        "einops",
+        "poptorch",
+        "sambaflow",
+    }
 )
+
+_MAX_ASKED = 2000
 
 _DEFINITION = re.compile(
     r"^(?:(?:async[ \t]+)?def[ \t]+(?P<function>\w+)"
@@ -86,6 +101,7 @@ class Project:
         self._exists: dict[Path, bool] = {}
         self._modules: dict[tuple[Path, str, int], Path | None] = {}
         self._quick: dict[Path, dict[str, Definition]] = {}
+        self._listed: list[Path] | None = None
 
     def forget(self, path: Path) -> None:
         """Looks at a file anew; its text in the overlay has changed."""
@@ -105,6 +121,37 @@ class Project:
             self._quick[path] = self._scan(path)
         self.consulted[str(path)] = self._digests.get(path)
         return self._quick[path].get(name)
+
+    def is_used_elsewhere(self, path: Path, name: str) -> bool:
+        """Whether another file of the project imports a file and names what it defines; True where there are too
+        many files to look at."""
+        importing = re.compile(
+            rb"^[ \t]*(?:from|import)\b[^#\n]*\b" + re.escape(path.stem).encode(), re.MULTILINE
+        )
+        named = re.compile(rb"\b" + re.escape(name).encode() + rb"\b")
+        try:
+            others = self._files(path)
+        except UserError:
+            return True
+        for other in others:
+            if other == path:
+                continue
+            try:
+                source = self._read(other)
+            except UnreadableError:
+                continue
+            self.consulted[str(other)] = self._digests.get(other)
+            if named.search(source.data) and importing.search(source.data):
+                return True
+        return len(others) >= _MAX_ASKED
+
+    def _files(self, path: Path) -> list[Path]:
+        """The project's files; without a sign of where it begins, those beside a file."""
+        if self._listed is None:
+            has_signs = any((self.root / sign).exists() for sign in _ROOT_SIGNS)
+            beside = sorted(p for p in path.parent.glob("*") if p.suffix in SUFFIXES)
+            self._listed = find_files([self.root] if has_signs else beside)[:_MAX_ASKED]
+        return self._listed
 
     def _find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
         parts = dotted.split(".") if dotted else []

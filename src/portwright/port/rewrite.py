@@ -144,6 +144,16 @@ def legal_import(file: File) -> tuple[str, tuple[str, ...]]:
     return "legal", ("from portwright.layers import legal",)
 
 
+def layers_import(file: File) -> tuple[str, tuple[str, ...]]:
+    """What the layers API is called in this file, and the import that this needs."""
+    for name, bindings in file.tree.scope.bindings.items():
+        if any(b.kind == "import" and b.dotted == "portwright.layers" for b in bindings):
+            return name, ()
+    if file.binds("layers"):
+        return "portwright_layers", ("from portwright import layers as portwright_layers",)
+    return "layers", ("from portwright import layers",)
+
+
 def swap_method(file: File, call: ast.Call, method: str) -> list[Edit]:
     """Calls another method of the same value: `loss.item()` to `loss.detach()`."""
     assert isinstance(call.func, ast.Attribute)

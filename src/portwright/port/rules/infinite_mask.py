@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from portwright.port.finding import Finding
+from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import argument, const
 from portwright.port.rule import File, Rule
 
@@ -52,6 +53,49 @@ def _is_for_softmax(file: File, call: ast.Call) -> bool:
     return "softmax" in names and not names & {"isinf", "isfinite", "nan_to_num", "isnan"}
 
 
+def _clamp(end: int, smallest: str) -> Edit:
+    """The logarithm of 0 is minus infinity too."""
+    return Edit(end, end, f".clamp(min={smallest})")
+
+
+def _makes_mask(file: File, node: ast.AST) -> bool:
+    """Whether a value becomes an attention mask, by the names that people give those, and nobody looks for infinities."""
+    function = file.tree.function_of(node)
+    statement = file.tree.statement_of(node)
+    named = "mask" in getattr(function, "name", "").lower()
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        named = named or any("mask" in file.segment(t).lower() for t in targets)
+    return named and not _looks_for_infinity(file)
+
+
+def _looks_for_infinity(file: File) -> bool:
+    if any(file.attributes("isinf", "isfinite", "isneginf", "nan_to_num", "isnan")):
+        return True
+    compared = [part for node in file.tree.all(ast.Compare) for part in (node.left, *node.comparators)]
+    return any(_is_huge(file, part) for part in compared)
+
+
+def _smallest(file: File, dtype: ast.expr | None) -> str | None:
+    """The smallest number of a type, by default of the precision that new tensors have."""
+    torch_name = _name_of_torch(file)
+    if torch_name is None:
+        return None
+    text = file.segment(dtype) if dtype is not None else f"{torch_name}.get_default_dtype()"
+    return f"{torch_name}.finfo({text}).min"
+
+
+def _made_of(file: File, node: ast.expr) -> ast.Call | None:
+    """The call of torch.ones or torch.full that a tensor of floats is made of."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if file.resolve(node.func) in ("torch.ones", "torch.full", "torch.zeros", "torch.empty"):
+            return node
+        if node.func.attr not in ("triu", "tril", "unsqueeze", "expand", "fill_"):
+            return None
+        node = node.args[0] if file.resolve(node.func) is not None and node.args else node.func.value
+    return None
+
+
 class InfiniteMask(Rule):
     """Replaces minus infinity, and numbers too large for half precision, by the smallest finite number in masks.
 
@@ -75,15 +119,16 @@ class InfiniteMask(Rule):
     ```
 
     ## Safety
-    Safe where softmax follows in the same function and nothing there looks for infinities: the masked weights are
-    exactly 0 both ways. A row that is masked everywhere gives equal weights instead of NaN. Elsewhere it is unsafe.
+    Safe where softmax follows in the same function, or where a mask is made (its function or name says so), and nothing
+    looks for infinities: the masked weights are exactly 0 both ways. A row that is masked everywhere gives equal
+    weights, in the layers API zeros, instead of NaN. Elsewhere it is unsafe.
     """
 
     code = "PW307"
     name = "infinite-mask"
     targets = ("csx", "ipu", "rdu")
     safety = "safe"
-    words = ("inf", "1e9", "1e10", "1e20", "1e30", "1e12", "9e15")
+    words = ("inf", "torch.log(", "1e9", "1e10", "1e20", "1e30", "1e12", "9e15")
     cure = "Use the smallest finite number of the dtype, torch.finfo(x.dtype).min."
 
     def find(self, file: File) -> Iterator[Finding]:
@@ -93,6 +138,11 @@ class InfiniteMask(Rule):
                 continue
             receiver = call.func.value
             torch_name = _name_of_torch(file)
+            as_float = isinstance(receiver, ast.Call) and file.segment(receiver).endswith(".float()")
+            if torch_name is not None and as_float and _makes_mask(file, call):
+                edits = [file.replace(value, f"{torch_name}.finfo({torch_name}.float32).min")]
+                yield self.report(file, value, "this mask overflows in half precision", edits)
+                continue
             if torch_name is None or not isinstance(receiver, (ast.Name, ast.Attribute)):
                 yield self.report(file, value, "this mask overflows in half precision")
                 continue
@@ -102,8 +152,36 @@ class InfiniteMask(Rule):
                 value,
                 "this mask overflows in half precision",
                 edits,
-                safety="safe" if _is_for_softmax(file, call) else "unsafe",
+                safety="safe" if _is_for_softmax(file, call) or _makes_mask(file, call) else "unsafe",
             )
+        for node, dtype, edit in self._infinities(file):
+            text = _smallest(file, dtype)
+            if text is not None and _makes_mask(file, node):
+                edits = [edit(text)]
+                yield self.report(file, node, "minus infinity in a mask", edits)
+
+    def _infinities(self, file: File) -> Iterator[tuple[ast.expr, ast.expr | None, Callable[[str], Edit]]]:
+        """Minus infinities that masks are made of, with the type that is given and the edit that is needed."""
+        for call in file.calls("torch.full"):
+            value = argument(call, 1, "fill_value")
+            if value is not None and _is_huge(file, value):
+                yield value, argument(call, -1, "dtype"), partial(file.replace, value)
+        for call in file.methods("fill_"):
+            made = _made_of(file, call.func.value) if isinstance(call.func, ast.Attribute) else None
+            if made is not None and len(call.args) == 1 and _is_huge(file, call.args[0]):
+                yield call.args[0], argument(made, -1, "dtype"), partial(file.replace, call.args[0])
+        for product in file.tree.all(ast.BinOp):
+            if isinstance(product.op, ast.Mult):
+                for value, tensor in ((product.left, product.right), (product.right, product.left)):
+                    made = _made_of(file, tensor) if _is_huge(file, value) else None
+                    if made is not None and file.resolve(made.func) == "torch.ones":
+                        yield value, argument(made, -1, "dtype"), partial(file.replace, value)
+        for call in file.calls("torch.log"):
+            made = _made_of(file, call.args[0]) if len(call.args) == 1 and not call.keywords else None
+            outer = file.tree.parents.get(call)
+            if made is not None and not (isinstance(outer, ast.Attribute) and outer.attr == "clamp"):
+                _, end = file.source.span(call)
+                yield call, argument(made, -1, "dtype"), partial(_clamp, end)
 
 
 RULE = InfiniteMask()
