@@ -165,8 +165,7 @@ def _find_environment(target: str) -> tuple[str, VendorEnvironment, Known]:
     found = targets.get(target.upper())
     if found is None:
         raise UserError(f"'{target}' is no target.", suggest(target.lower(), (n.lower() for n in targets)))
-    asks = importlib.util.find_spec(f"portwright.targets.{found.name.lower()}.script_step") is not None
-    if found.environment is None or not asks:
+    if found.environment is None or not _can_ask(found.name.lower()):
         raise UnsupportedError(
             f"{found.name} has no front end that can be asked about a script.", "Use --front-end csx."
         )
@@ -175,6 +174,13 @@ def _find_environment(target: str) -> tuple[str, VendorEnvironment, Known]:
         reason = explain_missing(found.environment) or f"{found.environment.title} is not installed here."
         raise UnsupportedError(reason, found.environment.cure)
     return found.name.lower(), found.environment, known
+
+
+def _can_ask(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(f"portwright.targets.{name}.script_step") is not None
+    except ModuleNotFoundError:  # the target is one file
+        return False
 
 
 def _ask_script(command: Command, place: _Place, number: int) -> tuple[FrontEndVerdict, int]:
@@ -188,6 +194,8 @@ def _ask_script(command: Command, place: _Place, number: int) -> tuple[FrontEndV
         document = json.loads(answer.read_text(encoding="utf-8"))
     failed = document.get("failed")
     if failed is not None:
+        if str(document.get("words", "")).startswith("SystemExit"):  # what it printed says why
+            document["words"] = _last_line(output, errors)
         raise _explain(failed, document, command, place)
     return _verdict(document, place), int(document["num_optimizers"])
 
@@ -267,33 +275,34 @@ def _ask_layout(command: Command, place: _Place) -> FrontEndVerdict:
     """A folder of Portwright's layout has a way of its own to ask: run.py with --validate_only."""
     script, _, *rest = command.words
     flags = [word for word in rest if word not in ("--validate_only", "--json")]
+    asked = f"the step of {command.shown}, through run.py {place.target.upper()} --validate_only"
     with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
         words = [script, place.target.upper(), *_without_model_dir(flags), "--model_dir", scratch]
+        dump = place.folder / "ltc_unsupported.graph"  # the SDK leaves it where it stands
+        was_there = dump.exists()
         _, output, errors = place.run([*words, "--validate_only", "--json"], command)
-    try:
-        document = json.loads(output)
-    except ValueError:
-        raise _crash(command, _last_line(output, errors), "no answer") from None
-    validated = document.get("validated") or {}
-    sdk = str(validated.get("sdk", place.known.sdk))
-    asked = f"the step of {command.shown}, through run.py {place.target.upper()} --validate_only"
-    if validated.get("accepted"):
-        path = Path(validated["cirh"])
-        size = path.stat().st_size if path.is_file() else 0
-        return FrontEndVerdict(
-            place.target, True, sdk, "lowering", "", sum(validated["cirh_ops"].values()), size, asked,
-            details=validated,
-        )  # fmt: skip
-    error = document.get("error") or document
+        if not was_there:
+            dump.unlink(missing_ok=True)
+        try:
+            document = json.loads(output)
+        except ValueError:
+            raise _crash(command, _last_line(output, errors), "no answer") from None
+        validated = document.get("validated") or {}
+        size = os.path.getsize(validated["cirh"]) if validated.get("accepted") else 0
     if not validated:
-        message = str(error.get("message", error))
-        raise UserError(f"'{command.shown}' could not be asked about: {message}", str(error.get("cure", "")))
-    refused = validated["refused"][0]
-    return _verdict(
-        {**refused, "accepted": False, "sdk": sdk, "stage": refused["phase"], "words": refused["reason"],
-         "ops": 0, "cirh_bytes": 0, "modules": [], "optimizer": "", "num_constants": 0, "num_reads": 0, "notes": []},
+        message, cure = document.get("error", output.strip()), document.get("cure", "")
+        raise UserError(f"'{command.shown}' could not be asked about: {message}", str(cure))
+    empty = {"modules": [], "optimizer": "", "num_constants": 0, "num_reads": 0, "notes": []}
+    if validated["accepted"]:
+        found = {"stage": "lowering", "words": "", "ops": sum(validated["cirh_ops"].values())}
+    else:
+        refused = validated["refused"][0]
+        found = {**refused, "stage": refused["phase"], "words": refused["reason"], "ops": 0}
+    verdict = _verdict(
+        {**empty, **found, "accepted": validated["accepted"], "sdk": validated["sdk"], "cirh_bytes": size},
         place,
-    )  # fmt: skip
+    )
+    return replace(verdict, asked=asked, details=validated)
 
 
 def _without_model_dir(words: Sequence[str]) -> list[str]:
