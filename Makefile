@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help demo test test-gpu test-vendor test-vendor-core csx-env lint format docs bench clean
 
 help:
-	@echo "make demo         train and evaluate the reference MLP on handwritten digits"
+	@echo "make demo         check, port, prove, lower and train a plain PyTorch script"
 	@echo "make test         the tests"
 	@echo "make test-vendor  the tests that ask Cerebras's own SDK (installs it, 6 GB, outside the checkout)"
 	@echo "make lint         ruff and mypy"
@@ -35,7 +35,7 @@ csx-env: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/portwright env csx
 
 demo: $(STAMP)
-	$(BIN)/portwright run fc_mnist CPU --mode train_and_eval --model_dir model_dir/demo
+	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q tests --ignore tests/vendor -m 'not vendor'
