@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -93,32 +96,53 @@ def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratc
     if options.against is not None:
         words += ["--against", str(options.against.resolve())]
     words += ["--", *command.words]
-    try:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=_make_env(command, into, python),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UserError(
-            f"Cannot start {python}: {error.strerror or error}.", "Give another python."
-        ) from error
+    with _terminal_at_its_end() as stdin:
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=_make_env(command, python),
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"Cannot start {python}: {reason}.", "Give another python.") from error
+        return _follow(process, into, options.timeout_seconds)
+
+
+def _follow(process: subprocess.Popen[bytes], into: Path, timeout_seconds: float) -> _Outcome:
     assert process.stdout is not None
     tail = _Tail(process.stdout)
     failure = None
     try:
-        if not _wait(process, into / PROGRESS, options.timeout_seconds):
+        if not _wait(process, into / PROGRESS, timeout_seconds):
             failure = "hung"
     finally:
         _end_group(process)
     return _Outcome(process.returncode, tail.text(), failure)
 
 
-def _make_env(command: Command, into: Path, python: Path) -> dict[str, str]:
+@contextmanager
+def _terminal_at_its_end() -> Iterator[int]:
+    """A terminal of 80 columns on which nobody types: scripts ask it for its size, and whoever reads meets the end."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        yield subprocess.DEVNULL
+        return
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.write(ours, b"\x04" * 64)
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def _make_env(command: Command, python: Path) -> dict[str, str]:
     env = {**os.environ, **command.environment}
     env["PYTHONHASHSEED"] = "0"  # the order of a set may decide what a script draws first
     env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

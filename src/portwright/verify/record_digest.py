@@ -35,12 +35,11 @@ def walk(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from walk(getattr(tree, field.name, None), depth + 1)
 
 
-def digest(tensor: torch.Tensor) -> TensorDigest:
+def digest(tensor: torch.Tensor, *, with_values: bool = True) -> TensorDigest:
     values = _plain(tensor)
     total, square = sums(values)
-    return TensorDigest(
-        tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), total, square, hash_values(values)
-    )
+    hashed = hash_values(values) if with_values else ""
+    return TensorDigest(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), total, square, hashed)
 
 
 def sums(tensor: torch.Tensor) -> tuple[float, float]:

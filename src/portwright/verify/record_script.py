@@ -35,10 +35,21 @@ def run_as_main(words: Sequence[str]) -> None:
             code = compile(file.read(), str(path), "exec", dont_inherit=True)
         main = _make_main(str(path))
     sys.modules["__main__"] = main
+    failed: list[BaseException] = []
+    told = threading.excepthook
+
+    def remember(failure: threading.ExceptHookArgs) -> None:
+        if failure.exc_value is not None:
+            failed.append(failure.exc_value)
+        told(failure)
+
+    threading.excepthook = remember
     exec(code, main.__dict__)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _make_main(file: str) -> types.ModuleType:

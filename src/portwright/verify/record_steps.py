@@ -97,7 +97,8 @@ class Watch:
             into.has_begun = True
             self.streams.start("forward", len(self.steps))
         fed = [t for t in walk((args, dict(kwargs))) if t.grad_fn is None and not t.requires_grad]
-        into.inputs += [digest(t) for t in fed]
+        # A float that is fed may be computed, such as a state kept from the step before: only its sums can be compared.
+        into.inputs += [digest(t, with_values=not t.is_floating_point()) for t in fed]
         into.batch += [digest(t) for t in self._take_batches(fed)]
         self._has_loader |= bool(into.batch) and not self._is_evaluation
 
@@ -185,6 +186,7 @@ class Watch:
             called.clear()
         finally:
             self.rehearsed = outside
+            torch.clear_autocast_cache()  # weights that were cast here have no gradient to pass on
             self._undo_rehearsal(root, kept)
             for module, before in zip(modules, attributes, strict=True):
                 if not is_lazy_kind(module):
