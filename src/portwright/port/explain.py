@@ -22,6 +22,10 @@ ENGINE_PAGES = {
     "checked.\n\nMend the file, check it with the Python that it is written for, or leave it out with exclude.\n",
     "PW002": "# PW002 rule-failed\n\nA rule raised an error on this file; the others were asked. That is a mistake in the rule: report the file to "
     "its authors, and use --ignore until it is mended.\n",
+    "PW003": "# PW003 no-branch\n\n`port --style branches` did not add a branch to this file, or added one that refuses something when it runs; the message "
+    "says what stands in the way, and the line is where. Nothing is changed in a file whose step is not understood.\n",
+    "PW004": "# PW004 branch\n\nA part of the branch that `port --style branches` added: where the model is opened for the target, where the step "
+    "runs, and what the host skips then.\n",
 }  # what no rule reports
 
 
@@ -29,7 +33,8 @@ def index(rules: Iterable[Rule]) -> str:
     """The list of all rules in Markdown, by group."""
     lines = ["# Rules", "", "`portwright explain CODE` prints one of these pages.", ""]
     lines += [
-        "PW001 says that a file could not be checked, or not be written, and why. PW002 says that a rule failed on a file.",
+        "PW001 says that a file could not be checked, or not be written, and why. PW002 says that a rule failed on a file. PW003 and PW004 are "
+        "about branches that `port --style branches` could not add, and did add.",
         "",
     ]
     listed = list(rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,16 +74,16 @@ def port_branches(
 
 def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection) -> Port:
     """Patches for all files; a file is changed whole or not at all, with the enumeration that its branch asks."""
-    port = Port()
+    port, trains = Port(), False
     for path in files:
-        root = find_root(path)
+        root = _root_of(path, files)
         try:
             source = port.changed[path].after if path in port.changed else read_source(path)
             overlay = {p: patch.after for p, patch in port.changed.items()}
-            _port_file(port, Project(root, overlay), source, files, dialect, selection)
+            trains |= _port_file(port, Project(root, overlay), source, files, dialect, selection)
         except UnreadableError as error:
             port.left.append(unreadable(path, error, selection.targets))
-    if not port.changed and not port.left:
+    if not trains and not port.left:
         raise UserError(
             "no training step was found: no file calls backward() and an optimizer's step().",
             "Name the file with the training loop.",
@@ -92,6 +93,15 @@ def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection)
     return port
 
 
+def _root_of(path: Path, files: Sequence[Path]) -> Path:
+    """Where the project's imports start: its own signs, or else above the packages that were named."""
+    root = find_root(path)
+    top = Path(os.path.commonpath([str(file.parent) for file in files]))
+    while (top / "__init__.py").exists() and top != top.parent:
+        top = top.parent
+    return top if root == path.parent and top in path.parents else root
+
+
 def _port_file(
     port: Port,
     project: Project,
@@ -99,14 +109,17 @@ def _port_file(
     files: Sequence[Path],
     dialect: Dialect,
     selection: Selection,
-) -> None:
+) -> bool:
+    """Whether the file trains; adds its patch and its findings to the port."""
     file = File(source, project, selection.targets)
     left: list[Finding] = []
     if source.path.suffix == ".ipynb":
-        return
+        return False
     try:
-        branch = None if _has_branch(file, dialect) else add_branch(file, dialect)
+        trains = _has_branch(file, dialect)
+        branch = None if trains else add_branch(file, dialect)
         if branch is not None:
+            trains = True
             patches = {source.path: _patched(source, branch.edits)}
             if branch.switch.enum is not None:
                 path, name = branch.switch.enum
@@ -123,6 +136,7 @@ def _port_file(
             ]
             left += [_finding(file, NO_BRANCH, n, m, cure, dialect, "manual") for n, m, cure in branch.notes]
     except Refusal as refusal:
+        trains = True
         left.append(
             _finding(
                 file,
@@ -139,6 +153,7 @@ def _port_file(
     asked = tuple(rule for rule in selection.rules if rule.code.startswith(_ABOUT_THE_GRAPH))
     rest = check_source(after, Project(project.root, overlay), Selection(asked, selection.targets))
     port.left += [*left, *rest]
+    return trains
 
 
 def _has_branch(file: File, dialect: Dialect) -> bool:

@@ -70,6 +70,7 @@ def add_branch(file: File, dialect: Dialect) -> Branch | None:
     uses = Uses(anatomy, graph, home, dialect, names, skipped)
     if through is not None:
         uses.skipped |= through.owned
+        uses.dealt_with = f"self.{through.method.name}"
     uses.find()
     branch.edits += uses.edits
     branch.edits += _definitions(file, dialect, names, anatomy, graph, through, home, switch)
@@ -192,7 +193,7 @@ def _definitions(
         statements.insert(0, "import os")
     if module_base(file) is None:
         statements.insert(0, "import torch")
-    edits.append(_insert_imports(file.source, file.tree.module, statements))
+    edits.append(_add_imports(file, place, statements))
     if anatomy.info is not None and anatomy.origin == "attribute":
         body = anatomy.info.node.body
         attributes = Script(file, indent_of_compound(file, body[0]))
@@ -204,6 +205,22 @@ def _definitions(
         )
         edits.append(insert_before(file, body[1] if is_docstring else body[0], attributes.text))
     return edits
+
+
+def _add_imports(file: File, place: ast.stmt, statements: list[str]) -> Edit:
+    """Behind the last import before a place, wherever the file has put it."""
+    before = file.tree.module.body[: file.tree.module.body.index(place)]
+    imports = [s for s in before if isinstance(s, (ast.Import, ast.ImportFrom)) or _is_guarded_import(s)]
+    if not imports:
+        return _insert_imports(file.source, file.tree.module, statements)
+    text = "".join(statement + file.source.newline for statement in statements)
+    return insert_after(file, imports[-1], text)
+
+
+def _is_guarded_import(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Try) and all(
+        isinstance(s, (ast.Import, ast.ImportFrom)) for s in statement.body
+    )
 
 
 def _top(file: File, node: ast.AST) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from pathlib import Path
 
 from portwright.port.branches.text import Script
 from portwright.port.rule import File
@@ -89,7 +90,7 @@ class Ipu(Dialect):
         return f"{names.training}.setOptimizer({optimizer})"
 
     def to_host(self, names: Names) -> str:
-        return f"{names.training}.copyWeightsToHost()"
+        return f"{names.training}.copyWeightsToHostIfNeeded()"  # the plain call fails before the first step
 
 
 class Rdu(Dialect):
@@ -111,8 +112,10 @@ class Rdu(Dialect):
         return True
 
     def helper(self, script: Script, names: Names) -> None:
-        for depth, text in _RDU_STEP:
-            script.line(text.replace("RduTraining", names.helper), depth)
+        text = (Path(__file__).parent / "rdu_step.txt").read_text(encoding="utf-8")
+        for line in text.replace("RduTraining", names.helper).replace("MODULE", names.module).splitlines():
+            bare = line.lstrip(" ")
+            script.line(bare, (len(line) - len(bare)) // 4)
         script.line("").line("")
 
     def open(self, script: Script, names: Names, wrapped: str, optimizer: str, depth: int) -> None:
@@ -121,65 +124,6 @@ class Rdu(Dialect):
     def to_host(self, names: Names) -> str:
         return f"{names.training}.to_host()"
 
-
-_RDU_STEP = (
-    (0, "class RduTraining:"),
-    (1, '"""Runs training steps on an RDU.'),
-    (0, ""),
-    (
-        1,
-        "The first batch fixes names, shapes and types. Without RDU_PEF in the environment the step is compiled, and the",
-    ),
-    (1, "program ends; with it, the compiled step is traced and run."),
-    (1, '"""'),
-    (0, ""),
-    (1, "def __init__(self, model, optimizer):"),
-    (2, "if len(optimizer.param_groups) != 1:"),
-    (3, 'raise NotImplementedError("an RDU takes one group of parameters, and the optimizer has several")'),
-    (2, "settings = dict(optimizer.param_groups[0])"),
-    (2, "samba.from_torch_model_(model)"),
-    (2, "self.model, self.host_optimizer, self.is_traced = model, optimizer, False"),
-    (2, "kind = type(optimizer).__name__"),
-    (2, 'if kind == "SGD":'),
-    (3, 'kept = ("lr", "momentum", "weight_decay")'),
-    (2, 'elif kind == "AdamW":'),
-    (3, 'kept = ("lr", "betas", "eps", "weight_decay")'),
-    (2, "else:"),
-    (3, 'raise NotImplementedError(f"SambaFlow has no {kind}: use SGD or AdamW")'),
-    (2, "chosen = {name: settings[name] for name in kept}"),
-    (2, "self.optimizer = getattr(samba.optim, kind)(model.parameters(), **chosen)"),
-    (0, ""),
-    (1, "def __call__(self, *tensors):"),
-    (
-        2,
-        'inputs = [samba.from_torch_tensor(t, name=f"input_{i}", batch_dim=0) for i, t in enumerate(tensors)]',
-    ),
-    (2, "if not self.is_traced:"),
-    (3, "self.trace(inputs)"),
-    (2, 'rates = {"lr": self.host_optimizer.param_groups[0]["lr"]}'),
-    (2, "outputs = samba.session.run("),
-    (3, "input_tensors=inputs,"),
-    (3, "output_tensors=self.model.output_tensors,"),
-    (3, "hyperparam_dict=rates,"),
-    (3, 'section_types=["fwd", "bckwd", "opt"],'),
-    (2, ")"),
-    (2, "loss, *others = (samba.to_torch(output) for output in outputs)"),
-    (2, "return (*others, loss.mean()) if others else loss.mean()"),
-    (0, ""),
-    (1, "def trace(self, inputs):"),
-    (2, 'pef = os.environ.get("RDU_PEF")'),
-    (2, "if pef is None:"),
-    (3, "folder = samba_utils.get_file_dir(__file__)"),
-    (3, 'samba.session.compile(self.model, inputs, self.optimizer, name="training_step", app_dir=folder)'),
-    (3, 'raise SystemExit("the step is compiled: run again with RDU_PEF=<the .pef file that was made>")'),
-    (2, "samba_utils.trace_graph(self.model, inputs, self.optimizer, pef=pef)"),
-    (2, "self.is_traced = True"),
-    (0, ""),
-    (1, "def to_host(self):"),
-    (2, '"""Brings the weights back, for evaluation and checkpoints."""'),
-    (2, "if self.is_traced:"),
-    (3, "samba.session.to_cpu(self.model)"),
-)
 
 DIALECTS: dict[str, Dialect] = {dialect.target: dialect for dialect in (Ipu(), Rdu())}
 

@@ -59,18 +59,22 @@ class Through:
         script = Script(file, indent_of_compound(file, self.first))
         training, model = names.training, self.anatomy.model
         script.line(f"if {names.inference or training} is not None:")
-        inner = script.indent + script.unit
+        depth = 1
+        if not names.inference:  # evaluation goes on below, on the host
+            script.line(f"if not {model}.training:", 1).line(f"{training}.to_host()", 2).line("else:", 1)
+            depth = 2
+        inner = script.indent + script.unit * depth
         for statement in self.host:
             script.raw(rendered(file, statement, inner))
-        script.line(f"if {training} is not None and {model}.training:", 1)
-        script.line(executor_call(self.graph, training), 2)
-        script.line(f"return {', '.join([*self.returned, self.graph.loss])}", 2)
+        if names.inference:
+            script.line(f"if {training} is not None and {model}.training:", 1)
+            depth = 2
+        script.line(executor_call(self.graph, training), depth)
+        script.line(f"return {', '.join([*self.returned, self.graph.loss])}", depth)
         if names.inference:
             inputs = ", ".join(p.text for p in self.graph.inputs[: self.graph.num_model_inputs])
             script.line(f"{self.graph.outputs[0]} = {names.inference}({inputs})", 1)
             script.line(f"return {', '.join(self.returned)}", 1)
-        else:
-            script.line(f"{training}.to_host()", 1)
         return insert_before(file, self.first, script.text)
 
     def _requests(self, names: Names) -> list[Edit]:
@@ -157,7 +161,8 @@ def _make(anatomy: Anatomy, method: ast.FunctionDef) -> Through:
     head = _head(setting, marked, outputs[0])
     host = []
     for statement in _behind(file, method, first):
-        if not isinstance(statement, ast.Return) and statement not in marked:
+        alone = all(s in marked for s in simple_statements([statement]))  # an `if` around two ways to call it
+        if not isinstance(statement, ast.Return) and not (alone and any(simple_statements([statement]))):
             if any(file.tree.is_within(m, statement) for m in marked):
                 raise Refusal(
                     statement,

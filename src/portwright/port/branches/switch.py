@@ -104,9 +104,14 @@ def add_member(file: File, name: str, target: str) -> Edit:
             last, f"the values of {name} follow no rule that can be seen", f"Add a member {label} to it."
         )
     indent = indent_of(file, last)
-    head = file.source.data[file.source.span(last)[0] : file.source.span(last.value)[0]].decode()
-    width = len(head[: head.index("=")])
-    return insert_after(file, last, f"{indent}{label.ljust(width - 1)} = {value}{file.source.newline}")
+    widths = {_width(file, member) for member in members}
+    width = widths.pop() - 1 if len(widths) == 1 else 0  # where the others stand in a column
+    return insert_after(file, last, f"{indent}{label.ljust(width)} = {value}{file.source.newline}")
+
+
+def _width(file: File, member: ast.Assign) -> int:
+    head = file.source.data[file.source.span(member)[0] : file.source.span(member.value)[0]].decode()
+    return head.index("=")
 
 
 def _options(file: File) -> list[ast.Call]:

@@ -34,6 +34,7 @@ class Uses:
     dialect: Dialect
     names: Names
     skipped: set[int]  # statements that the host does not run on the device
+    dealt_with: str = ""  # a method with a branch of its own
     edits: list[Edit] = field(default_factory=list)
     evaluated: list[ast.AST] = field(default_factory=list)
     _done: set[object] = field(default_factory=set)
@@ -104,7 +105,12 @@ class Uses:
             else:
                 self._sync(statement, climb=True)
         elif isinstance(parent, ast.Attribute):
-            if parent.attr in ("state_dict", "save_pretrained", "named_parameters", "generate"):
+            counts = any(
+                word in self.file.segment(statement) for word in (".shape", "numel(", "requires_grad")
+            )
+            if parent.attr in ("state_dict", "save_pretrained", "generate") or (
+                parent.attr == "named_parameters" and not counts
+            ):
                 self._sync(statement, climb=False)
         elif isinstance(parent, (ast.Call, ast.keyword)):
             call = parent if isinstance(parent, ast.Call) else self.file.tree.parents.get(parent)
@@ -130,7 +136,7 @@ class Uses:
     def _passed(self, node: ast.expr, call: ast.Call, statement: ast.stmt) -> None:
         """The model as an argument: a function of the file that evaluates it gets the executor beside it."""
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if call in self.anatomy.calls or name in _HARMLESS:
+        if call in self.anatomy.calls or name in _HARMLESS or self.file.segment(call.func) == self.dealt_with:
             return
         if (self.file.resolve(call.func) or "").startswith("torch.nn.") or name == self.names.wrapper:
             return

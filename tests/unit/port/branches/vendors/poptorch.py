@@ -68,7 +68,9 @@ def inferenceModel(model, options=None):
 def _flat(value) -> list:
     if isinstance(value, (list, tuple)):
         return [leaf for each in value for leaf in _flat(each)]
-    assert isinstance(value, torch.Tensor), f"an input is a {type(value).__name__}, and PopTorch takes tensors"
+    assert isinstance(value, torch.Tensor), (
+        f"an input is a {type(value).__name__}, and PopTorch takes tensors"
+    )
     assert value.device.type == "cpu", value.device
     return [value]
 
@@ -99,8 +101,13 @@ class PoplarExecutor:
     def _tensors(self):
         return {**dict(self._user_model.named_parameters()), **dict(self._user_model.named_buffers())}
 
+    def copyWeightsToHostIfNeeded(self):
+        if self._device:
+            self.copyWeightsToHost()
+
     def copyWeightsToHost(self):
         CALLS["copyWeightsToHost"] += 1
+        assert self._device, "nothing is compiled yet"
         with torch.no_grad():
             for name, tensor in self._tensors().items():
                 if name in self._device:
