@@ -170,7 +170,7 @@ def gone(plan: Plan, lines: list[Line]) -> set[Line]:
     values = plan.anatomy.values
     return {
         line for line in lines
-        if line in values.argparse_lines or line in plan.constants.values() or plan.dissolver.why(line) is not None
+        if line in values.argparse_lines or line in values.alias_lines or line in plan.constants.values() or plan.dissolver.why(line) is not None
     }  # fmt: skip
 
 

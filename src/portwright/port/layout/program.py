@@ -122,6 +122,7 @@ class Program:
         self.main = Frame(entry, entry.tree.module)
         self.instances: dict[Var, Instance] = {}
         self.namespaces: set[Var] = set()
+        self.aliases: dict[Var, Var] = {}  # `self.model = model`: two names of one object
         self._modules: dict[Unit, Frame] = {entry: self.main}
         self._trains: dict[ast.AST, bool] = {}
         self._occurrences: dict[tuple[ast.AST, int], list[Occurrence]] = {}
@@ -362,6 +363,14 @@ class Program:
 
     def lookup(self, frame: Frame, name: str) -> Ref:
         """What a name means in a frame; a parameter is what it was given."""
+        return self._first(self._lookup(frame, name))
+
+    def _first(self, ref: Ref) -> Ref:
+        while isinstance(ref, Var) and ref in self.aliases:
+            ref = self.aliases[ref]
+        return ref
+
+    def _lookup(self, frame: Frame, name: str) -> Ref:
         bindings = frame.unit.tree.scopes[frame.node].bindings.get(name)
         if isinstance(frame.node, ast.Module):
             kinds = {b.kind for b in bindings or ()}
@@ -383,7 +392,7 @@ class Program:
             return self.lookup(frame, expr.id)
         if isinstance(expr, ast.Attribute) and isinstance(expr.value, ast.Name):
             if frame.instance is not None and expr.value.id == frame.own:
-                return Var(frame.instance.number, expr.attr)
+                return self._first(Var(frame.instance.number, expr.attr))
             base = self.lookup(frame, expr.value.id)
             if isinstance(base, Var) and base in self.namespaces:
                 return Setting(base, expr.attr)

@@ -70,7 +70,7 @@ def _settle_item(plan: Plan, item: Item, needed: set[Var]) -> None:
         return
     if account.knows(item.node):
         return
-    reason = plan.dissolver.why(item)
+    reason = "another name for the same object" if item in plan.anatomy.values.alias_lines else plan.dissolver.why(item)
     if reason is None and isinstance(item, Line):
         reason = _why_needless(plan, item, needed)
     if reason is not None:

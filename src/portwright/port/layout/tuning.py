@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from portwright.port.layout.anatomy import Anatomy, made_by, optimizer_call, unwrap_iterable
-from portwright.port.layout.program import Frame, Item, Line, Loop, flatten
+from portwright.port.layout.program import Frame, Given, Item, Line, Loop, Var, flatten
 from portwright.port.layout.values import UnknownError
 
 # Parameters of torch.optim's classes after `params`, in order, with the defaults of torch 2.4 to 2.13.
@@ -128,7 +128,10 @@ def _describe_optimizer(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame:
             continue
         options[key] = value
     groups = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "params"), None)
-    if groups is not None and not _is_all_parameters(anatomy, groups, frame):
+    decayed = _decay_groups(anatomy, groups, frame) if groups is not None else None
+    if decayed is not None:
+        options["weight_decay"] = decayed[0]
+    elif groups is not None and not _is_all_parameters(anatomy, groups, frame):
         tuning.own_optimizer = True
         tuning.problems.append(
             Problem(
@@ -148,6 +151,9 @@ def _describe_optimizer(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame:
         tuning.comments["exclude_from_weight_decay"] = (
             "as in torch.optim: everything decays, biases and norms too"
         )
+        if decayed is not None:
+            tuning.section["exclude_from_weight_decay"] = decayed[1]
+            tuning.comments["exclude_from_weight_decay"] = "beside biases and norms, as the script's parameter groups have it"
 
 
 def _spread(
@@ -170,10 +176,10 @@ def _spread(
 def _is_all_parameters(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
     """`model.parameters()`, also where frozen ones are filtered out, which run() does by itself."""
     ref = anatomy.program.reference(node, frame)
-    found = anatomy.values.value_of(ref) if hasattr(ref, "owner") else None
+    found = anatomy.values.value_of(ref) if isinstance(ref, Var) else None
     if found is not None:
         return _is_all_parameters(anatomy, *found)
-    if hasattr(ref, "expr") and ref.expr is not node:
+    if isinstance(ref, Given) and ref.expr is not node:
         return _is_all_parameters(anatomy, ref.expr, ref.frame)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters":
         return anatomy.program.reference(node.func.value, frame) == anatomy.model
@@ -191,6 +197,56 @@ def _is_all_parameters(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
             and _is_all_parameters(anatomy, node.generators[0].iter, frame)
         )
     return False
+
+
+def _decay_groups(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[float, list[str] | None] | None:
+    """The usual two groups, with and without weight decay: the decay, and the parts of names that have none.
+
+    Told apart by dimensions, or by `bias` and `norm` in names, they are the groups that run() makes by itself.
+    """
+    ref = anatomy.program.reference(node, frame)
+    found = anatomy.values.value_of(ref) if isinstance(ref, Var) else None
+    if found is not None:
+        node, frame = found
+    if not isinstance(node, ast.List) or len(node.elts) != 2:
+        return None
+    decays: list[float] = []
+    tests: list[tuple[ast.AST, Frame]] = []
+    for group in node.elts:
+        if not isinstance(group, ast.Dict):
+            return None
+        parts = {k.value: v for k, v in zip(group.keys, group.values, strict=True) if isinstance(k, ast.Constant)}
+        if parts.keys() != {"params", "weight_decay"}:
+            return None
+        decays.append(anatomy.values.try_evaluate(parts["weight_decay"], frame, default=-1.0))
+        tests += _membership(anatomy, parts["params"], frame)
+    if len(decays) != 2 or min(decays) != 0 or max(decays) <= 0 or not tests:
+        return None
+    texts = [origin.unit.text(test) for test, origin in tests]
+    if all("dim" in text for text in texts):
+        return max(decays), None
+    words: set[str] = set()
+    for test, origin in tests:
+        for each in ast.walk(test):
+            value = anatomy.values.try_evaluate(each, origin) if isinstance(each, (ast.Name, ast.Constant, ast.List, ast.Tuple)) else None
+            words |= {value} if isinstance(value, str) else {v for v in value if isinstance(v, str)} if isinstance(value, (list, tuple)) else set()
+    return (max(decays), sorted(words)) if words else None
+
+
+def _membership(anatomy: Anatomy, node: ast.expr, frame: Frame) -> list[tuple[ast.AST, Frame]]:
+    """The conditions that decide which parameters are in a group."""
+    ref = anatomy.program.reference(node, frame)
+    if isinstance(ref, Var):
+        found = anatomy.values.value_of(ref)
+        if found is None:
+            return []
+        if isinstance(found[0], ast.List) and not found[0].elts:  # filled by a loop
+            loops = [line for line in anatomy.setup if isinstance(line.node, ast.For) and "append" in line.frame.unit.text(line.node)]
+            return [(n.test, line.frame) for line in loops for n in ast.walk(line.node) if isinstance(n, ast.If) and "requires_grad" not in line.frame.unit.text(n.test)]
+        return _membership(anatomy, *found)
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 1:
+        return [(test, frame) for test in node.generators[0].ifs]
+    return []
 
 
 # -- what the loop does beside the update ---------------------------------------------------------------------------------
@@ -290,7 +346,7 @@ def _scheduler_steps(anatomy: Anatomy) -> list[tuple[ast.Call, str]]:
     found = []
     before = [line for line in anatomy.setup if line in anatomy.setup_of_epoch]
     places: list[tuple[str, list[Item]]] = [
-        ("before", list(before)), ("step", list(anatomy.step) + anatomy.after_step), ("epoch", anatomy.after_epoch),
+        ("before", list(before)), ("step", [*anatomy.step, *anatomy.after_step]), ("epoch", anatomy.after_epoch),
     ]  # fmt: skip
     for where, items in places:
         for item in items:
@@ -302,10 +358,18 @@ def _scheduler_steps(anatomy: Anatomy) -> list[tuple[ast.Call, str]]:
                     and call.func.attr == "step"
                     and anatomy.program.reference(call.func.value, item.frame) == anatomy.scheduler
                 ):
-                    plain = isinstance(item.node, ast.Expr)
+                    # Beside the update in its own block: once an update.
+                    plain = isinstance(item.node, ast.Expr) or _updates(anatomy, item)
                     place = where if anatomy.epoch_loop is not None or where != "epoch" else "step"
                     found.append((call, place if plain else "now and then"))
     return found
+
+
+def _updates(anatomy: Anatomy, item: Item) -> bool:
+    return isinstance(item.node, ast.If) and any(
+        isinstance(n, ast.Attribute) and n.attr == "step" and anatomy.program.reference(n.value, item.frame) == anatomy.optimizer
+        for n in ast.walk(item.node)
+    )
 
 
 def _as_spec(

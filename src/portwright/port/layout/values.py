@@ -58,14 +58,20 @@ class Values:
         self.definitions: dict[Var, list[tuple[ast.expr | None, Frame, Item]]] = {}
         self.stores: dict[Setting, list[tuple[ast.expr | None, Frame]]] = {}
         self.argparse_lines: set[Line] = set()
+        self.alias_lines: set[Item] = set()
         self._find_arguments()
         program.forget()
         self._collect()
+        for _ in range(6):  # a name of a name of a name
+            if not self._find_aliases():
+                break
 
     # -- definitions ---------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         for item in flatten(self.program.items):
+            if item in self.alias_lines:
+                continue
             if isinstance(item, Line):
                 if item.target is not None and item.value is not None:
                     self._define(item.target[0], item.target[1], item.value, item)
@@ -86,6 +92,46 @@ class Values:
                 for part in parts:
                     if part is not None:
                         self._note_stores(part, item.frame, item)
+
+    def _find_aliases(self) -> bool:
+        """Lines that only give an object another name, as `self.model = model` does; the first name stands for both."""
+        order = {item: number for number, item in enumerate(flatten(self.program.items))}
+        found: dict[Var, Var] = {}
+        lines: set[Item] = set()
+        for item in order:
+            if not isinstance(item, Line) or item in self.alias_lines:
+                continue
+            leaves = self._leaves(item)
+            pairs = []
+            for target, value, frame, origin in leaves:
+                a = self.program.reference(target, frame)
+                b = self.program.reference(value, origin) if value is not None else None
+                if not isinstance(a, Var) or not isinstance(b, Var) or a == b or len(self.definitions.get(a, [])) != 1:
+                    break
+                if any(order.get(other, 0) >= order[item] for _, _, other in self.definitions.get(b, [])):
+                    break
+                pairs.append((a, b))
+            if leaves and len(pairs) == len(leaves):
+                found.update(pairs)
+                lines.add(item)
+        if not found:
+            return False
+        self.program.aliases.update(found)
+        for space in list(self.program.namespaces):
+            self.program.namespaces.update(a for a, b in found.items() if b == space)
+        self.alias_lines |= lines
+        self.program.forget()
+        self.definitions.clear()
+        self.stores.clear()
+        self._collect()
+        return True
+
+    def _leaves(self, line: Line) -> list[tuple[ast.expr, ast.expr | None, Frame, Frame]]:
+        if line.target is not None and line.value is not None:
+            return [(t, v, line.target[1], line.value[1]) for t, v in pair(line.target[0], line.value[0])]
+        if isinstance(line.node, ast.Assign) and len(line.node.targets) == 1:
+            return [(t, v, line.frame, line.frame) for t, v in pair(line.node.targets[0], line.node.value)]
+        return []
 
     def _define(self, target: ast.expr, frame: Frame, value: tuple[ast.expr, Frame], item: Item) -> None:
         for leaf, own in pair(target, value[0]):

@@ -435,7 +435,7 @@ class Writer:
         optimizer = naming.name(plan.anatomy.optimizer)
         made = plan.renderer.expression(call, frame, naming)
         part = self.parts["utils"]
-        part.imports.append("import torch")
+        part.imports += ["import warnings", "import torch"]
         self.close("utils", naming, needed.lines)
         every = "steps_per_epoch(params)" if tuning.per_epoch else "1"
         count = 'params["runconfig"]["num_epochs"]' + (
@@ -452,8 +452,9 @@ class Writer:
             f"{INDENT * 2}if not rates or rate != rates[-1]:\n"
             f"{INDENT * 3}rates.append(rate)\n"
             f"{INDENT * 3}milestones.append(count * every)\n"
-            f"{INDENT * 2}{optimizer}.step()\n"
-            f"{INDENT * 2}scheduler.step()\n"
+            f"{INDENT * 2}with warnings.catch_warnings():\n"
+            f'{INDENT * 3}warnings.simplefilter("ignore")  # nothing is trained here, so there is no optimizer.step()\n'
+            f"{INDENT * 3}scheduler.step()\n"
             f'{INDENT}return {{"scheduler": "PiecewiseConstant", "learning_rates": rates, "milestones": milestones[1:]}}\n'
         )
 
