@@ -16,12 +16,14 @@ from pathlib import Path
 from portwright import __version__
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_directory, atomic_write_bytes
+from portwright.port.callers import forget, remember_members
 from portwright.port.check import Selection, check_source, unreadable
 from portwright.port.files import COPY_MARK, show
 from portwright.port.finding import Finding, Safety
 from portwright.port.origin import Origin
 from portwright.port.patch import Patch, make_patch
 from portwright.port.project import Project, find_root, read_source
+from portwright.port.roots import group_by_root
 from portwright.port.source import Source, UnreadableError
 from portwright.port.undo import save_originals
 
@@ -44,10 +46,7 @@ class Port:
 def make_port(files: Sequence[Path], selection: Selection, allow: Sequence[Safety]) -> Port:
     """Patches of all files that can be read, in view of each other's; the others are findings."""
     port = Port()
-    by_root: dict[Path, list[Path]] = {}
-    for path in files:
-        by_root.setdefault(find_root(path), []).append(path)
-    for root, members in by_root.items():
+    for root, members in group_by_root(files).items():
         _port_root(port, root, members, selection, allow)
     port.fixed.sort(key=lambda f: f.place)
     port.left.sort(key=lambda f: f.place)
@@ -59,6 +58,7 @@ def _port_root(
 ) -> None:
     overlay: dict[Path, Source] = {}
     project = Project(root, overlay)
+    remember_members(project, files)
     originals: dict[Path, Source] = {}
     fixed: dict[Path, list[Finding]] = {}
     left: dict[Path, list[Finding]] = {}
@@ -90,6 +90,7 @@ def _port_root(
             if patch.is_change:
                 overlay[path] = patch.after
                 project.forget(path)
+                forget(project, path)
                 changed.add(str(path))
         waiting = [path for path in files if needs.get(path, set()) & changed]
         if not waiting:

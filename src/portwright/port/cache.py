@@ -31,18 +31,22 @@ def cache_folder() -> Path:
 class Cache:
     """One file for a project and a selection of rules, outside of the project; a cache that cannot be written is none."""
 
-    def __init__(self, root: Path, selection: Selection) -> None:
+    def __init__(self, root: Path, selection: Selection, members: Sequence[Path]) -> None:
         key = [str(root), _fingerprint(), sorted(selection.targets), [r.code for r in selection.rules]]
         name = hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
         self.path = cache_folder() / f"{name}.json"
         self._digests: dict[str, str | None] = {}
         self._entries: dict[str, dict[str, Any]] = {}
         self._missing: set[str] = set()
+        self._members = {str(path) for path in members}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            # A file that was looked for in vain and is there now may change what any name means.
-            if not any(Path(path).exists() for path in content["missing"]):
+            # A file that was looked for in vain and is there now may change what any name means, and the step of a file
+            # that was not looked at before may call what any other one defines.
+            known = set(content["members"])
+            if self._members <= known and not any(Path(path).exists() for path in content["missing"]):
                 self._entries, self._missing = content["entries"], set(content["missing"])
+                self._members = known
 
     def known(self, files: Sequence[Path]) -> dict[Path, list[Finding]]:
         """Findings of files that are as they were."""
@@ -64,9 +68,10 @@ class Cache:
                 "findings": row["findings"],
             }
         with contextlib.suppress(UserError):
-            atomic_write_text(
-                self.path, json.dumps({"missing": sorted(self._missing), "entries": self._entries})
-            )
+            content = {
+                "missing": sorted(self._missing), "members": sorted(self._members), "entries": self._entries
+            }  # fmt: skip
+            atomic_write_text(self.path, json.dumps(content))
 
     def _is_fresh(self, path: Path) -> bool:
         entry = self._entries.get(str(path))

@@ -15,9 +15,11 @@ from typing import Any
 
 import portwright
 from portwright.port.cache import Cache
+from portwright.port.callers import remember_members
 from portwright.port.check import Selection, check_path
 from portwright.port.finding import Finding
-from portwright.port.project import Project, find_root
+from portwright.port.project import Project
+from portwright.port.roots import group_by_root
 
 _FILES_A_COLLECTION = 20
 _BYTES_FOR_A_PROCESS = 400_000  # less is done before another interpreter has started
@@ -37,11 +39,11 @@ def check_files(
 ) -> list[Finding]:
     """Findings of all files, sorted; the order and content do not depend on the number of processes."""
     found: list[Finding] = []
-    for root, members in _by_root(files).items():
-        cache = Cache(root, selection) if use_cache else None
+    for root, members in group_by_root(files).items():
+        cache = Cache(root, selection, members) if use_cache else None
         known = cache.known(members) if cache else {}
         rest = [path for path in members if path not in known]
-        checked = _check(root, rest, selection, jobs)
+        checked = _check(root, rest, members, selection, jobs)
         if cache and checked:
             cache.add(checked)
         found += [f for findings in known.values() for f in findings]
@@ -49,8 +51,12 @@ def check_files(
     return sorted(found, key=lambda f: f.place)
 
 
-def check_here(root: Path, files: Iterable[Path], selection: Selection) -> list[Checked]:
+def check_here(
+    root: Path, files: Iterable[Path], members: Sequence[Path], selection: Selection
+) -> list[Checked]:
+    """What some of a project's files gave; `members` are all that are looked at, by whatever process."""
     project = Project(root)
+    remember_members(project, members)
     checked = []
     was_enabled = gc.isenabled()
     gc.disable()  # trees are many small objects that the collector would look at over and over
@@ -67,16 +73,9 @@ def check_here(root: Path, files: Iterable[Path], selection: Selection) -> list[
     return checked
 
 
-def _by_root(files: Sequence[Path]) -> dict[Path, list[Path]]:
-    roots: dict[Path, Path] = {}
-    grouped: dict[Path, list[Path]] = {}
-    for path in files:
-        root = roots.setdefault(path.parent, find_root(path))
-        grouped.setdefault(root, []).append(path)
-    return grouped
-
-
-def _check(root: Path, files: Sequence[Path], selection: Selection, jobs: int | None) -> list[Checked]:
+def _check(
+    root: Path, files: Sequence[Path], members: Sequence[Path], selection: Selection, jobs: int | None
+) -> list[Checked]:
     sizes = {path: _size(path) for path in files}
     wanted = (
         jobs
@@ -85,17 +84,19 @@ def _check(root: Path, files: Sequence[Path], selection: Selection, jobs: int | 
     )
     num_processes = max(1, min(wanted, len(files), sum(sizes.values()) // _BYTES_FOR_A_PROCESS))
     if num_processes == 1:
-        return check_here(root, files, selection)
+        return check_here(root, files, members, selection)
     shares: list[list[Path]] = [[] for _ in range(num_processes)]
     loads = [0] * num_processes
     for path in sorted(files, key=lambda p: (-sizes[p], p)):
         least = loads.index(min(loads))
         shares[least].append(path)
         loads[least] += sizes[path] + 2000
-    return _in_processes(root, shares, selection)
+    return _in_processes(root, shares, members, selection)
 
 
-def _in_processes(root: Path, shares: Sequence[Sequence[Path]], selection: Selection) -> list[Checked]:
+def _in_processes(
+    root: Path, shares: Sequence[Sequence[Path]], members: Sequence[Path], selection: Selection
+) -> list[Checked]:
     """Children of our own, not multiprocessing: that would import the caller's script again."""
     package = str(Path(portwright.__file__).parent.parent)
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -107,7 +108,7 @@ def _in_processes(root: Path, shares: Sequence[Sequence[Path]], selection: Selec
         )  # fmt: skip
         task = {
             "root": str(root), "files": [str(p) for p in sorted(share)], "targets": sorted(selection.targets),
-            "codes": [rule.code for rule in selection.rules],
+            "codes": [rule.code for rule in selection.rules], "members": [str(p) for p in members],
         }  # fmt: skip
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died; what it leaves undone is seen below
@@ -116,14 +117,14 @@ def _in_processes(root: Path, shares: Sequence[Sequence[Path]], selection: Selec
             child.stdin.close()
         children.append((child, share))
     try:
-        checked = check_here(root, sorted(shares[0]), selection)
+        checked = check_here(root, sorted(shares[0]), members, selection)
         for child, share in children:
             assert child.stdout is not None
             answer = child.stdout.read()
             if child.wait() == 0:
                 checked += [from_row(row) for row in json.loads(answer)]
             else:  # killed for memory, say: its files are still to be checked
-                checked += check_here(root, sorted(share), selection)
+                checked += check_here(root, sorted(share), members, selection)
     finally:
         for child, _ in children:
             if child.poll() is None:

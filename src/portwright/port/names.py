@@ -7,6 +7,7 @@ import builtins
 import re
 from pathlib import Path
 
+from portwright.port.project import _LIBRARIES as LIBRARIES
 from portwright.port.project import Definition, Outline, Project, make_outline
 from portwright.port.torch_names import PUBLIC
 from portwright.port.tree import Binding, Scope, Tree, dotted_chain
@@ -219,8 +220,14 @@ class Names:
 
     def _imported(self, importer: Path, dotted: str, level: int, hops: int) -> str | None:
         """What `import dotted`, or `from a import b` with dotted a.b, stands for."""
-        if level == 0 and self.project.find_module(importer, dotted.partition(".")[0], 0) is None:
+        top, _, below = dotted.partition(".")
+        if (
+            level == 0
+            and (top in LIBRARIES or not below)
+            and self.project.find_module(importer, top, 0) is None
+        ):
             return canonical(dotted)
+        # The folder of a package needs no __init__.py.
         path = self.project.find_module(importer, dotted, level)
         if path is not None:
             return f"{path}::"  # the module itself

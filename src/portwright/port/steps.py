@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from functools import cached_property
 
+from portwright.port.callers import MOST_HOPS, functions_called_from_steps
 from portwright.port.kinds import STEP_METHODS
 from portwright.port.names import Names
 from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, Tree, is_name
@@ -16,6 +17,7 @@ class Steps:
     def __init__(self, tree: Tree, names: Names) -> None:
         self.tree = tree
         self.names = names
+        self._called_from: dict[int, set[ast.AST]] = {}
 
     @cached_property
     def module_classes(self) -> list[ClassInfo]:
@@ -24,13 +26,17 @@ class Steps:
     @cached_property
     def forward_functions(self) -> set[ast.AST]:
         """Methods and functions of this file that forward() reaches."""
-        reached: set[ast.AST] = set()
         waiting: list[tuple[ClassInfo | None, ast.AST]] = [
             (info, info.methods[name])
             for info in self.module_classes
             for name in STEP_METHODS
             if name in info.methods
         ]
+        return self._reach(waiting)
+
+    def _reach(self, waiting: list[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
+        """These functions, and those of this file that they call in turn."""
+        reached: set[ast.AST] = set()
         while waiting:
             info, function = waiting.pop()
             if function in reached:
@@ -74,15 +80,16 @@ class Steps:
 
     @cached_property
     def step_functions(self) -> set[ast.AST]:
-        """Functions of this file that a training step calls each time."""
-        reached: set[ast.AST] = set()
+        """Functions of this file that a training step calls each time, and those that they call."""
+        called: list[tuple[ClassInfo | None, ast.AST]] = []
         for region in self.step_regions:
             for node in ast.walk(region):
                 if isinstance(node, ast.Call) and not self.is_gated(node, region):
                     function = self._local_function(node)
                     if function is not None and not self._is_without_gradients(function):
-                        reached.add(function)
-        return reached
+                        is_method = isinstance(node.func, ast.Attribute)
+                        called.append((self.tree.class_of(node) if is_method else None, function))
+        return self._reach(called)
 
     def in_training_step(self, node: ast.AST) -> bool:
         regions = self.step_regions
@@ -98,7 +105,41 @@ class Steps:
         return bool(functions) and any(a in functions for a in self.tree.ancestors(node))
 
     def in_step(self, node: ast.AST) -> bool:
-        return self.in_forward(node) or self.in_training_step(node)
+        return self.in_forward(node) or self.in_training_step(node) or self.is_called_from_step(node)
+
+    def is_called_from_step(self, node: ast.AST, hops: int = MOST_HOPS) -> bool:
+        """Whether a node stands in a function that the step of another file calls."""
+        functions = self._functions_called_from(hops)
+        if not functions or self.is_without_gradients(node):
+            return False
+        return any(a in functions for a in self.tree.ancestors(node))
+
+    def calls_to_other_files(self, hops: int) -> set[str]:
+        """The project's own functions that steps of this file call, and that are defined elsewhere, as `file::name`."""
+        found = set()
+        for call in self.tree.all(ast.Call):
+            reference = self.names.resolve(call.func)
+            if reference is None or "::" not in reference or reference in found:
+                continue
+            if (
+                self.in_forward(call)
+                or (self.in_training_step(call) and not self.is_gated(call, self.region_of(call)))
+                or (hops > 0 and self.is_called_from_step(call, hops))
+            ):
+                found.add(reference)
+        return found
+
+    def _functions_called_from(self, hops: int) -> set[ast.AST]:
+        if hops not in self._called_from:
+            defined = {f.name: f for f in self.tree.module.body if isinstance(f, FUNCTIONS)}
+            names = functions_called_from_steps(self, hops) if defined else set()
+            waiting: list[tuple[ClassInfo | None, ast.AST]] = [
+                (None, defined[name])
+                for name in names
+                if name in defined and not self._is_without_gradients(defined[name])
+            ]
+            self._called_from[hops] = self._reach(waiting)
+        return self._called_from[hops]
 
     def region_of(self, node: ast.AST) -> ast.AST | None:
         return next((a for a in self.tree.ancestors(node) if a in self.step_regions), None)
@@ -135,30 +176,36 @@ class Steps:
         return False
 
     def _called(self, info: ClassInfo | None, function: ast.AST) -> list[tuple[ClassInfo | None, ast.AST]]:
+        """Functions of this file that a function calls, or hands on to be called."""
         found: list[tuple[ClassInfo | None, ast.AST]] = []
         for node in ast.walk(function):
-            if not isinstance(node, ast.Call):
-                continue
-            target = node.func
-            if isinstance(target, ast.Attribute) and is_name(target.value, "self") and info is not None:
-                method = info.methods.get(target.attr)
-                if method is not None:
+            if isinstance(node, ast.Attribute) and is_name(node.value, "self") and info is not None:
+                method = info.methods.get(node.attr)
+                if method is not None and self._is_call(node):
                     found.append((info, method))
-            elif isinstance(target, ast.Name):
-                local = self._local_function(node)
-                if local is not None:
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                local = self._named_function(node)
+                if local is not None and not self._is_without_gradients(local):
                     found.append((None, local))
         return found
 
+    def _is_call(self, node: ast.AST) -> bool:
+        parent = self.tree.parents.get(node)
+        return isinstance(parent, ast.Call) and parent.func is node
+
     def _local_function(self, call: ast.Call) -> FunctionNode | None:
         if isinstance(call.func, ast.Name):
-            found = self.tree.scope_of(call.func).lookup(call.func.id)
-            if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
-                return found[1][0].node
-        elif isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self"):
+            return self._named_function(call.func)
+        if isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self"):
             info = self.tree.class_of(call)
             if info is not None:
                 return info.methods.get(call.func.attr)
+        return None
+
+    def _named_function(self, name: ast.Name) -> FunctionNode | None:
+        found = self.tree.scope_of(name).lookup(name.id)
+        if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
+            return found[1][0].node
         return None
 
 

@@ -15,7 +15,8 @@ def main() -> None:
     task = json.load(sys.stdin)
     rules = find_rules()
     selection = Selection(tuple(rules[code] for code in task["codes"]), frozenset(task["targets"]))
-    checked = check_here(Path(task["root"]), [Path(path) for path in task["files"]], selection)
+    files, members = ([Path(path) for path in task[name]] for name in ("files", "members"))
+    checked = check_here(Path(task["root"]), files, members, selection)
     json.dump([to_row(each) for each in checked], sys.stdout)
 
 
