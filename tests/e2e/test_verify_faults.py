@@ -66,7 +66,7 @@ FAULTS = [
     Fault("zero_grad", "attention", {"            optimizer.zero_grad()\n": ""}, 2, "gradient", "head.bias", "zero-grad"),
     Fault("clipping", "attention", {"            nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n": ""}, 1, "gradient", "head.bias", "clipping"),
     Fault("frozen", "attention", {"    criterion =": "    model.embed.weight.requires_grad_(False)\n    criterion ="}, 1, "gradient", "embed.weight", "frozen"),
-    Fault("detached", "attention", {"self.key(x)": "self.key(x).detach()"}, 1, "gradient", "second.attention.key.bias"),
+    Fault("detached", "attention", {"self.key(x)": "self.key(x).detach()"}, 1, "gradient", "second.attention.key.weight", "detached"),
     Fault("accumulation", "convolution", {"labels) / 2": "labels)"}, 1, "loss", "head.bias", "loss-scale"),
     # The forward pass: named is the first parameter behind the place where numbers part.
     Fault("mask", "attention", {"diagonal=1)": "diagonal=0).fill_diagonal_(False).tril(1)"}, 1, "loss", "first.attention.out.weight", "forward"),
@@ -75,7 +75,7 @@ FAULTS = [
     Fault("norm_eps", "attention", {"self.norm2 = nn.LayerNorm(width)": "self.norm2 = nn.LayerNorm(width, eps=1e-3)"}, 1, "loss", "first.norm2.weight", "forward"),
     Fault("position", "attention", {"self.table[: x.size(1)]": "self.table[1 : x.size(1) + 1]"}, 1, "loss", "first.norm1.weight", "forward"),
     Fault("position_table", "attention", {"torch.arange(longest).unsqueeze(1)": "torch.arange(1, longest + 1).unsqueeze(1)"}, 1, "initial", "position.table"),
-    Fault("swapped", "attention", {"x = self.first(x)\n        x = self.second(x)": "x = self.second(x)\n        x = self.first(x)"}, 1, "loss", "first.norm1.weight", "forward"),
+    Fault("swapped", "attention", {"x = self.first(x)\n        x = self.second(x)": "x = self.second(x)\n        x = self.first(x)"}, 1, "loss", "first.attention.query.weight", "forward"),
     Fault("residual", "convolution", {"F.relu(out + x)": "F.relu(out)"}, 1, "loss", "block2.conv1.weight", "forward"),
     Fault("pool", "convolution", {"nn.MaxPool2d": "nn.AvgPool2d"}, 1, "loss", "head.weight", "forward"),
     # Parameters and what they start from.
@@ -84,7 +84,7 @@ FAULTS = [
     Fault("initialisation", "attention", {"self.head = nn.Linear(16, 13)": "self.head = nn.Linear(16, 13)\n        nn.init.normal_(self.head.weight, std=0.02)"}, 1, "initial", "head.weight", "initialisation"),
     # The loss.
     Fault("smoothing", "attention", {"label_smoothing=0.1": ""}, 1, "loss", "head.bias", "loss-function"),
-    Fault("reduction", "attention", {"label_smoothing=0.1": "label_smoothing=0.1, reduction='sum'"}, 1, "loss", "head.bias"),
+    Fault("reduction", "attention", {"label_smoothing=0.1": "label_smoothing=0.1, reduction='sum'"}, 1, "loss", "head.bias", "loss-scale"),
     # The data: no parameter is concerned.
     Fault("shifted", "attention", {"for tokens, targets in loader:": "for tokens, targets in list(loader)[1:]:"}, 1, "batch", None, "batch-shifted"),
     Fault("batch_size", "attention", {"batch_size=16": "batch_size=8"}, 1, "batch", None, "batch-size"),

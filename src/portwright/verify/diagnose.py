@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from portwright.verify.compare import Comparison, Held, StepFacts
 from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
 from portwright.verify.diagnose_forward import Located, forward_order, locate
-from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, scale_of
+from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, is_whole, scale_of
 from portwright.verify.difference import Difference, count, listing, number
 
 
@@ -95,7 +96,9 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     if place is None and not losses:
         return None
     held = losses[0] if losses else max(gradients, key=lambda h: h.share)
-    return _at_module(comparison, step, held, place) if place else _at_loss(comparison, step, held)
+    if place is None or place.parameter is None:
+        return _at_loss(comparison, step, held, place)
+    return _at_module(comparison, step, held, place)
 
 
 def _at_module(comparison: Comparison, step: int, held: Held, place: Located) -> Difference:
@@ -112,32 +115,38 @@ def _at_module(comparison: Comparison, step: int, held: Held, place: Located) ->
     )  # fmt: skip
 
 
-def _at_loss(comparison: Comparison, step: int, held: Held) -> Difference:
-    """Every output that can be paired is the same, so what is made of them is not."""
+def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | None) -> Difference:
+    """The outputs of all layers agree, so what is made of them does not."""
     order = forward_order(comparison.original)
     a, b = held.measure.original, held.measure.ported
     gradient = scale_of("gradient", comparison.original, comparison.ported, step, order)
     ratio = b / a if a and math.isfinite(a) and math.isfinite(b) else None
     word, sentence = (
         "loss-function",
-        "Outputs of the modules agree and the loss does not: it is computed otherwise.",
+        "The outputs of all layers agree and the loss does not: it is computed otherwise.",
     )
-    if ratio and gradient and math.isclose(ratio, gradient, rel_tol=1e-3):
+    if ratio and (
+        is_whole(abs(ratio))
+        or is_whole(1 / abs(ratio))
+        or (gradient and math.isclose(ratio, gradient, rel_tol=1e-3))
+    ):
         word = "loss-scale"
         sentence = (
-            f"Loss and gradients are {ratio:.6g} times the original's: look at the loss's reduction (sum or mean), its "
-            "weight, and what it is divided by."
+            f"The loss is {ratio:.6g} times the original's: look at its reduction (sum or mean), its weight, and what it is "
+            "divided by."
         )
-    return _held(comparison, step, held, "loss", order[-1] if order else None, word, sentence)
+    found = _held(comparison, step, held, "loss", order[-1] if order else None, word, sentence)
+    if place is None:
+        return found
+    return replace(found, module=place.module, line=place.ported.line if place.ported else "")
 
 
 def _gradient(comparison: Comparison, step: int) -> Difference:
     beyond = {h.measure.name: h for h in comparison.beyond(step, "gradient")}
     order = forward_order(comparison.original)
-    names = [n for n in order if n in beyond]
-    word, sentence = diagnose_gradient(comparison.original, comparison.ported, step, names, order)
-    # The backward pass starts at the end: what differs last in the forward order differs first.
-    return _held(comparison, step, beyond[names[-1]], "gradient", names[-1], word, sentence)
+    bounds = {name: held.bound.value for name, held in beyond.items()}
+    word, sentence, culprit = diagnose_gradient(comparison.original, comparison.ported, step, bounds, order)
+    return _held(comparison, step, beyond[culprit], "gradient", culprit, word, sentence)
 
 
 def _optimizer(comparison: Comparison, facts: StepFacts, is_beyond: bool) -> Difference | None:

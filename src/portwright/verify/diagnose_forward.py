@@ -21,7 +21,7 @@ class Located:
     module: str
     kind: str
     before: str | None
-    parameter: str | None  # its first, or the first behind it where it has none
+    parameter: str | None  # its first, or the first behind it where it has none; None behind all of them
     original: ModuleOutput
     ported: ModuleOutput | None
     distance: float
@@ -128,15 +128,12 @@ def _module_names(ported: Recording) -> dict[str, str]:
 
 
 def _parameter_at(recording: Recording, step: Step, place: int) -> str | None:
-    """The first parameter of the module called here, else of the next that has one, else of the last before."""
-    names = [t.name for t in recording.tensors if t.kind == "parameter"]
-    behind = [o.module for o in step.outputs[place:]]
-    ahead = [o.module for o in reversed(step.outputs[:place])]
-    for module in [*behind, *ahead]:
-        found = next((n for n in names if _owner(n) == module), None)
-        if found is not None:
-            return found
-    return names[-1] if names else None
+    """The first parameter of the module called here, or else of the next that has one."""
+    first: dict[str, str] = {}
+    for tensor in recording.tensors:
+        if tensor.kind == "parameter":
+            first.setdefault(_owner(tensor.name), tensor.name)
+    return next((first[o.module] for o in step.outputs[place:] if o.module in first), None)
 
 
 def _owner(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,37 +43,64 @@ def scale_of(
 
 
 def diagnose_gradient(
-    original: Recording, ported: Recording, step: int, names: Sequence[str], all_names: Sequence[str]
-) -> tuple[str, str]:
-    """A word and a sentence for gradients that differ though the loss does not."""
-    lacking = [
-        n
-        for n in names
-        if not norm(ported.sketch("gradient", step, n)) and norm(original.sketch("gradient", step, n))
-    ]
-    if lacking and len(lacking) == len(names):
-        return _without_gradient(original, ported, step, lacking)
-    mine, theirs = (_stacked(r, "gradient", step, all_names) for r in (original, ported))
+    original: Recording, ported: Recording, step: int, beyond: Mapping[str, float], order: Sequence[str]
+) -> tuple[str, str, str]:
+    """A word, a sentence and the culprit for gradients that differ though the loss does not.
+
+    `beyond` has the bound of each gradient that differs; `order` is that of the forward pass. The backward pass starts at its
+    end, so that what differs last there differs first.
+    """
+    names = [n for n in order if n in beyond]
+    mine, theirs = (_stacked(r, "gradient", step, order) for r in (original, ported))
     if step > 1:
-        before = _stacked(ported, "gradient", step - 1, all_names)
+        before = _stacked(ported, "gradient", step - 1, order)
         if norm(theirs - mine - before) <= _EXPLAINED * norm(theirs - mine):
-            return "zero-grad", (
-                "The port's gradient is the original's plus that of the step before: gradients are not cleared between the "
-                "steps (zero_grad)."
-            )
-    if len(names) >= len(all_names) / 2:
-        c = factor(mine, theirs)
-        if c is not None:
-            return _scaled_gradient(original, all_names, c)
+            return "zero-grad", _NOT_CLEARED, names[-1]
+    c, odd = 1.0, names
+    if len(names) >= len(order) / 2:
+        c, odd = _odd_ones(original, ported, step, beyond, names)
+    if not odd:
+        return *_scaled_gradient(original, order, c), names[-1]
+    culprit = odd[-1]
+    if not norm(ported.sketch("gradient", step, culprit)):
+        lacking = [n for n in odd if not norm(ported.sketch("gradient", step, n))]
+        return *_without_gradient(ported, step, lacking), culprit
     if not ported.steps[step - 1].zeroed and original.steps[step - 1].zeroed:
-        return "zero-grad", "The port does not clear its gradients before this step (zero_grad)."
-    return "backward", (
+        return "zero-grad", "The port does not clear its gradients before this step (zero_grad).", culprit
+    return (
+        "backward",
         "The loss is the same and the gradient is not: something on the way back differs, such as detach(), a hook, "
-        "clipping by value or a parameter used in another place."
+        "clipping by value or a parameter used in another place.",
+        culprit,
     )
 
 
-def _without_gradient(original: Recording, ported: Recording, step: int, names: list[str]) -> tuple[str, str]:
+_NOT_CLEARED = (
+    "The port's gradient is the original's plus that of the step before: gradients are not cleared between the "
+    "steps (zero_grad)."
+)
+
+
+def _odd_ones(
+    original: Recording, ported: Recording, step: int, beyond: Mapping[str, float], names: Sequence[str]
+) -> tuple[float, list[str]]:
+    """The one factor that most gradients share, as clipping by norm leaves it, and those that it does not explain."""
+    pairs = {n: [_stacked(r, "gradient", step, [n]) for r in (original, ported)] for n in names}
+    factors = {n: float(a @ b) / float(a @ a) if a.any() else 0.0 for n, (a, b) in pairs.items()}
+
+    def odd(c: float) -> list[str]:
+        return [
+            n
+            for n, (a, b) in pairs.items()
+            if norm(b - c * a) > 2 * beyond[n] * max(norm(a), norm(b)) + _EXPLAINED * abs(1 - c) * norm(a)
+        ]
+
+    # That of the last, which nothing upstream can touch, or that which explains most.
+    best = min((c for n in reversed(names) if (c := factors[n]) > 0), key=lambda c: len(odd(c)), default=1.0)
+    return best, odd(best)
+
+
+def _without_gradient(ported: Recording, step: int, names: list[str]) -> tuple[str, str]:
     given = {n for group in ported.steps[step - 1].groups for n in group.parameters}
     own_names = {m.original: m.ported for m in ported.matches}
     frozen = {t.name for t in ported.tensors if not t.trained}
@@ -91,7 +118,7 @@ def _without_gradient(original: Recording, ported: Recording, step: int, names: 
 
 def _scaled_gradient(original: Recording, names: Sequence[str], c: float) -> tuple[str, str]:
     norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
-    whole = _is_whole(c) or (c > 0 and _is_whole(1 / c))
+    whole = is_whole(c) or (c > 0 and is_whole(1 / c))
     is_flat = len(norms) > 2 and max(norms) - min(norms) <= 0.12 * max(norms)
     if c > 1 and is_flat and not whole:
         return "clipping", (
@@ -104,7 +131,8 @@ def _scaled_gradient(original: Recording, names: Sequence[str], c: float) -> tup
     )
 
 
-def _is_whole(value: float) -> bool:
+def is_whole(value: float) -> bool:
+    """Whether a factor is a count, such as that of samples or of accumulated batches."""
     return value > 1.5 and math.isclose(value, round(value), rel_tol=1e-4)
 
 

@@ -65,7 +65,7 @@ def _judge_mode(
     if difference is None:
         is_same = all(not h.measure.distance for h in comparison.held)
         return Judgement(comparison, None, mode, "identical" if is_same else "dtype")
-    if difference.quantity not in _NUMBERS or _is_clear_cause(difference):
+    if _is_exact(difference, mode):
         return Judgement(comparison, difference, mode)
     if not is_last:
         return None  # masks may have been drawn in another order: again without them
@@ -75,16 +75,14 @@ def _judge_mode(
     if noted.difference is None:
         noted.settled_by = "noise"
         return noted
-    if noted.difference.quantity in _NUMBERS and not _is_clear(comparison, noted.difference):
+    if not _is_exact(noted.difference, mode) and not _is_clear(comparison, noted.difference):
         _ask_float64(runs, mode, noted)
     return noted
 
 
-def _is_clear_cause(difference: Difference) -> bool:
-    """Another batch is seen exactly, and no rounding makes one; nor does it make dropout where none is drawn."""
-    return difference.quantity == "batch" or (
-        difference.quantity == "dropout" and difference.decided_by == "off"
-    )
+def _is_exact(difference: Difference, mode: Dropout) -> bool:
+    """Whether no rounding and no drawing can have made it: then nothing needs to be run again."""
+    return difference.quantity not in _NUMBERS or (difference.quantity == "dropout" and mode == "off")
 
 
 def _is_clear(comparison: Comparison, difference: Difference) -> bool:

@@ -98,7 +98,7 @@ def _changes(original: Recording, other: Recording, step: int, tensors: list[Ten
         quantity: Quantity = "buffer" if tensor.kind == "buffer" else "update"
         measured = _vectors(step, quantity, name, a, b, 0.0)
         size = max(measured.original, measured.ported)
-        rounding = 4 * epsilon(tensor.dtype) * norm(here) / size if here is not None and size else 0.0
+        rounding = 2 * epsilon(tensor.dtype) * norm(here) / size if here is not None and size else 0.0
         yield Measure(
             step, quantity, name, measured.distance, measured.original, measured.ported, min(rounding, 0.5)
         )
