@@ -100,6 +100,8 @@ def merge_for_layers(
         length = x.shape[-2]
         attn_mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
     padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
+    # As below, masks follow the input: the host makes them once, outside of the step.
+    attn_mask, padding = attn_mask.to(x.device), padding.to(x.device)
     merged = combine_masks(attn_mask_to_4d(attn_mask, batch, heads), key_padding_mask_to_4d(padding))
     return merged, None, False
 
@@ -132,16 +134,14 @@ def make_attention_bias(
         return None, True
     mask: Tensor | None = None
     if attn_mask is not None:
-        mask = _cover(
-            attn_mask_to_4d(attn_mask, batch, heads), "attn_mask", num_masked, num_past, num_appended
-        )
+        given = attn_mask_to_4d(attn_mask.to(q.device), batch, heads)
+        mask = _cover(given, "attn_mask", num_masked, num_past, num_appended)
     elif is_causal and not (num_queries == 1 and num_past > 0):
         later = torch.ones(num_queries, num_masked, dtype=torch.bool, device=q.device).triu(1 + num_past)
         mask = _cover(later[None, None], "attn_mask", num_masked, num_past, num_appended)
     if key_padding_mask is not None:
-        padding = _cover(
-            key_padding_mask_to_4d(key_padding_mask), "key_padding_mask", num_masked, num_past, num_appended
-        )
+        given = key_padding_mask_to_4d(key_padding_mask.to(q.device))
+        padding = _cover(given, "key_padding_mask", num_masked, num_past, num_appended)
         _check_shape("key_padding_mask", padding, (batch, 1, 1, num_keys))
         mask = padding if mask is None else combine_masks(mask, padding)
     bias = None if mask is None else to_bias(mask, q.dtype)
