@@ -85,7 +85,7 @@ class _NormLeaky(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, means, scales = ctx.saved_tensors
         eps, slope, has_residual = ctx.options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from plane_norm import is_eager
 from torch import Tensor, nn
 from uresnet_blocks import (
@@ -82,11 +84,12 @@ class UResNet(nn.Module):
         self._check(images)
         x = self.stem(put_channels_last(images.transpose(0, 1).flatten(0, 1).unsqueeze(1)))
         kept = []
-        for level in self.levels:
+        levels: list[Any] = list(self.levels)
+        for level in levels:
             x, skipped = level.descend(x)
             kept.append(skipped)
         x = self.deepest(x)
-        for level in reversed(self.levels):
+        for level in reversed(levels):
             x = level.ascend(x, kept.pop())
         logits: Tensor = self.head(self.final(x))
         return logits

@@ -66,7 +66,11 @@ class ModelParams(BaseModel):
 
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
-PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+PARAMS_SCHEMA: dict[str, type[BaseModel]] = {
+    "train_input": InputParams,
+    "eval_input": InputParams,
+    "model": ModelParams,
+}
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:
