@@ -13,6 +13,8 @@ from portwright.verify.recording import MatchedBy
 
 _MOST_ALIGNED = 4_000_000  # pairs; beyond, each takes the best that is left
 
+_CONTRADICTED = 20  # more than all else together: such a pair is made only when nothing else is left
+
 Offers = dict[tuple[int, int], tuple[float, Layout]]
 
 
@@ -36,9 +38,8 @@ def align(originals: list[Known], ported: list[Known], modules: Modules) -> list
         rows, columns = {row for row, _ in sure}, {column for _, column in sure}
         ours = [known for number, known in enumerate(ours) if number not in rows]
         theirs = [known for number, known in enumerate(theirs) if number not in columns]
-    for (row, column), (_, layout) in sorted(
-        _offers(ours, theirs, modules).items(), key=lambda item: -item[1][0]
-    ):
+    left = _offers(ours, theirs, modules, -_CONTRADICTED)
+    for (row, column), (_, layout) in sorted(left.items(), key=lambda item: -item[1][0]):
         names = {link.original for link in links}, {name for link in links for name in link.ported}
         if ours[row].name not in names[0] and theirs[column].name not in names[1]:
             links.append(Link(ours[row].name, (theirs[column].name,), layout, "order"))
@@ -61,7 +62,7 @@ def in_order(knowns: list[Known]) -> list[Known]:
     return sorted(knowns, key=when)
 
 
-def _offers(ours: list[Known], theirs: list[Known], modules: Modules) -> Offers:
+def _offers(ours: list[Known], theirs: list[Known], modules: Modules, least: float = 0.0) -> Offers:
     by_size: dict[int, list[int]] = {}
     for column, other in enumerate(theirs):
         by_size.setdefault(other.values.numel(), []).append(column)
@@ -72,14 +73,14 @@ def _offers(ours: list[Known], theirs: list[Known], modules: Modules) -> Offers:
             layout = fits_by_shape(original, other) if original.kind == other.kind else None
             if layout is not None:
                 score = _score(original, other, layout, modules)
-                if score > 0:
+                if score > least:
                     offers[row, column] = score, layout
     return offers
 
 
 def _score(original: Known, ported: Known, layout: Layout, modules: Modules) -> float:
     if original.kind == "buffer" and original.leaf != ported.leaf:
-        return 0.0
+        return -2.0 * _CONTRADICTED
     score = 2.0
     if original.leaf == ported.leaf:
         score += 3
@@ -91,7 +92,8 @@ def _score(original: Known, ported: Known, layout: Layout, modules: Modules) -> 
         score -= 1
     agreed = modules.agree(original, ported)
     score += 5 if agreed else 0 if agreed is None else -3
-    score += 3 * modules.nearness(original, ported)
+    near = modules.nearness(original, ported)
+    score += 3 * near if near >= 0 else -_CONTRADICTED
     score += 1.0 if original.numbers == ported.numbers else 0.0
     score += 2 * SequenceMatcher(None, original.plain_names[-1], ported.plain_names[-1]).ratio()
     score += 0.5 if original.shape == ported.shape and layout.permutation is None else 0.0

@@ -11,7 +11,12 @@ from portwright.verify.matching_known import Known, Link, Modules
 from portwright.verify.matching_layout import Layout
 
 # In the order in which fused tensors have them.
-_ROLES = ((r"q|query|queries", r"k|key|keys", r"v|value|values"), (r"gate", r"up"), (r"w1", r"w3"))
+_ROLES = (
+    (r"q|query|queries", r"k|key|keys", r"v|value|values"),
+    (r"q|query|queries", r"kv|key_value"),
+    (r"gate", r"up"),
+    (r"w1", r"w3"),
+)
 _EDGE = r"(?:^|[._]|to_|w)"
 
 

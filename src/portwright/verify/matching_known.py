@@ -108,28 +108,43 @@ class Modules:
         self._back: dict[str, Counter[str]] = {}
 
     def pair(self, original: Known, ported: Known) -> None:
-        ours, theirs = original.module.split("."), ported.module.split(".")
-        for depth in range(min(len(ours), len(theirs))):
-            ours_path = ".".join(ours[: len(ours) - depth])
-            theirs_path = ".".join(theirs[: len(theirs) - depth])
-            self._votes.setdefault(ours_path, Counter())[theirs_path] += 1
-            self._back.setdefault(theirs_path, Counter())[ours_path] += 1
+        for ours, theirs in ((original.module, ported.module), *_folders(original.module, ported.module)):
+            self._votes.setdefault(ours, Counter())[theirs] += 1
+            self._back.setdefault(theirs, Counter())[ours] += 1
 
     def agree(self, original: Known, ported: Known) -> bool | None:
         """Whether their modules are each other's; None where nothing is known of either."""
         ours, theirs = self._votes.get(original.module), self._back.get(ported.module)
         if ours is None and theirs is None:
             return None
-        return bool(ours and ours[ported.module]) or bool(theirs and theirs[original.module])
+        return bool(ours and ours[ported.module])
 
     def nearness(self, original: Known, ported: Known) -> float:
-        """How many of the folders above them are each other's, 0 to 1; the nearest ones count most."""
-        ours, theirs = original.module, ported.module
-        weight, score = 0.5, 0.0
-        while ours and theirs:
-            ours, theirs = ours.rpartition(".")[0], theirs.rpartition(".")[0]
-            votes = self._votes.get(ours)
+        """How many of the folders around them are each other's: 1 all, 0 none is known, -1 one is known to be another's."""
+        known, score = 0, 0.0
+        for ours, theirs in _folders(original.module, ported.module):
+            votes, back = self._votes.get(ours), self._back.get(theirs)
+            if votes and back and not votes[theirs]:
+                return -1.0
             if votes:
-                score += weight * votes[theirs] / max(votes.values())
-            weight /= 2
-        return score
+                known += 1
+                score += votes[theirs] / max(votes.values())
+        return score / known if known else 0.0
+
+
+def _folders(ours: str, theirs: str) -> set[tuple[str, str]]:
+    """Folders around two modules that would be each other's if the modules were.
+
+    They are compared up to each number, since a numbered layer may have another depth in the port.
+    """
+    left, right = _numbered(ours), _numbered(theirs)
+    pairs = set(zip(left, right, strict=False))
+    left, right = ours.split("."), theirs.split(".")
+    if len(left) == len(right):
+        pairs |= {(".".join(left[:depth]), ".".join(right[:depth])) for depth in range(1, len(left))}
+    return pairs - {(ours, theirs)}
+
+
+def _numbered(path: str) -> list[str]:
+    tokens = path.split(".")
+    return [".".join(tokens[: place + 1]) for place, token in enumerate(tokens) if token.isdecimal()]
