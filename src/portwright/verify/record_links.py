@@ -63,6 +63,26 @@ class Links:
             self._take(link)
         self._is_settled = False
 
+    def refresh(self) -> None:
+        """Takes the tensors anew whose values the script has changed before anything was trained."""
+        changed = [named for named in self._named.values() if not _is_as(named.tensor, self._now[named.name])]
+        if not changed:
+            return
+        if self._original is None:
+            self.begin(changed)
+            return
+        names = {named.name for named in changed}
+        for named in changed:
+            self.initial[named.name] = _copy(named.tensor)
+        links, self._links, self.matches = self._links, [], []
+        for link in links:
+            known = self.matches_of.get(link.original)
+            if names.isdisjoint(link.ported) and known is not None:
+                self._links.append(link)
+                self.matches.append(known)
+            else:
+                self._take(link)
+
     def _disturb(self, named: Named) -> None:
         generator = torch.Generator().manual_seed(self._streams.derive("perturb", named.name))
         noise = torch.randn(named.tensor.shape, generator=generator, dtype=torch.float64)
@@ -90,13 +110,17 @@ class Links:
         before = list(self._links)
         self._links, self.matches = [link for link, _ in kept], [match for _, match in kept]
         found = self._find(called)
-        if {link.original for link in found} < doubtful or not all(self._is_equal(link) for link in found):
+        # Held against what they started with: running statistics have moved on since.
+        started = all(self._is_equal(link, self.initial) for link in found)
+        if {link.original for link in found} < doubtful or not started:
             found = [link for link in before if link.original in doubtful]
         for link in found:
-            self._take(link)
+            self._links.append(link)
+            self.matches.append(Match(link.original, link.ported, link.layout.words, link.by, "identical"))
+            self.sketches[link.original] = self._sketch(self._values[link.original])
 
-    def _is_equal(self, link: Link) -> bool:
-        tensors = [self._named[name].tensor.detach() for name in link.ported]
+    def _is_equal(self, link: Link, among: Mapping[str, torch.Tensor] | None = None) -> bool:
+        tensors = [among[n] if among else self._named[n].tensor.detach() for n in link.ported]
         now, values = link.layout.to_original(tensors), self._values[link.original]
         return now.dtype == values.dtype and torch.equal(now.cpu(), values)
 
