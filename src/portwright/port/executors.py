@@ -36,6 +36,35 @@ def reaches(file: File, optimizer: ast.Call, wraps: Sequence[ast.Call]) -> bool:
         given = [*wrap.args[2:3], *(k.value for k in wrap.keywords if k.arg == "optimizer")]
         if any(file.segment(value) in names for value in given):
             return True
+        if _is_passed_on(file, statement) and any(_is_given(file, value) for value in given):
+            return True
+    return False
+
+
+def _is_passed_on(file: File, statement: ast.Assign) -> bool:
+    """Whether a name is returned, or given to something, where it is made."""
+    names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    frame = file.tree.function_of(statement) or file.tree.module
+    for node in ast.walk(frame):
+        handed: list[ast.expr | None] = []
+        if isinstance(node, ast.Call):
+            handed = [*node.args, *(k.value for k in node.keywords)]
+        elif isinstance(node, ast.Return):
+            handed = [*node.value.elts] if isinstance(node.value, ast.Tuple) else [node.value]
+        if any(isinstance(value, ast.Name) and value.id in names for value in handed):
+            return True
+    return False
+
+
+def _is_given(file: File, value: ast.expr) -> bool:
+    """Whether a value comes from a caller, as a parameter or an attribute set from one: it may be any."""
+    if isinstance(value, ast.Name):
+        found = file.tree.scope_of(value).lookup(value.id)
+        return found is not None and all(b.kind == "parameter" for b in found[1])
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+        info = file.tree.class_of(value)
+        made = info.attributes.get(value.attr, []) if info else []
+        return bool(made) and all(isinstance(m, ast.Name) and _is_given(file, m) for m in made)
     return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from portwright.port.branches.anatomy import Anatomy, argument_of, bound_in, find_anatomy
 from portwright.port.branches.dialect import Dialect, Names, has_import, module_base
@@ -57,6 +57,10 @@ def add_branch(file: File, dialect: Dialect) -> Branch | None:
     switch = find_switch(file, dialect.target, home.frame, home.statement)
     branch = Branch(switch)
     updates = host_updates(anatomy)
+    uses = _find_uses(anatomy, slices, through, home, dialect, names, updates)
+    if not uses.evaluated and through is None and names.inference:  # nothing is evaluated: no executor for it
+        names = replace(names, inference="")
+        uses = _find_uses(anatomy, slices, through, home, dialect, names, updates)
     if through is not None:
         branch.edits += through.edits(names, updates)
     else:
@@ -64,18 +68,25 @@ def add_branch(file: File, dialect: Dialect) -> Branch | None:
     branch.edits += [*switch.edits, *refuse_accumulation(anatomy, names.training)]
     branch.edits += _open(file, dialect, names, anatomy, graph, home, switch)
     branch.edits += _pass_on(anatomy, names)
-    skipped = {id(s) for s in updates}
-    for each in slices:
-        skipped |= {id(s) for s in (*each.statements, *each.twins, *each.late)}
-    uses = Uses(anatomy, graph, home, dialect, names, skipped)
-    if through is not None:
-        uses.skipped |= through.owned
-        uses.dealt_with = f"self.{through.method.name}"
-    uses.find()
     branch.edits += uses.edits
     branch.edits += _definitions(file, dialect, names, anatomy, graph, through, home, switch)
     _describe(branch, anatomy, dialect, graph, home, uses)
     return branch
+
+
+def _find_uses(
+    anatomy: Anatomy, slices: list[GraphSlice], through: Through | None, home: Home, dialect: Dialect, names: Names,
+    updates: list[ast.stmt],
+) -> Uses:  # fmt: skip
+    skipped = {id(s) for s in updates}
+    for each in slices:
+        skipped |= {id(s) for s in (*each.statements, *each.twins, *each.late)}
+    uses = Uses(anatomy, slices[0], home, dialect, names, skipped)
+    if through is not None:
+        uses.skipped |= through.owned
+        uses.dealt_with = f"self.{through.method.name}"
+    uses.find()
+    return uses
 
 
 def is_batch(anatomy: Anatomy, name: str) -> bool:
