@@ -36,6 +36,7 @@ class Finding:
     end_line: int = 0
     edits: tuple[Edit, ...] = ()
     imports: tuple[str, ...] = ()  # statements that the edits need
+    instead_of: str = ""  # the code of a finding at the same place that gives way where this one may be fixed
 
     @property
     def place(self) -> tuple[str, int, int, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from portwright.port.check import Selection, as_seen, find
 from portwright.port.finding import Edit, Finding, Safety
@@ -42,8 +43,11 @@ def make_patch(source: Source, project: Project, selection: Selection, allow: Se
             for f in found
             if f.edits and f.safety in allow and (f.code, _text_of(current, f)) not in refused
         ]
+        wanted = _without_replaced(wanted)
         if fixed is None:
             fixed = [as_seen(source, f) for f in wanted]
+        else:
+            fixed += _later(source, current, wanted, {f.code for f in fixed})
         if not wanted:
             left = [as_seen(current, f) for f in found]
             return Patch(source, current, fixed, left)
@@ -58,6 +62,29 @@ def make_patch(source: Source, project: Project, selection: Selection, allow: Se
     # Edits that feed each other for ever: none of them is made.
     left = [as_seen(source, f) for f in find(source, project, selection)]
     return Patch(source, source, [], left)
+
+
+def _without_replaced(findings: Sequence[Finding]) -> list[Finding]:
+    replaced = {(f.instead_of, f.line, f.column) for f in findings if f.instead_of}
+    return [f for f in findings if (f.code, f.line, f.column) not in replaced]
+
+
+def _later(before: Source, current: Source, wanted: Sequence[Finding], known: set[str]) -> list[Finding]:
+    """Findings of rules that had nothing to say at first, at the lines that theirs come from."""
+    new = [f for f in wanted if f.code not in known]
+    if not new:
+        return []
+    origin: dict[int, int] = {}
+    matcher = difflib.SequenceMatcher(
+        None, current.text.splitlines(), before.text.splitlines(), autojunk=False
+    )
+    for block in matcher.get_matching_blocks():
+        origin |= {block.a + i + 1: block.b + i + 1 for i in range(block.size)}
+    seen = []
+    for finding in new:
+        line = max((o for at, o in origin.items() if at <= finding.line), default=1)
+        seen.append(as_seen(before, replace(finding, line=line, end_line=line)))
+    return seen
 
 
 def _text_of(source: Source, finding: Finding) -> str:

@@ -18,8 +18,9 @@ from torch import nn
 
 from portwright.discover import find_rules
 from portwright.port.apply import make_port
-from portwright.port.check import Selection
+from portwright.port.check import Selection, check_path
 from portwright.port.finding import Finding, Safety
+from portwright.port.project import Project
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "seed_003"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformer" / "train.py"
@@ -166,3 +167,38 @@ class Recorder(nn.CrossEntropyLoss):
         loss = super().forward(*args)
         self.losses.append(loss.item())
         return loss
+
+
+def test_unsafe_gives_the_literal_form_and_says_so(tmp_path: Path) -> None:
+    from portwright.models.alphabet import literal_transformer
+
+    selection = Selection(tuple(find_rules().values()), frozenset({"csx"}))
+    port = make_port([EXAMPLE], selection, ("safe", "unsafe"))
+    labels = [f for f in port.fixed if f.code in ("PW341", "PW342")]
+    assert [(f.code, f.safety) for f in labels] == [("PW342", "unsafe")]
+    assert "another model" in labels[0].message
+    ours = load("literal", port.changed[EXAMPLE].after.text, tmp_path).TransformerModel(26, 16, 2, 12, 2, 0.0)
+    theirs = literal_transformer.TransformerModel(26, 16, 2, 12, 2, 0.0, max_len=20)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    letters = torch.arange(20).view(2, 10)
+    mask = torch.full((10, 10), float("-inf")).triu(1)
+    torch.testing.assert_close(ours(letters, mask), theirs(letters, mask))
+
+
+def test_check_names_both_forms() -> None:
+    text, _ = ported(FOLDER / "batch_first.py")
+    assert "embeddings_initializer=None" in text
+    selection = Selection(tuple(find_rules().values()), frozenset({"csx"}))
+    path = FOLDER / "batch_first.py"
+    found = check_path(path, Project(FOLDER), selection)
+    assert sorted((f.code, f.safety) for f in found if f.code in ("PW341", "PW342")) == [
+        ("PW341", "safe"),
+        ("PW342", "unsafe"),
+    ]
+
+
+def test_positions_that_are_not_understood_say_why() -> None:
+    _, left = ported(FOLDER / "unusual_positions.py")
+    (finding,) = [f for f in left if f.code == "PW341"]
+    assert finding.safety == "manual"
+    assert "not the tutorial's sinusoids" in finding.message
