@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,15 +106,26 @@ def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> Non
     nn.Module.__call__ = recorded_call  # type: ignore[method-assign]
 
 
+_LIBRARIES = (
+    "/torch/",
+    *(f"/portwright/{part}/" for part in ("verify", "layers", "losses", "runtime", "targets")),
+)
+
+
 def _line_of_caller(depth: int) -> str:
-    """file:line of the nearest code that is neither torch's nor ours."""
+    """file:line of the nearest code that is the user's: neither torch's nor ours."""
     frame: Any = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and "/portwright/verify/" not in file and not file.startswith("<"):
-            return f"{file}:{frame.f_lineno}"
+        if not file.startswith("<") and not any(part in file for part in _LIBRARIES):
+            return f"{_absolute(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@functools.cache
+def _absolute(file: str) -> str:
+    return str(Path(file).absolute())
 
 
 def _hook_backward(watch: Watch) -> None:

@@ -82,14 +82,14 @@ def _hook_iterator(watch: Watch, loading: Loading) -> None:
             with watch.streams.own("batch", self._recorded_epoch, self._recorded_batch):
                 batch = fetch(self)
         except StopIteration:
-            watch.exhausted(self)
+            watch.batches.exhausted(self)
             raise
         finally:
             loading.epoch = outer
             loading.depth -= 1
         self._recorded_batch += 1
-        if loading.depth == 0:
-            watch.loaded(self, batch)
+        if loading.depth == 0 and not watch.is_paused:
+            watch.batches.loaded(self, batch)
         return batch
 
     kind.__init__, kind._next_data, kind._reset = recorded_init, recorded_fetch, recorded_reset

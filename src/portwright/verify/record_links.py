@@ -30,6 +30,7 @@ class Links:
         self.sketches: dict[str, npt.NDArray[np.float64]] = {}
         self.matches: list[Match] = []
         self._named: dict[str, Named] = {}
+        self._given: dict[str, torch.Tensor] = {}
         self._links: list[Link] = []
         self._is_settled = True
         self._original: Recording | None = None
@@ -53,6 +54,7 @@ class Links:
         if self._original is None:
             for named in fresh:
                 self.sketches[named.name] = self._sketch(named.tensor)
+            self._remember(fresh)
             return
         links = self._find(called={})
         if rehearse is not None and any(link.by == "order" and not self._is_equal(link) for link in links):
@@ -61,11 +63,12 @@ class Links:
                 links = self._find(called)
         for link in links:
             self._take(link)
+        self._remember(fresh)
         self._is_settled = False
 
     def refresh(self) -> None:
-        """Takes the tensors anew whose values the script has changed before anything was trained."""
-        changed = [named for named in self._named.values() if not _is_as(named.tensor, self._now[named.name])]
+        """Takes those tensors anew that the script has loaded or drawn again since, before anything was trained."""
+        changed = [n for n in self._named.values() if not _is_as(n.tensor, self._given.get(n.name))]
         if not changed:
             return
         if self._original is None:
@@ -74,14 +77,21 @@ class Links:
         names = {named.name for named in changed}
         for named in changed:
             self.initial[named.name] = _copy(named.tensor)
-        links, self._links, self.matches = self._links, [], []
-        for link in links:
-            known = self.matches_of.get(link.original)
-            if names.isdisjoint(link.ported) and known is not None:
+        before = list(zip(self._links, self.matches, strict=True))
+        self._links, self.matches = [], []
+        for link, match in before:
+            if names.isdisjoint(link.ported):
                 self._links.append(link)
-                self.matches.append(known)
+                self.matches.append(match)
             else:
                 self._take(link)
+        self._remember(changed)
+
+    def _remember(self, fresh: list[Named]) -> None:
+        """Keeps what the tensors are given to start with, to see whether the script changes it."""
+        for named in fresh:
+            initial = self.initial[named.name]
+            self._given[named.name] = initial if _is_as(named.tensor, initial) else _copy(named.tensor)
 
     def _disturb(self, named: Named) -> None:
         generator = torch.Generator().manual_seed(self._streams.derive("perturb", named.name))
@@ -92,6 +102,7 @@ class Links:
 
     def settle(self, called: Mapping[int, int]) -> None:
         """Decides again what started equal, such as norms, now that the order of the calls is known."""
+        self._given.clear()
         if self._is_settled or self._original is None:
             return
         self._is_settled = True
@@ -225,6 +236,17 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _is_as(tensor: torch.Tensor, values: torch.Tensor | None) -> bool:
+    if values is None or tensor.layout is not torch.strided:
+        return True
+    now = tensor.detach().cpu()
+    return now.dtype == values.dtype and now.shape == values.shape and _same_bits(now, values)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) or (torch.equal(one.isnan(), other.isnan()) and bool(one.isnan().any()))
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

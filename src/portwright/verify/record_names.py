@@ -25,7 +25,7 @@ _WRAPPERS = {
 
 @dataclass
 class Named:
-    """A parameter or buffer that is watched. A buffer may be replaced, so that it is looked up each time it is read."""
+    """A parameter or buffer that is watched. It may be replaced in its module, so that it is looked up each time it is read."""
 
     name: str
     kind: str  # parameter or buffer
@@ -37,11 +37,15 @@ class Named:
 
     @property
     def tensor(self) -> torch.Tensor:
-        if self.owner is not None and self.kind == "buffer":
-            now = self.owner._buffers.get(self.attribute)
+        if self.owner is not None:
+            held = self.owner._parameters if self.kind == "parameter" else self.owner._buffers
+            now = held.get(self.attribute)
             if now is not None:
                 return now
         return self.held
+
+    def is_or_was(self, tensor: torch.Tensor) -> bool:
+        return tensor is self.held or tensor is self.tensor
 
 
 class Names:
@@ -63,7 +67,9 @@ class Names:
         return id(module) in self._known
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        return self._by_id.get(id(tensor))
+        name = self._by_id.get(id(tensor))
+        # A tensor that is gone may have left its number to another.
+        return name if name is not None and self.tensors[name].is_or_was(tensor) else None
 
     def name_of_module(self, module: nn.Module) -> str:
         """Its name under its root; one that holds no weights and stands outside, such as a criterion, has its class."""
@@ -123,6 +129,15 @@ class Names:
         self.tensors[name] = named
         return named
 
+    def replace_loose(self, tensor: torch.Tensor) -> bool:
+        """Takes a new tensor for one that had the same name in the step before, as in `w = w - rate * w.grad`."""
+        known = self.tensors.get(_variable_name(tensor))
+        if known is None or known.owner is not None or known.held.shape != tensor.shape:
+            return False
+        known.held = tensor
+        self._by_id[id(tensor)] = known.name
+        return True
+
     def _add(self, prefix: str, root: nn.Module) -> list[Named]:
         fresh = []
         for path, module in root.named_modules(remove_duplicate=False):
@@ -131,7 +146,7 @@ class Names:
             self._module_names.setdefault(id(module), name)
             for kind, attribute, tensor in _own_tensors(module):
                 full = f"{name}.{attribute}" if name else attribute
-                known = self._by_id.get(id(tensor))
+                known = self.name_of(tensor)
                 if known is not None:
                     if known != full and full not in self.tensors[known].aliases:
                         self.tensors[known].aliases.append(full)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,27 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from portwright.verify.record_batches import Batches
 from portwright.verify.record_digest import digest, sums, walk
+from portwright.verify.record_graph import graph_of, leaves_of
 from portwright.verify.record_links import Links, Rehearsal
-from portwright.verify.record_names import Named, Names, is_lazy, is_lazy_kind, is_shapeless
+from portwright.verify.record_names import Named, Names, is_lazy
+from portwright.verify.record_rehearsal import rehearse
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Draw, Group, ModuleOutput, Step, TensorDigest
 from portwright.verify.sketch import Sketcher
 
 _BIG_BUFFER = 2**16  # elements; above, a buffer is read again only when torch says that it was written to
+
+
+@dataclass
+class _Mark:
+    """Where the calls of one root begin, and the end of its graph."""
+
+    outputs: int
+    inputs: int
+    draws: int
+    node: Any = None
 
 
 @dataclass
@@ -40,6 +54,14 @@ class _Open:
     groups: list[Group] = field(default_factory=list)
     updated: set[int] = field(default_factory=set)  # parameters of the optimizer
     is_by_hand: bool = False  # a backward that may be followed by an update without an optimizer
+    marks: list[_Mark] = field(default_factory=list)  # of each root's call, in the first step
+
+    def drop_unused(self, graph: Mapping[Any, None]) -> None:
+        """Forgets calls before the first one that the loss depends on, such as a look at a model's shapes."""
+        used = next((mark for mark in self.marks if mark.node in graph), None)
+        if used is not None:
+            del self.outputs[: used.outputs], self.inputs[: used.inputs], self.draws[: used.draws]
+        self.marks.clear()
 
 
 class Watch:
@@ -68,7 +90,7 @@ class Watch:
         self._is_evaluation = False
         self._open = _Open()
         self._spare = _Open()  # calls of modules in evaluation mode, which may turn out to be trained
-        self._pending: dict[int, list[Any]] = {}  # by iterator of a loader: its last batches
+        self.batches = Batches()
         self._has_loader = False  # whether steps are fed by one
         self._versions: dict[str, tuple[int, int]] = {}
         self._buffer_sketches: dict[str, npt.NDArray[np.float64]] = {}
@@ -87,11 +109,14 @@ class Watch:
             self._last_counted = self.counts
         if has_weights and not self.names.knows(module):
             self.prepare(module, args, kwargs)
+        if not self.counts or self._is_evaluation:
+            self.batches.evaluated()
         if not self.counts:
-            self._pending.clear()
             return
         if not self._is_evaluation and self._open.is_by_hand and has_weights:
             self._end_by_hand()
+        if not self.steps and not self._open.losses:
+            self.links.refresh()  # weights may have been loaded or drawn anew since they were first seen
         into = self._target
         if not self._is_evaluation and not into.has_begun:
             into.has_begun = True
@@ -99,37 +124,20 @@ class Watch:
         fed = [t for t in walk((args, dict(kwargs))) if t.grad_fn is None and not t.requires_grad]
         # A float that is fed may be computed, such as a state kept from the step before: only its sums can be compared.
         into.inputs += [digest(t, with_values=not t.is_floating_point()) for t in fed]
-        into.batch += [digest(t) for t in self._take_batches(fed)]
-        self._has_loader |= bool(into.batch) and not self._is_evaluation
+        if not self._is_evaluation:
+            into.batch += [digest(t) for t in self.batches.take(fed)]
+        if has_weights and not self.steps:
+            into.marks.append(_Mark(len(into.outputs), len(into.inputs) - len(fed), len(into.draws)))
 
     @property
     def _target(self) -> _Open:
         return self._spare if self._is_evaluation else self._open
 
-    def _take_batches(self, fed: list[torch.Tensor]) -> Iterable[torch.Tensor]:
-        """The batches that this call is fed from: those that share its memory, or else the last of each loader."""
-        pointers = {t.untyped_storage().data_ptr() for t in fed if t.layout is torch.strided and t.numel()}
-        taken: list[torch.Tensor] = []
-        for key, batches in list(self._pending.items()):
-            trees = [list(walk(batch)) for batch in batches]
-            sharing = [
-                number
-                for number, tree in enumerate(trees)
-                if any(t.layout is torch.strided and t.untyped_storage().data_ptr() in pointers for t in tree)
-            ]
-            used = sharing[-1] if sharing else len(trees) - 1
-            for tree in trees[: used + 1] if sharing else trees[-1:]:
-                taken += tree
-            rest = batches[used + 1 :]
-            if rest:
-                self._pending[key] = rest
-            else:
-                del self._pending[key]
-        return taken
-
     def leave(self, module: nn.Module, result: Any, line: str) -> None:
         self.called.setdefault(id(module), len(self.called))
         output = next(walk(result), None)
+        if self.depth == 0 and self._target.marks and output is not None:
+            self._target.marks[-1].node = output.grad_fn
         if output is None or output.numel() == 0:
             return
         total, square = sums(output)
@@ -139,17 +147,6 @@ class Watch:
     def draw(self, function: str, rate: float, size: int) -> None:
         if torch.is_grad_enabled() and not self.in_backward and not self.is_paused:
             self._target.draws.append(Draw(function, float(rate), int(size)))
-
-    # -- data ----------------------------------------------------------------------------------------------
-
-    def loaded(self, iterator: object, batch: Any) -> None:
-        if torch.is_grad_enabled() and not self.is_paused:
-            kept = self._pending.setdefault(id(iterator), [])
-            kept.append(batch)
-            del kept[:-4]  # a loader may be some batches ahead of the step
-
-    def exhausted(self, iterator: object) -> None:
-        self._pending.pop(id(iterator), None)
 
     # -- tensors -------------------------------------------------------------------------------------------
 
@@ -161,59 +158,44 @@ class Watch:
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
         roots = self.names.find_roots(called, trained)
-        rehearse: Rehearsal | None = None
+        order: Rehearsal | None = None
         if called is not None:
-            rehearse = lambda: self._rehearse(called, args, kwargs or {})  # noqa: E731
+            order = partial(self._rehearse, called, args, kwargs or {})
             if is_lazy(called):
-                rehearse()
+                order()
         fresh = self.names.add_roots(roots)
         fresh += [self.names.add_loose(p) for p in trained if self.names.name_of(p) is None]
         if fresh:
-            self.links.begin(fresh, rehearse)
+            self.links.begin(fresh, order)
 
     def _rehearse(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, int]:
-        """Calls a module once, for the shapes of its lazy parts and the order of its calls, and leaves no other trace."""
-        modules = list(root.modules())
-        attributes = [dict(module.__dict__) for module in modules]
-        kept = {name: buffer.clone() for name, buffer in root.named_buffers() if not is_shapeless(buffer)}
+        """The order in which a module calls its parts; empty where it cannot be tried."""
         called: dict[int, int] = {}
         outside, self.rehearsed = self.rehearsed, called
         try:
-            with torch.no_grad(), self.streams.own("rehearsal"):
-                root(*args, **kwargs)
-        except Exception as error:
-            self.notes.append(f"The order of calls could not be tried out: {type(error).__name__}: {error}")
-            called.clear()
+            with self.streams.own("rehearsal"):
+                failure = rehearse(root, lambda: root(*args, **kwargs))
         finally:
             self.rehearsed = outside
-            torch.clear_autocast_cache()  # weights that were cast here have no gradient to pass on
-            self._undo_rehearsal(root, kept)
-            for module, before in zip(modules, attributes, strict=True):
-                if not is_lazy_kind(module):
-                    for name, value in before.items():
-                        if module.__dict__.get(name) is not value:
-                            module.__dict__[name] = value
+        if failure is not None:
+            self.notes.append(f"The order of calls could not be tried out: {failure}.")
+            return {}
         return called
-
-    def _undo_rehearsal(self, root: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, buffer in root.named_buffers():
-                if name in kept and kept[name].shape == buffer.shape:
-                    buffer.copy_(kept[name])
-                elif name.endswith("running_var"):
-                    buffer.fill_(1)
-                elif name.endswith(("running_mean", "num_batches_tracked")):
-                    buffer.zero_()
 
     # -- backward and update -------------------------------------------------------------------------------
 
     def before_backward(self, losses: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        self.prepare(None)
+        self._add_leaves(losses)
         if self._open.is_by_hand:
             self._end_by_hand()
-        self.prepare(None)
         if not self._open.outputs and self._spare.outputs:
             self._adopt()
-        self._add_leaves(losses)
+        if not self.steps and not self._open.losses:
+            self._open.drop_unused(graph_of(losses))
+        if not self._open.batch:
+            self._open.batch = [digest(t) for t in self.batches.take([])]
+        self._has_loader |= bool(self._open.batch)
         if not self._open.losses:
             self._open.stale = {
                 id(named.tensor)
@@ -231,15 +213,17 @@ class Watch:
     def _adopt(self) -> None:
         """The script trains in evaluation mode: what looked like an evaluation was the step."""
         spare, now = self._spare, self._open
-        now.outputs, now.draws, now.batch, now.inputs = spare.outputs, spare.draws, spare.batch, spare.inputs
-        self._has_loader |= bool(now.batch)
+        now.outputs, now.draws, now.inputs, now.marks = spare.outputs, spare.draws, spare.inputs, spare.marks
         self._spare = _Open()
 
     def _add_leaves(self, losses: list[torch.Tensor]) -> None:
         """Names weights that neither a module nor an optimizer holds, found by walking from the loss."""
-        if self.optimizers or self.steps:
+        if self.optimizers:
             return
-        fresh = [self.names.add_loose(leaf) for leaf in _leaves(losses) if self.names.name_of(leaf) is None]
+        fresh = []
+        for leaf in leaves_of(losses):
+            if self.names.name_of(leaf) is None and not self.names.replace_loose(leaf):
+                fresh.append(self.names.add_loose(leaf))
         if fresh:
             self.links.begin(fresh)
 
@@ -392,20 +376,3 @@ def _plain_option(value: Any) -> Any:
         if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
             return tuple(float(item) for item in items)
     return _NOT_PLAIN
-
-
-def _leaves(losses: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves that gradients reach, in the order of a walk from the loss."""
-    found: list[torch.Tensor] = []
-    seen: set[Any] = set()
-    stack: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        stack += [following for following, _ in reversed(node.next_functions)]
-    return found
