@@ -288,7 +288,7 @@ def _ask_layout(command: Command, place: _Place) -> FrontEndVerdict:
         except ValueError:
             raise _crash(command, _last_line(output, errors), "no answer") from None
         validated = document.get("validated") or {}
-        size = os.path.getsize(validated["cirh"]) if validated.get("accepted") else 0
+        size = Path(validated["cirh"]).stat().st_size if validated.get("accepted") else 0
     if not validated:
         message, cure = document.get("error", output.strip()), document.get("cure", "")
         raise UserError(f"'{command.shown}' could not be asked about: {message}", str(cure))

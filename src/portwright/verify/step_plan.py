@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError
-from portwright.verify.tape import Backward, Entry, Tape, state_of
+from portwright.verify.tape import Backward, Entry, Tape, memory_of, state_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +127,6 @@ def _distinct(tape: Tape, state: dict[int, Tensor]) -> tuple[list[Backward], lis
     return backwards, [entry for entry in tape.entries if id(entry) in kept], notes
 
 
-def signature_of(tape: Tape, backward: Backward) -> tuple[str, ...]:
-    """The names of what led to a backward pass: equal for two passes of one kind."""
-    return tuple(entry.name for entry in _own_entries(tape, backward, _state(tape)))
-
-
 def _own_entries(tape: Tape, backward: Backward, state: dict[int, Tensor]) -> list[Entry]:
     entries = [
         tape.entries[index] for index in _needed(tape.entries[: backward.num_entries], backward, state)
@@ -143,11 +138,11 @@ def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tenso
     """Entries behind the tensors of a backward pass, in order; what writes into a tensor that is read later counts."""
     tensors = [*backward.tensors, *(t for t in backward.grad_tensors if t is not None)]
     wanted = {id(tensor) for tensor in tensors}
-    memory = {_memory(tensor) for tensor in tensors}
+    memory = {memory_of(tensor) for tensor in tensors}
     found: list[int] = []
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
-        written = any(_memory(t) in memory for t in entry.written if id(t) not in state)
+        written = any(memory_of(t) in memory for t in entry.written if id(t) not in state)
         is_setter = entry.name.endswith("__set__") and any(id(t) in wanted for t in entry.inputs)
         makes = any(id(output) in wanted and id(output) not in state for output in entry.outputs)
         if not (written or is_setter or makes):
@@ -156,15 +151,8 @@ def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tenso
         for tensor in entry.inputs:
             wanted.add(id(tensor))
             if id(tensor) not in state:
-                memory.add(_memory(tensor))
+                memory.add(memory_of(tensor))
     return found[::-1]
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse: it has none of its own
-        return id(tensor)
 
 
 def _batch_size(tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor]) -> int | None:

@@ -24,8 +24,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from portwright.verify.record_script import run_as_main
 from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
-from portwright.verify.tape import HostRead, Tape
+from portwright.verify.tape import HostRead, Tape, memory_of, state_of
 
+_MOST_PASSES = 16  # backward passes without an optimizer, and without a parameter that is seen to change
 _MOST_UPDATES = 50  # of other optimizers, while one is waited for
 
 
@@ -123,7 +124,7 @@ class StepWatch:
             self._done = True
             raise NoTrainingError
 
-    def _on_own_update(self, optimizer: Optimizer) -> None:
+    def _on_own_update(self, optimizer: Optimizer | None) -> None:
         watched = self._watched(optimizer)
         if self._pending is not None:
             first, earlier = self._pending
@@ -162,18 +163,19 @@ class StepWatch:
         tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
         if gradients is not None:
             gradients = (gradients,) if isinstance(gradients, Tensor) else tuple(gradients)
-        by_hand = not self._optimizers and not self._done and self._number == 0
-        if by_hand and self.tape.backwards and self.tape._depth == 0 and self._repeats(tensors):
+        is_outer = not self.tape.is_inside and not self._done
+        if is_outer and not self._optimizers and len(self.tape.backwards) == _MOST_PASSES:
+            del self.tape.backwards[1:]
             self._finish(self._watched(None))
         return self.tape.call_backward(run, tensors, gradients, wanted)
 
-    def _repeats(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether this is the pass of before once more, so that the step between them is whole."""
-        from portwright.verify.step_plan import signature_of
-        from portwright.verify.tape import Backward
-
-        now = Backward(tensors, (None,) * len(tensors), len(self.tape.entries), None)
-        return signature_of(self.tape, now) == signature_of(self.tape, self.tape.backwards[0])
+    def _on_write(self, written: tuple[Tensor, ...]) -> None:
+        """Where there is no optimizer, a parameter that is written to after a backward pass is updated by hand."""
+        if self._optimizers or self._done or self._number:
+            return
+        own = {memory_of(t) for t in (*state_of(self.tape.modules).values(), *self.tape.trained.values())}
+        if any(memory_of(tensor) in own for tensor in written):
+            self._on_own_update(None)
 
     # -- torch's entry points ------------------------------------------------------------------------------
 
@@ -221,12 +223,9 @@ class StepWatch:
         fetch = _BaseDataLoaderIter.__next__
 
         def fetch_batch(iterator: Any) -> Any:
-            tape._depth += 1  # collating is the loader's business
-            try:
+            with tape.looking_away():  # collating is the loader's business
                 batch = fetch(iterator)
-            finally:
-                tape._depth -= 1
-            if tape._depth == 0:
+            if not tape.is_inside:
                 tape.fetch(batch)
             return batch
 
@@ -249,6 +248,7 @@ class StepWatch:
                 self._replace(owner, name, lambda tensor, *args, **kwargs: tensor)
             for name in ("set_device", "synchronize"):
                 self._replace(torch.cuda, name, lambda *args, **kwargs: None)
+        tape.on_write = self._on_write
         tape.__enter__()  # type: ignore[no-untyped-call]
         undo.callback(self._leave_tape)
 
@@ -272,11 +272,8 @@ class StepWatch:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             self._clippings.append(Clipping(function, tuple(parameters), args, kwargs))
-            self.tape._depth += 1
-            try:
+            with self.tape.looking_away():
                 return function(parameters, *args, **kwargs)
-            finally:
-                self.tape._depth -= 1
 
         return clip
 

@@ -7,7 +7,8 @@ written as arithmetic is as good as a criterion. The script runs on; nothing abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,9 @@ class Tape(TorchFunctionMode):
         self.host_made = WeakTensorKeyDictionary()  # shares memory with numpy
         self.autocasts = False
         self.is_over = False
+        self.on_write: Callable[[tuple[Tensor, ...]], None] | None = (
+            None  # after a backward pass, outside of modules
+        )
         self.trained: dict[
             int, Tensor
         ] = {}  # used with a gradient, and made by nothing: parameters of the script
@@ -104,6 +108,19 @@ class Tape(TorchFunctionMode):
         if not self._trains:
             self._forget()
         self.fetched.update((id(tensor), tensor) for tensor in iter_tensors(batch))
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether something that stands on the tape as one entry is at work."""
+        return self._depth > 0
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def begin_step(self) -> None:
         """An update is done: what it made is carried over, not made again."""
@@ -143,11 +160,8 @@ class Tape(TorchFunctionMode):
             given = tuple(grad_tensors or ()) or (None,) * len(tensors)
             place = self._place()
             self.backwards.append(Backward(tuple(tensors), given, len(self.entries), place, tuple(wanted)))
-        self._depth += 1
-        try:
+        with self.looking_away():
             return run()
-        finally:
-            self._depth -= 1
 
     # -- what torch says -----------------------------------------------------------------------------------
 
@@ -181,14 +195,13 @@ class Tape(TorchFunctionMode):
         kept_kwargs = replace_tensors(dict(kwargs), lambda tensor: tensor)
         versions = [_version(tensor) for tensor in inputs]
         with_grad = torch.is_grad_enabled()
-        self._depth += 1
-        try:
+        with self.looking_away():
             result = run()
-        finally:
-            self._depth -= 1
         self.note_host_made(call, args, kwargs, result)
         outputs = tuple(iter_tensors(result))
         written = tuple(t for t, version in zip(inputs, versions, strict=True) if _version(t) != version)
+        if written and self.backwards and self.on_write is not None:
+            self.on_write(written)
         is_setter = getattr(call, "__name__", "") == "__set__"
         if not (outputs or written or is_setter):
             return result
@@ -244,6 +257,14 @@ def state_of(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
         for tensor in (*module.parameters(), *module.buffers()):
             found[id(tensor)] = tensor
     return found
+
+
+def memory_of(tensor: Tensor) -> int:
+    """What two names of the same values have in common, such as a parameter and its data."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse: it has none of its own
+        return id(tensor)
 
 
 def _version(tensor: Tensor) -> int:

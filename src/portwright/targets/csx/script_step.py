@@ -50,9 +50,13 @@ def answer_about(words: Sequence[str], answer: Path, update: int = 0) -> None:
         _leave(answer, {"failed": "no module", "module": error.name or "", "words": str(error)})
     except PortwrightError as error:
         _leave(answer, {"failed": "not asked", "words": error.message, "cure": error.cure})
+    except SystemExit as error:
+        _leave(answer, {"failed": "crash", "words": f"SystemExit: {error}"})
     except BaseException as error:
         traceback.print_exc()
-        _leave(answer, {"failed": "crash", "words": f"{type(error).__name__}: {error}"})
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"{type(error).__name__}: {error}".removesuffix(": ")
+        _leave(answer, {"failed": "crash", "words": f"{words} ({place.filename}:{place.lineno})"})
 
 
 def _leave(answer: Path, document: dict[str, Any]) -> None:
