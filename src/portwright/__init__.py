@@ -1,7 +1,7 @@
 """Port deep-learning training to AI accelerators, prove the port equal, and run it.
 
 The public names load on first use, so that `import portwright` stays light: torch is imported only by what
-needs it.
+needs it. `port` and `verify` are packages that can be called: see portwright.callable_package.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from typing import Any
 __version__ = "0.2.0"
 
 _PUBLIC = {
+    "check": "portwright.port.api",
+    "plan": "portwright.graph.plans.api",
     "run": "portwright.runtime.run",
     "PyTorchBaseModel": "portwright.runtime.base_model",
     "get_params": "portwright.job.params",
     "UserError": "portwright.errors",
     "UnsupportedError": "portwright.errors",
 }
-__all__ = [*_PUBLIC, "__version__"]
+_CALLABLE_PACKAGES = {"port": "portwright.port", "verify": "portwright.verify"}
+__all__ = [*_PUBLIC, *_CALLABLE_PACKAGES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_PACKAGES:
+        return importlib.import_module(_CALLABLE_PACKAGES[name])
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'portwright' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
+        raise AttributeError(f"module 'portwright' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

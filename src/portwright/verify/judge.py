@@ -19,7 +19,7 @@ from portwright.verify.runs import Dropout, Runs
 DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
 # Beyond so many times its bound a distance is no rounding, and both need not be run again to know.
-_CLEAR = 1000.0
+_CLEAR = 100.0
 _NUMBERS = frozenset({"batch", "dropout", "loss", "gradient", "update", "buffer"})
 
 

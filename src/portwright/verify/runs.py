@@ -31,6 +31,9 @@ class Runs:
     label: str = "port"
     _originals: dict[tuple[Dropout, Dtype, float], Recording] = field(default_factory=dict)
     _ports: dict[tuple[Dropout, Dtype], Recording] = field(default_factory=dict)
+    _originals_lock: threading.RLock = field(
+        default_factory=threading.RLock
+    )  # ports may be judged side by side
 
     def of_another_port(self, command: str | Sequence[str], label: str) -> Runs:
         """The same original, whose runs are shared, beside another port."""
@@ -38,12 +41,13 @@ class Runs:
 
     def original(self, dropout: Dropout, dtype: Dtype = "as written", perturb: float = 0.0) -> Recording:
         key = (dropout, dtype, perturb)
-        if key not in self._originals:
-            words = "original, weights off by a rounding" if perturb else "original"
-            options = replace(self.options, dropout=dropout, dtype=dtype, perturb=perturb)
-            folder = self._original_folder(dropout, dtype, perturb)
-            self._originals[key] = self._record(words, self.original_command, folder, options)
-        return self._originals[key]
+        with self._originals_lock:
+            if key not in self._originals:
+                words = "original, weights off by a rounding" if perturb else "original"
+                options = replace(self.options, dropout=dropout, dtype=dtype, perturb=perturb)
+                folder = self._original_folder(dropout, dtype, perturb)
+                self._originals[key] = self._record(words, self.original_command, folder, options)
+            return self._originals[key]
 
     def ported(self, dropout: Dropout, dtype: Dtype = "as written") -> Recording:
         key = (dropout, dtype)

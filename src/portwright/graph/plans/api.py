@@ -1,0 +1,33 @@
+"""Plan as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from portwright.graph.plans.planning import Planned, Wish, check_wish, parse_targets, plan_subject
+from portwright.graph.plans.subject import Request, load_subject
+
+
+def plan(
+    subject: str,
+    target: str,
+    *,
+    params: Path | None = None,
+    overrides: Sequence[str] = (),
+    mode: str | None = None,
+    inputs: Sequence[str] = (),
+    batch_size: int | None = None,
+    optimizer: str | None = None,
+    memory: str | None = None,
+    legalise: bool = False,
+    compat: str | None = None,
+) -> Planned:
+    """Says of a model folder, a run.py, FILE.py:CALLABLE or a reference model whether it runs and fits on targets.
+
+    `target` is one, several with commas between them, or all. The result's `as_json()` is what the command prints.
+    """
+    wish = Wish(parse_targets(target), mode, memory, legalise)
+    check_wish(wish)
+    request = Request(subject, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
+    return plan_subject(load_subject(request), wish)
