@@ -55,7 +55,7 @@ def hook_portwright(scratch: Path) -> None:
         refuse(
             f"the target {environment.target.upper()} runs in an environment of its own ({environment.title}), where a "
             "recorder that stands in this one sees nothing.",
-            "Verify the port on the CPU: python run.py CPU --mode train ...; with --on_cpu it is recorded there.",
+            "Verify the port on the CPU: python run.py CPU --mode train ...",
         )
 
     run.hand_over_if_elsewhere = stay_here

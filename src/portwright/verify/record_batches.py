@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ _MOST_AHEAD = 4  # batches that a loader may be ahead of the step
 class _Batch:
     number: int
     tensors: list[torch.Tensor]
+    iterator: weakref.ref[Any]
     is_evaluated: bool = False  # some module saw it without being trained by it
 
 
@@ -30,7 +32,8 @@ class Batches:
         if not torch.is_grad_enabled():
             return  # an evaluation's
         kept = self._pending.setdefault(id(iterator), [])
-        kept.append(_Batch(self._num_loaded, list(walk(batch))))
+        kept[:] = [batch for batch in kept if batch.iterator() is iterator]  # not of one that had its number
+        kept.append(_Batch(self._num_loaded, list(walk(batch)), weakref.ref(iterator)))
         self._num_loaded += 1
         del kept[:-_MOST_AHEAD]
 
@@ -49,6 +52,7 @@ class Batches:
 
         Those that share memory with what is fed, else each loader's last one, else the last that a teacher has seen.
         """
+        self._drop_looks()
         pointers = {_memory_of(tensor) for tensor in fed} - {0}
         chosen: list[_Batch] = []
         for batches in self._pending.values():
@@ -67,6 +71,12 @@ class Batches:
         return [
             tensor for batch in sorted(chosen, key=lambda batch: batch.number) for tensor in batch.tensors
         ]
+
+    def _drop_looks(self) -> None:
+        """A loader of which one batch was looked at and whose iterator is gone fed nothing, if another one can have."""
+        living = [key for key, batches in self._pending.items() if batches[-1].iterator() is not None]
+        if living:
+            self._pending = {key: self._pending[key] for key in living}
 
     def _forget(self, taken: list[_Batch]) -> None:
         for key, batches in list(self._pending.items()):

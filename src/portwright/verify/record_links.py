@@ -67,8 +67,15 @@ class Links:
         self._is_settled = False
 
     def refresh(self) -> None:
-        """Takes those tensors anew that the script has loaded or drawn again since, before anything was trained."""
-        changed = [n for n in self._named.values() if not _is_as(n.tensor, self._given.get(n.name))]
+        """Takes those weights anew that the script has loaded or drawn again since, before anything was trained.
+
+        Not buffers: a forward pass that belongs to the step changes them rightly.
+        """
+        changed = [
+            named
+            for named in self._named.values()
+            if named.kind == "parameter" and not _is_as(named.tensor, self._given.get(named.name))
+        ]
         if not changed:
             return
         if self._original is None:

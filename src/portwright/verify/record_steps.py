@@ -115,7 +115,7 @@ class Watch:
             return
         if not self._is_evaluation and self._open.is_by_hand and has_weights:
             self._end_by_hand()
-        if not self.steps and not self._open.losses:
+        if has_weights and not self.steps and not self._open.losses:
             self.links.refresh()  # weights may have been loaded or drawn anew since they were first seen
         into = self._target
         if not self._is_evaluation and not into.has_begun:
