@@ -37,9 +37,11 @@ class Account:
     def leave(
         self, unit: Unit, node: ast.AST | None, message: str, cure: str, code: str = NOT_PLACED
     ) -> None:
+        line, column = place_of(unit, node)
+        if any(f.message == message and f.line == line and f.path == str(unit.path) for f in self.left):
+            return
         if node is not None:
             self._left.add(node)
-        line, column = place_of(unit, node)
         end = getattr(node, "end_lineno", line) or line
         self.left.append(
             Finding(code, str(unit.path), line, column, message, cure, "manual", self.targets, end)

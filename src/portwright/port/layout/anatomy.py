@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from portwright.port.layout.program import Frame, Header, Item, Line, Loop, Program, Var, flatten, is_backward
 from portwright.port.layout.units import RefusalError, Unit
-from portwright.port.layout.values import Values
+from portwright.port.layout.values import UnknownError, Values
 
 IN_PLACE = "Use --style in-place, which keeps the script's own loop."
 _WRAPPERS = ("tqdm", "rich.progress", "alive_progress")
@@ -158,11 +158,48 @@ def _loss_of(call: ast.Call) -> ast.expr:
 
 def kind_of(anatomy: Anatomy, var: Var) -> str:
     """The class or function that made a variable, dotted; empty where it cannot be told."""
-    for value, frame, _ in anatomy.values.definitions.get(var, []):
-        dotted = made_by(value, frame)
+    for value, frame, _ in definitions_of(anatomy, var):
+        dotted = made_by(value, frame) or _made_by_getattr(anatomy, value, frame)
         if dotted:
             return dotted
     return ""
+
+
+def definitions_of(anatomy: Anatomy, var: Var) -> list[tuple[ast.expr | None, Frame, Item]]:
+    """What a variable is assigned; of an if whose test is known, the branch that is taken."""
+    found = []
+    for value, frame, item in anatomy.values.definitions.get(var, []):
+        if value is None and isinstance(item, Line) and isinstance(item.node, ast.If):
+            found += [(v, frame, item) for v in _in_branch(anatomy, item.node, frame, var)]
+        else:
+            found.append((value, frame, item))
+    return found
+
+
+def _in_branch(anatomy: Anatomy, node: ast.If, frame: Frame, var: Var) -> list[ast.expr]:
+    try:
+        taken = [node.body if anatomy.values.evaluate(node.test, frame) else node.orelse]
+    except UnknownError:
+        taken = []
+    found: list[ast.expr] = []
+    for statement in (s for block in taken for s in block):
+        if isinstance(statement, ast.If):
+            found += _in_branch(anatomy, statement, frame, var)
+        elif isinstance(statement, ast.Assign):
+            found += [statement.value for t in statement.targets if anatomy.program.reference(t, frame) == var]
+    return found
+
+
+def _made_by_getattr(anatomy: Anatomy, value: ast.expr | None, frame: Frame) -> str:
+    """`getattr(optim, args.optim)(...)`."""
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Call) and len(value.func.args) == 2):
+        return ""
+    inner = value.func
+    if not (isinstance(inner.func, ast.Name) and inner.func.id == "getattr"):
+        return ""
+    base = frame.unit.names.resolve(inner.args[0])
+    name = anatomy.values.try_evaluate(inner.args[1], frame)
+    return f"{base}.{name}" if base and isinstance(name, str) else ""
 
 
 def made_by(value: ast.expr | None, frame: Frame) -> str:
@@ -251,7 +288,7 @@ def is_scheduler(kind: str) -> bool:
 
 
 def optimizer_call(anatomy: Anatomy, var: Var) -> tuple[ast.Call, Frame, Item]:
-    for value, frame, item in anatomy.values.definitions.get(var, []):
+    for value, frame, item in definitions_of(anatomy, var):
         if isinstance(value, ast.Call):
             return value, frame, item
     raise RefusalError("where the optimizer is made cannot be told", IN_PLACE, anatomy.program.entry)

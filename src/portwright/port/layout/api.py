@@ -14,13 +14,14 @@ from portwright.errors import UserError
 from portwright.job.atomic import atomic_directory
 from portwright.port.api import PortResult, of_part, select_files
 from portwright.port.apply import _check_out, make_port
-from portwright.port.check import Selection, check_source, unreadable
+from portwright.port.check import UNREADABLE, Selection, unreadable
 from portwright.port.files import COPY_MARK, show
 from portwright.port.finding import Finding, Safety
 from portwright.port.layout.account import REFUSED, Account
 from portwright.port.layout.definitions import Definitions
+from portwright.port.layout.duration import describe_run, fix_settings
 from portwright.port.layout.modules import copied, imported_modules
-from portwright.port.layout.plan import Plan, make_plan
+from portwright.port.layout.plan import Plan, finish_plan, make_plan
 from portwright.port.layout.program import Program, flatten
 from portwright.port.layout.settle import settle
 from portwright.port.layout.units import RefusalError, Unit, Workspace
@@ -74,7 +75,11 @@ def port_layout(
     rules = of_part(selection, part) if part is not None else selection
     allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)
     root = find_root(script)
-    reached = [script, *imported_modules(Workspace(root, {}), Workspace(root, {}).unit(script))]
+    workspace = Workspace(root, {})
+    try:
+        reached = [script, *imported_modules(workspace, workspace.unit(script))]
+    except UnreadableError as error:
+        return PortResult([], [], [_shown(unreadable(script, error, selection.targets))], "", [], [])
     ported = make_port(reached, rules, allow)
     overlay = {path: patch.after for path, patch in ported.changed.items()}
     try:
@@ -85,6 +90,9 @@ def port_layout(
         return PortResult([], [], [_shown(f) for f in account.left], "", [], [])
     fixed = [f for f in ported.fixed] + [f for f in ported.left if f.code in _CURED]
     left = _finish(made, out, rules, allow)
+    broken = [f for f in left if f.code == UNREADABLE]
+    if broken:  # never hand out what Python cannot read
+        return PortResult([], [], [_refused(script, f, selection) for f in broken], "", [], [])
     _write(made, out)
     assert made.account is not None
     left = sorted([*_original_lines(made.account.left, script, overlay), *left], key=lambda f: f.place)
@@ -108,6 +116,9 @@ def make_layout(
     entry = workspace.unit(script)
     program = Program(workspace, entry)
     plan = make_plan(program, targets)
+    fix_settings(plan)
+    finish_plan(plan)
+    describe_run(plan)
     writer = Writer(plan)
     plan.definitions.moved = imported_modules(workspace, entry)
     writer.model()
@@ -249,8 +260,14 @@ def _line_before(line: int, path: Path, overlay: dict[Path, Source]) -> int:
     return line
 
 
+def _refused(script: Path, broken: Finding, selection: Selection) -> Finding:
+    where = Path(broken.path).name
+    message = f"no layout: {where} would not be Python ({broken.message})"
+    cure = "Report this script to Portwright's authors, and use --style in-place."
+    return Finding(REFUSED, show(script), 1, 1, message, cure, "manual", tuple(sorted(selection.targets)), 1)
+
+
 def _shown(finding: Finding) -> Finding:
     return replace(finding, path=show(finding.path))
 
 
-__all__ = ["Made", "check_source", "make_layout", "port_layout"]

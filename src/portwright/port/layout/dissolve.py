@@ -23,7 +23,31 @@ OTHERWISE = "it runs only with settings other than the script's defaults"
 TIMES = "run() measures the time"
 
 _LOGGING_METHODS = frozenset(
-    ["info", "debug", "warning", "error", "critical", "exception", "log", "add_scalar", "add_scalars", "add_graph", "add_histogram", "add_image", "add_figure", "add_text", "add_hparams", "add_embedding", "set_description", "set_postfix", "set_postfix_str", "set_description_str", "log_metrics", "flush", "write_line"]
+    [
+        "info",
+        "debug",
+        "warning",
+        "error",
+        "critical",
+        "exception",
+        "log",
+        "add_scalar",
+        "add_scalars",
+        "add_graph",
+        "add_histogram",
+        "add_image",
+        "add_figure",
+        "add_text",
+        "add_hparams",
+        "add_embedding",
+        "set_description",
+        "set_postfix",
+        "set_postfix_str",
+        "set_description_str",
+        "log_metrics",
+        "flush",
+        "write_line",
+    ]
 )
 _LOGGING_MODULES = (
     "logging.", "wandb", "mlflow", "tqdm", "neptune", "comet_ml", "warnings.", "pprint", "rich.", "tensorboardX",
@@ -113,6 +137,8 @@ class Dissolver:
             return SEEDS
         if dotted in _SAVES:
             return SAVES
+        if dotted.startswith("torch.nn.utils.clip_grad"):
+            return UPDATES
         if dotted.startswith(
             ("torch.cuda.", "torch.backends.", "gc.", "torch.set_num_threads", "torch.distributed.")
         ):
@@ -150,8 +176,14 @@ class Dissolver:
             return SAVES
         if kind.startswith(_LOGGING_MODULES) or func.attr in _LOGGING_METHODS:
             return LOGS
-        if dotted.startswith("torch.nn.utils.clip_grad"):
-            return UPDATES
+        if made_by(func.value, frame).startswith(_LOGGING_MODULES):  # logging.getLogger().addHandler(...)
+            return LOGS
+        root: ast.expr = func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        owner = self.program.reference(root, frame)
+        if isinstance(owner, Var) and kind_of(self.anatomy, owner).startswith(_LOGGING_MODULES):
+            return LOGS
         return None
 
     def _of_function(self, function: ast.AST, frame: Frame) -> str | None:
@@ -179,6 +211,10 @@ class Dissolver:
         if all(ref == self.anatomy.scheduler for ref in refs) and self.anatomy.scheduler is not None:
             return "optimizer.learning_rate of params.yaml"
         if all(isinstance(ref, Var) and ref in self.anatomy.devices for ref in refs):
+            return PLACES
+        if value is not None and all(
+            is_device(self.anatomy, t, frame) for t in targets if isinstance(t, (ast.Name, ast.Attribute))
+        ) and is_device(self.anatomy, value, frame):
             return PLACES
         dotted = made_by(value, frame)
         if dotted.startswith(_LOGGING_MODULES):
@@ -208,10 +244,10 @@ class Dissolver:
             name = frame.unit.names.resolve(value.func) or ""
             if name == "torch.compile" or name.startswith("torch.nn.parallel.") or "DataParallel" in name:
                 return DISTRIBUTES
-            if isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda"):
+            if isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda", "train", "eval"):
                 inner = self.program.reference(value.func.value, frame)
                 if inner == self.anatomy.model:
-                    return PLACES
+                    return PLACES if value.func.attr in ("to", "cuda") else MODES
         return None
 
     def _of_if(self, node: ast.If, frame: Frame) -> str | None:

@@ -27,7 +27,11 @@ class Lengths:
             return self.of(*found, depth + 1) if found is not None else None
         if isinstance(ref, Given) and ref.expr is not node:
             return self.of(ref.expr, ref.frame, depth + 1)
-        if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 1 and not node.generators[0].ifs:
+        if (
+            isinstance(node, (ast.ListComp, ast.GeneratorExp))
+            and len(node.generators) == 1
+            and not node.generators[0].ifs
+        ):
             return self.of(node.generators[0].iter, frame, depth + 1)
         if isinstance(node, (ast.List, ast.Tuple)):
             return len(node.elts)
@@ -40,7 +44,11 @@ class Lengths:
         first = arguments[0] if arguments else None
         if isinstance(node.func, ast.Name) and node.func.id == "range" and not name:
             numbers = [self._number(a, frame) for a in arguments]
-            return len(range(*(n for n in numbers if n is not None))) if None not in numbers and numbers else None
+            return (
+                len(range(*(n for n in numbers if n is not None)))
+                if None not in numbers and numbers
+                else None
+            )
         if name.endswith("DataLoader"):
             return self._of_loader(arguments, keywords, frame, depth)
         if name in ("torch.utils.data.TensorDataset", "torch.tensor", "torch.as_tensor", "torch.from_numpy"):
@@ -62,7 +70,9 @@ class Lengths:
         if None in keywords or keywords.keys() & {"sampler", "batch_sampler"}:
             return None
         data = arguments[0] if arguments else keywords.get("dataset")
-        size = self._number(arguments[1] if len(arguments) > 1 else keywords.get("batch_size", ast.Constant(1)), frame)
+        size = self._number(
+            arguments[1] if len(arguments) > 1 else keywords.get("batch_size", ast.Constant(1)), frame
+        )
         count = self.of(data, frame, depth + 1)
         drops = self.values.try_evaluate(keywords.get("drop_last"), frame, default=False)
         if count is None or not size:
@@ -79,7 +89,9 @@ class Lengths:
         if not isinstance(length, FUNCTIONS) or not isinstance(init, FUNCTIONS):
             return None
         last = length.body[-1]
-        if len([s for s in length.body if not isinstance(s, ast.Expr)]) != 1 or not isinstance(last, ast.Return):
+        if len([s for s in length.body if not isinstance(s, ast.Expr)]) != 1 or not isinstance(
+            last, ast.Return
+        ):
             return None
         inner = self.program._call(call, unit, init, Instance(unit, info), frame)
         kept = _kept(last.value)
@@ -116,7 +128,11 @@ def _kept(node: ast.expr | None) -> tuple[str, bool] | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args:
         inner = _kept(node.args[0])
         return (inner[0], True) if inner is not None and not inner[1] else None
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+    ):
         inner = _kept(node.value.value)
         return (inner[0], True) if inner is not None else None
     return None

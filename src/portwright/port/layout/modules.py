@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 from pathlib import Path
 
 from portwright.port.finding import Edit
 from portwright.port.layout.definitions import OWN_FILES, Definitions
 from portwright.port.layout.units import Unit, Workspace
-from portwright.port.source import Source
+from portwright.port.source import Source, UnreadableError
 
 
 def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
@@ -21,15 +20,19 @@ def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
         for path, dotted in _imports(workspace, unit, package):
             if path in found or path == entry.path:
                 continue
-            found[path] = _free_name(dotted, found.values())
+            found[path] = _free_name(dotted)
+            try:
+                workspace.unit(path).tree  # noqa: B018
+            except UnreadableError:
+                continue  # it is copied as it is
             waiting.append(
                 (workspace.unit(path), dotted if path.name == "__init__.py" else dotted.rpartition(".")[0])
             )
     return found
 
 
-def _free_name(dotted: str, taken: Iterable[str]) -> str:
-    head, _, rest = dotted.partition(".")
+def _free_name(dotted: str) -> str:
+    head = dotted.partition(".")[0]
     if head in OWN_FILES or head == "configs":
         return f"script_{dotted}"
     return dotted
@@ -75,7 +78,11 @@ def copied(definitions: Definitions, unit: Unit, dotted: str) -> tuple[str, Sour
     is_package = unit.path.name == "__init__.py"
     path = dotted.replace(".", "/") + ("/__init__.py" if is_package else ".py")
     edits: list[Edit] = []
-    for node in ast.walk(unit.tree.module):
+    try:
+        nodes = list(ast.walk(unit.tree.module))
+    except UnreadableError:
+        return path, unit.source
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             name = definitions.module_name(unit, node.module, 0)
             if name != node.module:

@@ -13,11 +13,12 @@ from portwright.port.layout.evaluation import Evaluation, batch_target, choose, 
 from portwright.port.layout.program import Frame, Global, Line, Program, Setting, Var
 from portwright.port.layout.settings import Key, Settings, is_plain
 from portwright.port.layout.slices import Slice, Slicer
+from portwright.port.layout.slices import is_plain as is_plain_line
 from portwright.port.layout.text import Renderer
 from portwright.port.layout.tuning import Tuning, count_rounds, describe
 from portwright.port.layout.units import RefusalError
 from portwright.port.layout.values import UnknownError, Values
-from portwright.port.tree import pair
+from portwright.port.tree import FUNCTIONS, pair
 
 _RANDOM = (
     "rand",
@@ -70,12 +71,16 @@ class Plan:
     evaluation: Evaluation | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
     num_accumulated: int = 1
+    num_updates: int | None = None  # of one pass over the training data
+    in_epochs: dict[str, int] = field(
+        default_factory=dict
+    )  # keys of runconfig that set_defaults turns into steps
     divides: ast.expr | None = None  # the division of the loss that accumulation makes
 
     @property
     def shares_data(self) -> bool:
         """Whether both loaders come from statements that must run once, together."""
-        common = {line for line in self.train.lines if line in self.evaluated.lines}
+        common = {line for line in self.train.lines if line in self.evaluated.lines and not is_seed(line)}
         return bool(common) and self.eval_loader is not None
 
 
@@ -96,15 +101,25 @@ def make_plan(program: Program, targets: tuple[str, ...]) -> Plan:
     )
     _find_constants(plan)
     _find_accumulation(plan)
-    _cut_step(plan)
-    _cut_data(plan)
-    _cut_evaluation(plan)
-    _cut_model(plan)
-    _pin(plan)
+    plan.evaluations = find_evaluations(anatomy)
+    for _ in range(3):
+        plan.by_hand, plan.train_loader, plan.eval_loader = None, None, None
+        _cut_step(plan)
+        _cut_data(plan)
+        _cut_evaluation(plan)
+        _cut_model(plan)
+        before = set(plan.pinned)
+        _pin(plan)
+        if plan.pinned <= before:
+            break  # what stands at the top of a file is made there, and nowhere else
+    return plan
+
+
+def finish_plan(plan: Plan) -> None:
+    """Sorts settings, once it is known which of them run() knows by names of its own."""
     _sort_settings(plan)
     for problem in plan.tuning.problems:
         plan.account.leave(problem.frame.unit, problem.node, problem.message, problem.cure, NOT_SAID)
-    return plan
 
 
 # -- constants -----------------------------------------------------------------------------------------------------------------
@@ -170,8 +185,20 @@ def gone(plan: Plan, lines: list[Line]) -> set[Line]:
     values = plan.anatomy.values
     return {
         line for line in lines
-        if line in values.argparse_lines or line in values.alias_lines or line in plan.constants.values() or plan.dissolver.why(line) is not None
+        if line in values.argparse_lines or line in values.alias_lines or line in plan.constants.values()
+        or plan.dissolver.why(line) is not None or _makes_pinned(plan, line)
+        or leaves(line.node) or any(line in e.callers for e in plan.evaluations)
     }  # fmt: skip
+
+
+def leaves(node: ast.AST) -> bool:
+    """Whether a statement may end the function that it stands in."""
+    return any(isinstance(n, ast.Return) for n in ast.walk(node)) and not isinstance(node, (*FUNCTIONS, ast.ClassDef))
+
+
+def _makes_pinned(plan: Plan, line: Line) -> bool:
+    writes = plan.slicer.of_line(line)[1] if plan.pinned and is_plain_line(line) else set()
+    return bool(writes) and writes <= plan.pinned
 
 
 # -- the step --------------------------------------------------------------------------------------------------------------------
@@ -225,6 +252,12 @@ def _cut_step(plan: Plan) -> None:
             loop.frame.unit,
             loop.node,
         )
+    outer_loop = anatomy.epoch_loop
+    if outer_loop is not None and not isinstance(outer_loop.node, ast.For):
+        raise RefusalError(
+            "the loop over batches stands in a while loop", f"Loop over epochs with for. {IN_PLACE}",
+            outer_loop.frame.unit, outer_loop.node,
+        )  # fmt: skip
     plan.target, counter = batch_target(loop)
     lines = [i for i in anatomy.step if isinstance(i, Line)]
     for item in anatomy.step:
@@ -234,6 +267,7 @@ def _cut_step(plan: Plan) -> None:
     plan.step = slicer.cut(lines, [anatomy.loss], without=skipped)
     batch_vars = slicer.mentions(plan.target, loop.frame)[1]
     counters = slicer.mentions(counter, loop.frame)[1] if counter is not None else set()
+    _refuse_carried(plan, batch_vars | counters)
     _decide_by_hand(plan, batch_vars, counters)
     given = set(plan.by_hand.yields) if plan.by_hand else batch_vars
     outer = (
@@ -242,17 +276,9 @@ def _cut_step(plan: Plan) -> None:
         else set()
     )
     bound, free = set(given), []
-    written = {w for line in plan.step.lines for w in slicer.of_line(line)[1]}
     for line in plan.step.lines:
         reads, writes, _ = slicer.of_line(line)
         for var in sorted(reads - bound, key=lambda v: (v.owner, v.name)):
-            if var in written and var not in plan.constants:
-                if var in writes and isinstance(line.node, (ast.If, ast.With, ast.For, ast.Try)):
-                    continue
-                raise RefusalError(
-                    f"'{var.name}' is carried from one step to the next",
-                    f"Begin each step from the batch alone. {IN_PLACE}", line.frame.unit, line.node,
-                )  # fmt: skip
             if var in counters | outer:
                 raise RefusalError(
                     f"the loss depends on '{var.name}', which counts steps or epochs",
@@ -271,7 +297,54 @@ def _cut_step(plan: Plan) -> None:
         and v not in plan.constants
         and v not in anatomy.devices
         and v not in plan.program.namespaces
+        and v not in plan.pinned
     ]
+
+
+def _refuse_carried(plan: Plan, given: set[Var]) -> None:
+    """Refuses what one step hands to the next, such as a hidden state: run() hands a step its batch alone."""
+    bound = set(given)
+    parts = [(line, *plan.slicer.of_line(line)[:2]) for line in plan.step.lines]
+    written = {var for _, _, writes in parts for var in writes}
+    after = [i for i in plan.anatomy.after_step if isinstance(i, Line) and plan.dissolver.why(i) is None]
+    written |= {var for line in after for var in plan.slicer.of_line(line)[1] if var != plan.anatomy.model}
+    for line, reads, writes in parts:
+        maybe = isinstance(line.node, (ast.If, ast.With, ast.For, ast.Try)) and line.target is None
+        own = _own_names(plan, line) if maybe else set()
+        carried = (reads & written) - bound - own
+        for var in sorted(carried, key=lambda v: v.name):
+            if var not in plan.constants:
+                raise RefusalError(
+                    f"'{var.name}' is carried from one step to the next",
+                    f"Begin each step from the batch alone. {IN_PLACE}", line.frame.unit, line.node,
+                )  # fmt: skip
+        bound |= writes if not isinstance(line.node, ast.If) or line.target is not None else _surely(plan, line)
+
+
+def _surely(plan: Plan, line: Line) -> set[Var]:
+    """Names that both branches of an if bind."""
+    assert isinstance(line.node, ast.If)
+    branches = [{w for s in block for w in plan.slicer.mentions(s, line.frame)[1]} for block in (line.node.body, line.node.orelse)]
+    return branches[0] & branches[1]
+
+
+def _own_names(plan: Plan, line: Line) -> set[Var]:
+    """Names that a block binds above where it reads them, as far as the order of its text tells."""
+    seen: set[Var] = set()
+    stored: set[Var] = set()
+    read_first: set[Var] = set()
+    values = sorted(
+        plan.program.occurrences(line.node, line.frame),
+        key=lambda o: (o.node.lineno, o.stores, o.node.col_offset),
+    )
+    for occurrence in values:
+        if isinstance(occurrence.ref, Var):
+            if occurrence.stores:
+                stored.add(occurrence.ref)
+            elif occurrence.ref not in stored:
+                read_first.add(occurrence.ref)
+            seen.add(occurrence.ref)
+    return seen - read_first
 
 
 def _unwrap(plan: Plan, header: object) -> None:
@@ -447,13 +520,14 @@ def _with_seeds(plan: Plan, part: Slice, more: list[ast.stmt]) -> None:
 def _draws(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
+    if any(k.arg in ("generator", "random_state") for k in node.keywords):
+        return False  # from a generator of its own
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     return name.lower().startswith(_RANDOM)
 
 
 def _cut_evaluation(plan: Plan) -> None:
     anatomy = plan.anatomy
-    plan.evaluations = find_evaluations(anatomy)
     anchor = plan.train_loader or (anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)  # type: ignore[union-attr]
     plan.evaluation = choose(anatomy, plan.evaluations, anchor)
     if plan.evaluation is None:
@@ -526,12 +600,11 @@ def _pin(plan: Plan) -> None:
     lines += plan.evaluation.extra if plan.evaluation else []
     lines += [*plan.by_hand.lines, *plan.by_hand.of_epoch] if plan.by_hand else []
     names = plan.definitions.closure(needed_names(plan, lines))
-    plan.pinned = plan.definitions.variables(names)
+    plan.pinned |= plan.definitions.variables(names)
 
 
 def _sort_settings(plan: Plan) -> None:
     anatomy, settings, slicer = plan.anatomy, plan.settings, plan.slicer
-    _fix(plan)
 
     def keys(part: Slice) -> list[Key]:
         wanted: set[Key] = {*part.settings, *(v for v in part.needs if v in plan.constants)}
@@ -551,10 +624,13 @@ def _sort_settings(plan: Plan) -> None:
     for key in keys(plan.train):
         if "model" not in settings.entries[key].sections:
             settings.use(key, "train_input")
-    for key in keys(plan.evaluated):
-        if "model" not in settings.entries[key].sections and not (
-            plan.shares_data and settings.entries[key].sections
-        ):
+    evaluated = plan.evaluated
+    if plan.shares_data:  # what both loaders come from is training's
+        alone = [line for line in evaluated.lines if line not in plan.train.lines]
+        mentioned = [slicer.of_line(line) for line in alone]
+        evaluated = Slice(alone, {v for m in mentioned for v in m[0]}, {s for m in mentioned for s in m[2]})
+    for key in keys(evaluated):
+        if "model" not in settings.entries[key].sections:
             settings.use(key, "eval_input")
     if _whole_namespace(plan):
         for key, entry in settings.entries.items():
@@ -563,77 +639,6 @@ def _sort_settings(plan: Plan) -> None:
     settings.own["optimizer"] = plan.tuning.section
     for name, comment in plan.tuning.comments.items():
         settings.comments["optimizer", name] = comment
-    config = settings.own["runconfig"]
-    if anatomy.epoch_loop is not None:
-        rounds = count_rounds(anatomy, anatomy.epoch_loop)
-        if rounds is None:
-            loop = anatomy.epoch_loop
-            plan.account.leave(
-                loop.frame.unit,
-                loop.node,
-                "how many epochs there are is known only when the script runs",
-                "Set runconfig.num_epochs.",
-                NOT_SAID,
-            )
-        config["num_epochs"] = rounds or 1
-    else:
-        config["num_epochs"] = 1
-    config.update(_run_settings(plan))
-
-
-def _fix(plan: Plan) -> None:
-    """Settings that run() knows by names of its own."""
-    anatomy, settings = plan.anatomy, plan.settings
-    if anatomy.epoch_loop is not None and isinstance(anatomy.epoch_loop.node, ast.For):
-        for occurrence in plan.program.occurrences(anatomy.epoch_loop.node.iter, anatomy.epoch_loop.frame):
-            ref = occurrence.ref
-            if (
-                isinstance(ref, (Setting, Var))
-                and ref in settings.entries
-                and settings.entries[ref].value == count_rounds(anatomy, anatomy.epoch_loop)
-            ):
-                settings.fixed[ref] = "runconfig.num_epochs"
-    for line in anatomy.setup:
-        if is_seed(line):
-            for occurrence in plan.program.occurrences(line.node, line.frame):
-                ref = occurrence.ref
-                if (
-                    isinstance(ref, (Setting, Var))
-                    and ref in settings.entries
-                    and isinstance(settings.entries[ref].value, int)
-                ):
-                    settings.fixed[ref] = "runconfig.seed"
-
-
-def _run_settings(plan: Plan) -> dict[str, object]:
-    anatomy = plan.anatomy
-    found: dict[str, object] = {}
-    for line in anatomy.setup:
-        if (
-            is_seed(line)
-            and isinstance(line.node, ast.Expr)
-            and isinstance(line.node.value, ast.Call)
-            and line.node.value.args
-        ):
-            try:
-                seed = anatomy.values.evaluate(line.node.value.args[0], line.frame)
-            except UnknownError:
-                continue
-            if isinstance(seed, int) and 0 <= seed < 2**32 and "seed" not in found:
-                found["seed"] = seed
-    for item in anatomy.after_step:
-        if isinstance(item, Line) and isinstance(item.node, ast.If):
-            remainder = [
-                n for n in ast.walk(item.node.test) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)
-            ]
-            prints = any(
-                isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"
-                for n in ast.walk(item.node)
-            )
-            every = anatomy.values.try_evaluate(remainder[0].right, item.frame) if remainder else None
-            if prints and isinstance(every, int) and every > 0:
-                found["log_steps"] = every
-    return found
 
 
 def _whole_namespace(plan: Plan) -> bool:

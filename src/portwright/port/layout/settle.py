@@ -28,14 +28,18 @@ def settle(plan: Plan) -> None:
     for item in plan.program.items:
         _settle_item(plan, item, needed)
     for statement in plan.program.entry.tree.module.body:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        if isinstance(
+            statement, (ast.Import, ast.ImportFrom)
+        ) and "portwright" not in plan.program.entry.text(statement):
             account.place(plan.program.entry, statement, "where its names are used")
 
 
 def _needed(plan: Plan) -> set[Var]:
     found = plan.model.needs | plan.train.needs | plan.evaluated.needs | plan.step.needs
     assert plan.anatomy.model is not None
-    return found | {plan.anatomy.model}
+    return found | {
+        v for v in (plan.anatomy.model, plan.anatomy.optimizer, plan.anatomy.scheduler) if v is not None
+    }
 
 
 def _settle_settings(plan: Plan) -> None:
@@ -70,7 +74,11 @@ def _settle_item(plan: Plan, item: Item, needed: set[Var]) -> None:
         return
     if account.knows(item.node):
         return
-    reason = "another name for the same object" if item in plan.anatomy.values.alias_lines else plan.dissolver.why(item)
+    reason = (
+        "another name for the same object"
+        if item in plan.anatomy.values.alias_lines
+        else plan.dissolver.why(item)
+    )
     if reason is None and isinstance(item, Line):
         reason = _why_needless(plan, item, needed)
     if reason is not None:
@@ -124,7 +132,8 @@ def _why_needless(plan: Plan, line: Line, needed: set[Var]) -> str | None:
             plan.program.reference(func.value, line.frame), Var
         ):
             return REPORTS  # losses.append(...), meter.update(...)
-        return None
+        later = line in plan.anatomy.after_step or line in plan.anatomy.after_epoch
+        return REPORTS if later and plan.program.callee(node.value, line.frame) is not None else None
     return REPORTS
 
 

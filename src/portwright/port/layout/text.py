@@ -47,9 +47,9 @@ class Renderer:
             left = self.expression(*line.target, naming)
             right = self.expression(*line.value, naming)
             return "" if left == right else f"{indent}{left} = {right}\n"
-        return statement_text(
-            line.frame.unit.source, line.node, self.edits(line.node, line.frame, naming), indent
-        )
+        edits = self.edits(line.node, line.frame, naming)
+        text = statement_text(line.frame.unit.source, line.node, edits, indent)
+        return "" if edits and _says_nothing(text) else text
 
     def expression(self, node: ast.expr, frame: Frame, naming: Naming) -> str:
         if not hasattr(node, "lineno"):  # a parameter's name, made by us
@@ -93,6 +93,8 @@ class Renderer:
                 continue
             start, end = source.span(occurrence.node)
             if any(a <= start and end <= b for a, b in gone):
+                continue
+            if occurrence.stores and isinstance(occurrence.ref, Var) and self._is_device(occurrence.node, frame):
                 continue
             text = self._text(occurrence.ref, occurrence.node, frame, naming)
             if text is not None and text != source.data[start:end].decode("utf-8"):
@@ -140,11 +142,20 @@ class Renderer:
         if len(places) != 1 or others:
             return False
         place = places[0]
-        return (
-            (isinstance(place, ast.Constant)
-            and is_device(self.anatomy, place, frame))
-            or self._is_device(place, frame)
+        return (isinstance(place, ast.Constant) and is_device(self.anatomy, place, frame)) or self._is_device(
+            place, frame
         )
+
+
+def _says_nothing(text: str) -> bool:
+    """`x = x`, which is what is left of `x = x.to(device)`."""
+    try:
+        body = ast.parse(text.strip()).body
+    except SyntaxError:
+        return False
+    if len(body) != 1 or not isinstance(body[0], ast.Assign) or len(body[0].targets) != 1:
+        return False
+    return ast.unparse(body[0].targets[0]) == ast.unparse(body[0].value)
 
 
 def statement_text(source: Source, node: ast.stmt, edits: Iterable[Edit], indent: str) -> str:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from portwright.port.layout.anatomy import Anatomy, made_by, optimizer_call, unwrap_iterable
+from portwright.port.layout.anatomy import Anatomy, kind_of, made_by, optimizer_call, unwrap_iterable
 from portwright.port.layout.program import Frame, Given, Item, Line, Loop, Var, flatten
 from portwright.port.layout.values import UnknownError
 
@@ -84,7 +84,8 @@ def describe(anatomy: Anatomy) -> Tuning:
 
 
 def _describe_optimizer(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame: Frame) -> None:
-    name = made_by(call, frame).rpartition(".")[2]
+    assert anatomy.optimizer is not None
+    name = kind_of(anatomy, anatomy.optimizer).rpartition(".")[2]
     tuning.section["optimizer_type"] = name
     if name not in TORCH_OPTIMIZERS:
         tuning.own_optimizer = True
@@ -153,7 +154,9 @@ def _describe_optimizer(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame:
         )
         if decayed is not None:
             tuning.section["exclude_from_weight_decay"] = decayed[1]
-            tuning.comments["exclude_from_weight_decay"] = "beside biases and norms, as the script's parameter groups have it"
+            tuning.comments["exclude_from_weight_decay"] = (
+                "beside biases and norms, as the script's parameter groups have it"
+            )
 
 
 def _spread(
@@ -215,7 +218,9 @@ def _decay_groups(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[float
     for group in node.elts:
         if not isinstance(group, ast.Dict):
             return None
-        parts = {k.value: v for k, v in zip(group.keys, group.values, strict=True) if isinstance(k, ast.Constant)}
+        parts = {
+            k.value: v for k, v in zip(group.keys, group.values, strict=True) if isinstance(k, ast.Constant)
+        }
         if parts.keys() != {"params", "weight_decay"}:
             return None
         decays.append(anatomy.values.try_evaluate(parts["weight_decay"], frame, default=-1.0))
@@ -228,8 +233,18 @@ def _decay_groups(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[float
     words: set[str] = set()
     for test, origin in tests:
         for each in ast.walk(test):
-            value = anatomy.values.try_evaluate(each, origin) if isinstance(each, (ast.Name, ast.Constant, ast.List, ast.Tuple)) else None
-            words |= {value} if isinstance(value, str) else {v for v in value if isinstance(v, str)} if isinstance(value, (list, tuple)) else set()
+            value = (
+                anatomy.values.try_evaluate(each, origin)
+                if isinstance(each, (ast.Name, ast.Constant, ast.List, ast.Tuple))
+                else None
+            )
+            words |= (
+                {value}
+                if isinstance(value, str)
+                else {v for v in value if isinstance(v, str)}
+                if isinstance(value, (list, tuple))
+                else set()
+            )
     return (max(decays), sorted(words)) if words else None
 
 
@@ -241,8 +256,17 @@ def _membership(anatomy: Anatomy, node: ast.expr, frame: Frame) -> list[tuple[as
         if found is None:
             return []
         if isinstance(found[0], ast.List) and not found[0].elts:  # filled by a loop
-            loops = [line for line in anatomy.setup if isinstance(line.node, ast.For) and "append" in line.frame.unit.text(line.node)]
-            return [(n.test, line.frame) for line in loops for n in ast.walk(line.node) if isinstance(n, ast.If) and "requires_grad" not in line.frame.unit.text(n.test)]
+            loops = [
+                line
+                for line in anatomy.setup
+                if isinstance(line.node, ast.For) and "append" in line.frame.unit.text(line.node)
+            ]
+            return [
+                (n.test, line.frame)
+                for line in loops
+                for n in ast.walk(line.node)
+                if isinstance(n, ast.If) and "requires_grad" not in line.frame.unit.text(n.test)
+            ]
         return _membership(anatomy, *found)
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 1:
         return [(test, frame) for test in node.generators[0].ifs]
@@ -367,7 +391,9 @@ def _scheduler_steps(anatomy: Anatomy) -> list[tuple[ast.Call, str]]:
 
 def _updates(anatomy: Anatomy, item: Item) -> bool:
     return isinstance(item.node, ast.If) and any(
-        isinstance(n, ast.Attribute) and n.attr == "step" and anatomy.program.reference(n.value, item.frame) == anatomy.optimizer
+        isinstance(n, ast.Attribute)
+        and n.attr == "step"
+        and anatomy.program.reference(n.value, item.frame) == anatomy.optimizer
         for n in ast.walk(item.node)
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from portwright.port.names import Names
 from portwright.port.project import Project, read_source
-from portwright.port.source import Source
+from portwright.port.source import Source, UnreadableError
 from portwright.port.tree import FUNCTIONS, ClassInfo, Tree
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -69,8 +69,11 @@ class Workspace:
         if reference is None or "::" not in reference:
             return None
         path, _, name = reference.rpartition("::")
-        unit = self.unit(Path(path))
-        node = unit.top(name) if name else None
+        try:
+            unit = self.unit(Path(path))
+            node = unit.top(name) if name else None
+        except UnreadableError:
+            return None
         return (unit, node) if node is not None else None
 
     def method(self, unit: Unit, info: ClassInfo, name: str) -> tuple[Unit, Function] | None:

@@ -70,8 +70,8 @@ class Values:
 
     def _collect(self) -> None:
         for item in flatten(self.program.items):
-            if item in self.alias_lines:
-                continue
+            if item in self.alias_lines or (isinstance(item, Line) and loads_checkpoint(item.node)):
+                continue  # what a checkpoint would bring does not count: run() resumes by itself
             if isinstance(item, Line):
                 if item.target is not None and item.value is not None:
                     self._define(item.target[0], item.target[1], item.value, item)
@@ -106,7 +106,12 @@ class Values:
             for target, value, frame, origin in leaves:
                 a = self.program.reference(target, frame)
                 b = self.program.reference(value, origin) if value is not None else None
-                if not isinstance(a, Var) or not isinstance(b, Var) or a == b or len(self.definitions.get(a, [])) != 1:
+                if (
+                    not isinstance(a, Var)
+                    or not isinstance(b, Var)
+                    or a == b
+                    or len(self.definitions.get(a, [])) != 1
+                ):
                     break
                 if any(order.get(other, 0) >= order[item] for _, _, other in self.definitions.get(b, [])):
                     break
@@ -152,12 +157,7 @@ class Values:
 
     def value_of(self, var: Var) -> tuple[ast.expr, Frame] | None:
         """The one expression that a variable is assigned, if there is only one."""
-        # What `if args.resume:` reads from a checkpoint does not count: run() resumes by itself.
-        found = [
-            d
-            for d in self.definitions.get(var, [])
-            if not (isinstance(d[2], Line) and loads_checkpoint(d[2].node))
-        ]
+        found = self.definitions.get(var, [])
         if len(found) == 1 and found[0][0] is not None:
             return found[0][0], found[0][1]
         return None

@@ -311,7 +311,14 @@ class Writer:
         plan = self.plan
         assert plan.train_loader is not None and plan.eval_loader is not None
         naming = self._data_naming("train_input")
-        body = self.lines(lines, naming, INDENT, "data.py: make_dataloaders")
+        other = self._data_naming("eval_input")
+        other.globals = naming.globals
+        body = ""
+        for line in lines:
+            chosen = naming if line in plan.train.lines else other
+            other.names.update({v: n for v, n in naming.names.items() if v not in plan.constants})
+            body += self.lines([line], chosen, INDENT, "data.py: make_dataloaders")
+            naming.names.update({v: n for v, n in other.names.items() if v not in plan.constants})
         loaders = [
             plan.renderer.expression(*loader, naming) for loader in (plan.train_loader, plan.eval_loader)
         ]
@@ -334,13 +341,12 @@ class Writer:
         inner += f"{INDENT * 2}for {target} in {iterable}:\n"
         inner += self.lines(made.lines, naming, INDENT * 3, "data.py: get_train_dataloader")
         inner += f"{INDENT * 3}yield {', '.join(naming.name(v) for v in made.yields)}\n"
-        length = (
-            f", len({plan.renderer.expression(*made.length, naming)})"
-            if made.length and not made.of_epoch
-            else ""
-        )
+        own = {v for line in made.of_epoch for v in plan.slicer.of_line(line)[1]}
+        if made.length and plan.slicer.mentions(*made.length)[0] & own:
+            made.length = None
+        length = f", len({plan.renderer.expression(*made.length, naming)})" if made.length else ""
         self.close("data", naming, [*plan.train.lines, *made.of_epoch, *made.lines])
-        if not length:
+        if not length and not plan.num_updates:
             plan.account.leave(
                 loop.frame.unit, loop.node, "how many batches an epoch has is known only when the script runs",
                 "Set runconfig.steps_per_epoch, or runconfig.max_steps.", NOT_SAID,
@@ -371,19 +377,28 @@ class Writer:
             defaults = {e.key: e.value for e in plan.settings.entries.values() if section in e.sections}
             for key, value in defaults.items():
                 lines.append(f'{INDENT}params["{section}"].setdefault("{key}", {value!r})')
-        for name in ("seed", "num_epochs"):
+        for name in ("seed", "num_epochs", "max_steps"):
             if name in plan.settings.own["runconfig"]:
                 lines.append(
                     f'{INDENT}params["runconfig"].setdefault("{name}", {plan.settings.own["runconfig"][name]!r})'
                 )
         lines += self._schedule_lines()
+        if plan.in_epochs:
+            self.counts_steps = True
+            names = ", ".join(f'"{name}"' for name in plan.in_epochs)
+            lines.append(f'{INDENT}if not {{{names}}} <= params["runconfig"].keys():')
+            lines.append(f"{INDENT * 2}every = steps_per_epoch(params)  # the script counts epochs")
+            for name, count in plan.in_epochs.items():
+                value = "every" if count == 1 else f"{count} * every"
+                lines.append(f'{INDENT * 2}params["runconfig"].setdefault("{name}", {value})')
         lines.append(f"{INDENT}return params")
         part.code.insert(0, "\n".join(lines) + "\n")
         if self.counts_steps:
             part.code.append(
                 f'def steps_per_epoch(params):\n{INDENT}"""Updates that one pass over the training data makes."""\n'
                 f"{INDENT}from data import get_train_dataloader\n\n"
-                f"{INDENT}num_batches = len(get_train_dataloader(params))\n"
+                f"{INDENT}loader = get_train_dataloader(params)\n"
+                f"{INDENT}num_batches = len({'loader.dataset' if plan.by_hand else 'loader'})\n"
                 f'{INDENT}return max(num_batches // params["optimizer"].get("grad_accum_steps", 1), 1)\n'
             )
         if self.uses_settings or any("settings(" in code for p in self.parts.values() for code in p.code):
@@ -441,6 +456,8 @@ class Writer:
         count = 'params["runconfig"]["num_epochs"]' + (
             "" if tuning.per_epoch else " * steps_per_epoch(params)"
         )
+        if "max_steps" in plan.settings.own["runconfig"]:
+            count = 'params["runconfig"]["max_steps"]'
         return (
             f'def learning_rates(params):\n{INDENT}"""The rates that the script\'s scheduler gives, as a schedule of params.yaml."""\n'
             f"{before}"
@@ -564,7 +581,7 @@ class Writer:
             blocks.insert(0, constants)
         body = "\n\n".join([*blocks, *part.code])
         head = "\n\n".join(text for text in ("\n".join(future), first, second) if text)
-        return f'"""{title}"""\n\n' + (f"{head}\n\n\n" if head else "") + body
+        return f'"""{title}"""\n\n' + (f"{head}\n\n\n" if head else "\n") + body
 
     def _constant(self, part: str, name: str, wanted: set[str], written: set[Line]) -> str:
         """A global that definitions read: the statements that make it, at the top of their file."""
