@@ -7,7 +7,7 @@ for all that it feeds, so what does not have it, and does not change from step t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,11 @@ class StepPlan:
     constants: tuple[Tensor, ...]
     parameters: tuple[Tensor, ...]  # trained, and part of no module that is called
     batch_size: int | None
+    constant_uses: tuple[
+        tuple[str, int], ...
+    ] = ()  # where each comes in: name of the entry, number of the input
     doubtful: tuple[int, ...] = ()  # constants that may be data, by their place
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def signature(self) -> tuple[str, ...]:
-        return tuple(entry.name for entry in self.entries)
+    notes: tuple[str, ...] = ()
 
 
 def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
@@ -75,31 +74,40 @@ def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
         tuple(constants),
         tuple(parameters),
         batch_size,
+        tuple(_use_of(tensor, entries) for tensor in constants),
         tuple(doubtful),
         tuple(dict.fromkeys(notes)),
     )
 
 
-def feed_what_changes(
-    plan: StepPlan, earlier: Sequence[Tensor], earlier_signature: tuple[str, ...]
-) -> StepPlan:
-    """The plan of a later step, with those doubtful constants fed that had other values in the earlier one."""
-    if plan.signature != earlier_signature or len(plan.doubtful) != len(earlier):
-        return plan
-    changed = {
+def feed_what_changes(plan: StepPlan, kept: Sequence[Tensor], later: StepPlan) -> StepPlan:
+    """The plan, with those doubtful constants fed that have other values in a later step; `kept` are their values in this one."""
+    values = dict(zip(later.constant_uses, later.constants, strict=True))
+    changed = [
         place
-        for place, before in zip(plan.doubtful, earlier, strict=True)
-        if not _same(plan.constants[place], before)
-    }
+        for place, before in zip(plan.doubtful, kept, strict=True)
+        if plan.constant_uses[place] in values and not _same(values[plan.constant_uses[place]], before)
+    ]
     if not changed:
         return plan
-    constants = [tensor for place, tensor in enumerate(plan.constants) if place not in changed]
-    fed = [*plan.fed, *(plan.constants[place] for place in sorted(changed))]
+    stay = [place for place in range(len(plan.constants)) if place not in changed]
     note = "tensors that change from step to step are fed by the loader, whatever their first dimension"
-    return StepPlan(
-        plan.entries, plan.backwards, plan.modules, tuple(fed), tuple(constants), plan.parameters,
-        plan.batch_size, (), (*plan.notes, note),
-    )  # fmt: skip
+    return replace(
+        plan,
+        fed=(*plan.fed, *(plan.constants[place] for place in changed)),
+        constants=tuple(plan.constants[place] for place in stay),
+        constant_uses=tuple(plan.constant_uses[place] for place in stay),
+        doubtful=(),
+        notes=(*plan.notes, note),
+    )
+
+
+def _use_of(tensor: Tensor, entries: Sequence[Entry]) -> tuple[str, int]:
+    for entry in entries:
+        for place, given in enumerate(entry.inputs):
+            if given is tensor:
+                return entry.name, place
+    return "backward", 0
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

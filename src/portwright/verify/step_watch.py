@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -127,9 +127,8 @@ class StepWatch:
     def _on_own_update(self, optimizer: Optimizer | None) -> None:
         watched = self._watched(optimizer)
         if self._pending is not None:
-            first, earlier = self._pending
-            plan = feed_what_changes(watched.plan, earlier, first.plan.signature)
-            self._finish(first if plan.signature != first.plan.signature else _with_plan(watched, plan))
+            first, kept = self._pending
+            self._finish(replace(first, plan=feed_what_changes(first.plan, kept, watched.plan)))
         elif watched.plan.doubtful:
             # Only a second step tells a mask, which stays, from a target, which changes.
             plan = watched.plan
@@ -284,12 +283,6 @@ class StepWatch:
         else:
             self._undo.callback(delattr, owner, name)
         setattr(owner, name, value)
-
-
-def _with_plan(watched: WatchedStep, plan: StepPlan) -> WatchedStep:
-    from dataclasses import replace
-
-    return replace(watched, plan=plan)
 
 
 def _iterate_here(loader: Any) -> Any:
