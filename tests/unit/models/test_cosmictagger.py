@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from unit.models.cosmic_folder import FOLDER, load
 
 from portwright import UserError
@@ -143,12 +144,48 @@ def test_both_ways_to_compute(conv_mode: str, normalization: str, monkeypatch: p
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
 
 
+def test_half_precision() -> None:
+    """Autocast gives the fused norm half-precision inputs and single-precision weights."""
+    images = torch.randn(2, 3, 16, 16)
+    exact, _, _ = step(make(), images)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, gradients, _ = step(make(), images)
+    assert logits.dtype == torch.bfloat16
+    assert float((logits.float() - exact).abs().mean() / exact.abs().mean()) < 0.15
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+def test_it_compiles_whole() -> None:
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    network = make().double()
+    compiled = torch.compile(make().double(), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), network(images), rtol=1e-9, atol=1e-9)
+
+
 def test_tensors_without_data_take_plain_ops() -> None:
     with FakeTensorMode():
         x = torch.empty(3, 4, 8, 8)
         assert not plane_norm.is_eager(x)
         assert make()(torch.empty(1, 3, 8, 8)).shape == (3, 3, 8, 8)
     assert plane_norm.is_eager(torch.empty(1))
+
+
+def test_who_watches_ops_sees_plain_ones() -> None:
+    """An emulated device refuses ops by their names; ours by hand have none that it could know."""
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: set[str] = set()
+    network, images = make().double(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    expected = network(images)
+    with Watch():
+        watched = network(images)
+    torch.testing.assert_close(watched, expected)
+    assert "aten.native_batch_norm.default" in seen
+    assert not {op for op in seen if op.endswith((".out", "_.default", "_.Tensor"))} - {"aten.add_.Tensor"}
 
 
 def test_the_fused_norms_derivative() -> None:

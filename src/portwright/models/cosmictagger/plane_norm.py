@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def finish(
@@ -38,8 +39,11 @@ def finish(
 
 
 def is_eager(x: Tensor) -> bool:
-    """Whether to save memory by hand: a graph to be captured, compiled or lowered shall be made of torch's plain ops."""
-    return type(x) is Tensor and x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling()
+    """Whether to save memory by hand: what is captured, compiled, lowered or watched shall be made of torch's plain ops."""
+    if torch.compiler.is_compiling():
+        return False
+    is_watched = _get_current_dispatch_mode() is not None
+    return type(x) is Tensor and x.device.type in ("cpu", "cuda") and not is_watched
 
 
 class _NormLeaky(torch.autograd.Function):
