@@ -5,16 +5,18 @@ import sys
 
 import pytest
 
+NAMES = ["check", "plan", "port", "verify", "run", "PyTorchBaseModel", "get_params", "UserError"]
+MODULES = "import portwright.port.api, portwright.verify.api, portwright.graph.plans.api"
+ALL_CALLABLE = f"""
+import portwright
+for name in {NAMES}:
+    assert callable(getattr(portwright, name)) and name in dir(portwright), name
+"""
 
-@pytest.mark.parametrize(
-    "name", ["check", "plan", "port", "verify", "run", "PyTorchBaseModel", "get_params", "UserError"]
-)
-@pytest.mark.parametrize(
-    "first", ["", "import portwright.port.api, portwright.verify.api, portwright.graph.plans.api"]
-)
-def test_a_public_name_can_be_called_whatever_was_imported_before(name: str, first: str) -> None:
-    code = f"{first}\nimport portwright\nassert callable(portwright.{name}), portwright.{name}\nassert '{name}' in dir(portwright)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+@pytest.mark.parametrize("first", ["", MODULES])
+def test_public_names_can_be_called_whatever_was_imported_before(first: str) -> None:
+    subprocess.run([sys.executable, "-c", first + ALL_CALLABLE], check=True)
 
 
 def test_packages_that_are_called_stay_packages() -> None:
@@ -24,13 +26,13 @@ def test_packages_that_are_called_stay_packages() -> None:
 
     assert portwright.port.api.port.__name__ == "port"
     assert portwright.verify.api.verify.__name__ == "verify"
-    with pytest.raises(portwright.UserError, match="not a port|There is no script"):
+    with pytest.raises(portwright.UserError, match="There is no script nowhere"):
         portwright.verify("nowhere.py", "nothing.py")
 
 
 def test_importing_portwright_stays_light() -> None:
     heavy = "{'torch', 'numpy', 'tensorflow', 'pydantic', 'rich'}"
-    code = f"import sys, portwright, portwright.port, portwright.verify; assert not {heavy} & set(sys.modules), sys.modules.keys()"
+    code = f"import sys, portwright, portwright.port, portwright.verify; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
