@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -29,17 +29,50 @@ def text_report(findings: Sequence[Finding]) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line: how many, in how many files, what a command can do about them, and what it leaves."""
+    """Two sentences: how many in how many files, and what is done by a command and what by hand."""
     if not findings:
         return "No findings."
-    counts = Counter(f.safety for f in findings)
-    files = len({f.path for f in findings})
-    parts = ", ".join(f"{counts[s]} {s}" for s in SAFETIES if counts[s])
-    share = round(100 * (counts["safe"] + counts["unsafe"]) / len(findings))
+    told = summarise(findings)
+    parts = ", ".join(f"{told[s]} {s}" for s in SAFETIES if told[s])
     return (
-        f"{_count(len(findings), 'finding')} in {_count(files, 'file')}: {parts}. `portwright port` rewrites the safe ones, and with "
-        f"--unsafe {share} % of all; the rest is about {manual_minutes(findings)} minutes by hand."
+        f"{_count(len(findings), 'finding')} in {_count(told['files'], 'file')}: {parts}. "
+        f"Fixed automatically: {told['share_fixed_automatically']} % by `portwright port`"
+        f"{_with_unsafe(told)}; manual work left: about {told['manual_minutes']} minutes."
     )
+
+
+def _with_unsafe(told: Mapping[str, int]) -> str:
+    return f", {told['share_with_unsafe']} % with --unsafe" if told["unsafe"] else ""
+
+
+def summarise(findings: Sequence[Finding]) -> dict[str, int]:
+    """What reports say first: counts, the share that a command rewrites, and minutes of a person's work."""
+    counts = Counter(f.safety for f in findings)
+    return {
+        "findings": len(findings),
+        "files": len({f.path for f in findings}),
+        **{safety: counts[safety] for safety in SAFETIES},
+        "share_fixed_automatically": _percent(counts["safe"], len(findings)),
+        "share_with_unsafe": _percent(counts["safe"] + counts["unsafe"], len(findings)),
+        "manual_minutes": manual_minutes(findings),
+    }
+
+
+def summarise_port(done: PortResult) -> dict[str, int]:
+    """The same of a port: what was rewritten, and what is left."""
+    total = len(done.fixed) + len(done.left)
+    return {
+        "findings": total,
+        "fixed": len(done.fixed),
+        "left": len(done.left),
+        "share_fixed_automatically": _percent(len(done.fixed), total),
+        "manual_minutes": manual_minutes(done.left),
+    }
+
+
+def _percent(part: int, whole: int) -> int:
+    """Rounded down, so that 100 means all."""
+    return 100 * part // whole if whole else 100
 
 
 def manual_minutes(findings: Sequence[Finding]) -> int:
@@ -62,11 +95,10 @@ def port_report(done: PortResult, wrote: bool) -> str:
     if lines:
         lines.append("")
     verb = "changed" if wrote else "would change"
-    total = len(done.fixed) + len(done.left)
-    share = round(100 * len(done.fixed) / total) if total else 100
+    told = summarise_port(done)
     lines.append(
-        f"{verb} {_count(len(done.changed), 'file')}: {len(done.fixed)} of {_count(total, 'finding')} rewritten ({share} %), "
-        f"{len(done.left)} left, about {manual_minutes(done.left)} minutes by hand."
+        f"{verb} {_count(len(done.changed), 'file')}: {told['fixed']} of {_count(told['findings'], 'finding')} fixed automatically "
+        f"({told['share_fixed_automatically']} %), {told['left']} left; manual work left: about {told['manual_minutes']} minutes."
     )
     if not wrote and done.changed:
         lines.append("Nothing was written: --write edits in place, --out DIR writes a copy.")

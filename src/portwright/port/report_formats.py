@@ -10,7 +10,7 @@ from pathlib import Path
 from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text
 from portwright.port.finding import Finding
-from portwright.port.report import text_report
+from portwright.port.report import summarise, text_report
 from portwright.port.report_html import html_report
 from portwright.port.report_sarif import sarif_report
 from portwright.port.rule import Rule
@@ -34,7 +34,8 @@ def render(findings: Sequence[Finding], rules: Sequence[Rule], format: str) -> s
     if format == "text":
         return text_report(findings) + "\n"
     if format == "json":
-        return json.dumps({"findings": [f.as_dict() for f in findings]}, indent=2) + "\n"
+        rows = [f.as_dict() for f in findings]
+        return json.dumps({"findings": rows, "summary": summarise(findings)}, indent=2) + "\n"
     if format == "sarif":
         return json.dumps(sarif_report(findings, rules), indent=2) + "\n"
     if format == "html":

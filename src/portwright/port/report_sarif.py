@@ -1,25 +1,35 @@
-"""Findings as SARIF 2.1.0, which code-review tools read."""
+"""Findings as SARIF 2.1.0, which code-review tools read: places, rules, and the rewrites as fixes to accept."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
 from portwright import __version__
 from portwright.port.finding import Finding
+from portwright.port.report import summarise
+from portwright.port.report_source import Sources
 from portwright.port.rule import Rule
+from portwright.port.source import Source
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_BASE = "SRCROOT"
+_SEMANTIC = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
 
 
 def sarif_report(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, Any]:
-    """One run; each result says where, what and how to cure it."""
+    """One run; each result says where, what and how to cure it, and carries the rewrite where there is one."""
     known = {rule.code: rule for rule in rules}
     codes = sorted({*known, *(f.code for f in findings)})
+    sources = Sources(rules)
+    prints = _fingerprints(findings, sources)
     return {
         "$schema": _SCHEMA,
         "version": "2.1.0",
@@ -28,12 +38,19 @@ def sarif_report(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str
                 "tool": {
                     "driver": {
                         "name": "portwright",
-                        "semanticVersion": __version__,
+                        "version": __version__,
+                        **({"semanticVersion": __version__} if _SEMANTIC.fullmatch(__version__) else {}),
                         "rules": [_descriptor(code, known.get(code)) for code in codes],
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(finding, codes) for finding in findings],
+                "newlineSequences": ["\r\n", "\r", "\n"],
+                "originalUriBaseIds": {_BASE: {"uri": Path.cwd().as_uri().rstrip("/") + "/"}},
+                "results": [
+                    _result(finding, codes, sources, fingerprint)
+                    for finding, fingerprint in zip(findings, prints, strict=True)
+                ],
+                "properties": {"summary": summarise(findings)},
             }
         ],
     }
@@ -49,29 +66,74 @@ def _descriptor(code: str, rule: Rule | None) -> dict[str, Any]:
         "shortDescription": {"text": page.partition("\n")[0]},
         "fullDescription": {"text": page.partition("## Example")[0].replace("## Why", "").strip()},
         "help": {"text": page, "markdown": page},
+        "defaultConfiguration": {"level": _level(rule.safety)},
         "properties": {"tags": [*rule.targets, rule.group()], "safety": rule.safety},
     }
 
 
-def _result(finding: Finding, codes: Sequence[str]) -> dict[str, Any]:
-    return {
+def _level(safety: str) -> str:
+    return "error" if safety == "manual" else "warning"
+
+
+def _result(finding: Finding, codes: Sequence[str], sources: Sources, fingerprint: str) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": _location(finding.path)}
+    result: dict[str, Any] = {
         "ruleId": finding.code,
         "ruleIndex": codes.index(finding.code),
-        "level": "error" if finding.safety == "manual" else "warning",
+        "level": _level(finding.safety),
         "message": {"text": f"{finding.message}. {finding.cure}"},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": _uri(finding.path)},
-                    "region": {"startLine": max(finding.line, 1), "startColumn": max(finding.column, 1)},
-                }
-            }
-        ],
+        "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"portwrightFinding/v1": fingerprint},
         "properties": {"safety": finding.safety, "targets": list(finding.targets)},
     }
+    if finding.path.endswith(".ipynb"):
+        # A cell's line is no line of the file that holds the notebook.
+        name = finding.message.partition(":")[0] if finding.message.startswith("cell") else "cell"
+        result["locations"][0]["logicalLocations"] = [
+            {"fullyQualifiedName": f"{name}, line {max(finding.line, 1)}"}
+        ]
+        return result
+    place["region"] = {"startLine": max(finding.line, 1), "startColumn": max(finding.column, 1)}
+    if finding.end_line > finding.line:
+        place["region"]["endLine"] = finding.end_line
+    fix = sources.fix_of(finding)
+    if fix is not None:
+        source, edits = fix
+        result["fixes"] = [
+            {
+                "description": {"text": finding.cure},
+                "artifactChanges": [
+                    {
+                        "artifactLocation": _location(finding.path),
+                        "replacements": [_replacement(source, e.start, e.end, e.text) for e in edits],
+                    }
+                ],
+            }
+        ]
+    return result
 
 
-def _uri(path: str) -> str:
+def _replacement(source: Source, start: int, end: int, text: str) -> dict[str, Any]:
+    line, column = source.position(start)
+    end_line, end_column = source.position(end)
+    region = {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}
+    return {"deletedRegion": region, **({"insertedContent": {"text": text}} if text else {})}
+
+
+def _location(path: str) -> dict[str, Any]:
     if PurePath(path).is_absolute():
-        return PurePath(path).as_uri()
-    return quote(os.fsencode(PurePath(path).as_posix()))
+        return {"uri": PurePath(path).as_uri()}
+    return {"uri": quote(os.fsencode(PurePath(path).as_posix())), "uriBaseId": _BASE}
+
+
+def _fingerprints(findings: Sequence[Finding], sources: Sources) -> list[str]:
+    """The same for a finding that only moved: its code, its file, its line's text, and which of equal ones it is."""
+    seen: Counter[str] = Counter()
+    prints = []
+    for finding in findings:
+        text = " ".join(sources.line_of(finding).split())
+        key = "\0".join((finding.code, PurePath(finding.path).as_posix(), text))
+        seen[key] += 1
+        whole = f"{key}\0{seen[key]}".encode("utf-8", "surrogateescape")
+        prints.append(hashlib.sha256(whole).hexdigest()[:32])
+    return prints

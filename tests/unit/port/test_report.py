@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import ast
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from portwright.discover import find_rules
 from portwright.errors import UserError
+from portwright.port.api import PortResult, check, port
 from portwright.port.finding import Finding
-from portwright.port.report import manual_minutes, summary
+from portwright.port.report import manual_minutes, port_report, summarise_port, summary
 from portwright.port.report_formats import render, write_report
 
 RULES = list(find_rules().values())
@@ -30,8 +34,11 @@ def test_text() -> None:
     lines = render(FINDINGS, RULES, "text").splitlines()
     assert lines[:2] == ["a b/train.py:3:7: PW201 x < y & 'z'", "    Do <it>."]
     assert lines[3] == "    Do <it>. [safe rewrite]"
-    assert lines[-1].startswith("3 findings in 2 files: 1 safe, 2 manual.")
-    assert "33 %" in lines[-1]
+    assert lines[-1] == (
+        "3 findings in 2 files: 1 safe, 2 manual. Fixed automatically: 33 % by `portwright port`; manual work left: about 20 minutes."
+    )
+    unsafe = [*FINDINGS, finding(safety="unsafe")]
+    assert "25 % by `portwright port`, 50 % with --unsafe;" in render(unsafe, RULES, "text")
     assert render([], RULES, "text") == "No findings.\n"
 
 
@@ -43,7 +50,11 @@ def test_minutes_count_what_a_person_has_to_do() -> None:
 
 def test_json_is_the_documented_form() -> None:
     document = json.loads(render(FINDINGS, RULES, "json"))
-    assert list(document) == ["findings"]
+    assert list(document) == ["findings", "summary"]
+    assert document["summary"] == {
+        "findings": 3, "files": 2, "safe": 1, "unsafe": 0, "manual": 2, "share_fixed_automatically": 33, "share_with_unsafe": 33,
+        "manual_minutes": 20,
+    }  # fmt: skip
     assert document["findings"][0] == {
         "code": "PW201", "path": "a b/train.py", "line": 3, "column": 7, "message": "x < y & 'z'", "cure": "Do <it>.",
         "safety": "manual", "targets": ["csx", "ipu"],
@@ -51,11 +62,15 @@ def test_json_is_the_documented_form() -> None:
     assert Finding.from_dict(document["findings"][0]) == FINDINGS[0]
 
 
-def test_sarif_has_what_the_standard_requires() -> None:
-    document = json.loads(render(FINDINGS, RULES, "sarif"))
+def check_sarif(document: dict[str, Any]) -> dict[str, Any]:
+    """What the standard requires of the parts that we write, and its one run."""
     assert document["version"] == "2.1.0"
     assert document["$schema"].endswith("sarif-2.1.0.json")
     (run,) = document["runs"]
+    assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
+    for base in run["originalUriBaseIds"].values():
+        assert base["uri"].startswith("file:///")
+        assert base["uri"].endswith("/")
     driver = run["tool"]["driver"]
     assert driver["name"] == "portwright"
     ids = [rule["id"] for rule in driver["rules"]]
@@ -63,19 +78,140 @@ def test_sarif_has_what_the_standard_requires() -> None:
     for rule in driver["rules"]:
         assert rule["shortDescription"]["text"]
         assert rule.get("help", {"text": "x"})["text"]
+        assert rule.get("defaultConfiguration", {"level": "error"})["level"] in LEVELS
+    for result in run["results"]:
+        assert ids[result["ruleIndex"]] == result["ruleId"]
+        assert result["level"] in LEVELS
+        assert result["message"]["text"]
+        for location in result["locations"]:
+            place = location["physicalLocation"]
+            check_location(place["artifactLocation"], run)
+            check_region(place.get("region", {"startLine": 1}))
+        assert all(isinstance(value, str) for value in result["partialFingerprints"].values())
+        for fix in result.get("fixes", []):
+            assert fix["description"]["text"]
+            for change in fix["artifactChanges"]:
+                check_location(change["artifactLocation"], run)
+                assert change["replacements"]
+                for replacement in change["replacements"]:
+                    check_region(replacement["deletedRegion"])
+                    assert set(replacement) <= {"deletedRegion", "insertedContent"}
+    prints = [result["partialFingerprints"]["portwrightFinding/v1"] for result in run["results"]]
+    assert len(prints) == len(set(prints))
+    return dict(run)
+
+
+LEVELS = ("none", "note", "warning", "error")
+
+
+def check_location(location: dict[str, Any], run: dict[str, Any]) -> None:
+    uri = location["uri"]
+    assert re.fullmatch(r"[A-Za-z0-9_.~/%!$&'()*+,;=@:-]+", uri), uri
+    if "uriBaseId" in location:
+        assert location["uriBaseId"] in run["originalUriBaseIds"]
+        assert not uri.startswith("/")
+        assert ":" not in uri.partition("/")[0]
+    else:
+        assert uri.startswith("file:///")
+
+
+def check_region(region: dict[str, Any]) -> None:
+    assert all(isinstance(number, int) and number >= 1 for number in region.values())
+    start = (region["startLine"], region.get("startColumn", 1))
+    end = (region.get("endLine", region["startLine"]), region.get("endColumn", 10**9))
+    assert start <= end
+
+
+def test_sarif_has_what_the_standard_requires() -> None:
+    run = check_sarif(json.loads(render(FINDINGS, RULES, "sarif")))
     assert len(run["results"]) == len(FINDINGS)
     for result, expected in zip(run["results"], FINDINGS, strict=True):
-        assert ids[result["ruleIndex"]] == result["ruleId"] == expected.code
-        assert result["level"] in ("none", "note", "warning", "error")
-        assert result["message"]["text"]
+        assert result["ruleId"] == expected.code
         place = result["locations"][0]["physicalLocation"]
         assert place["region"] == {"startLine": expected.line, "startColumn": expected.column}
-        assert place["region"]["startLine"] >= 1
-        assert " " not in place["artifactLocation"]["uri"]
     assert (
         run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/train.py"
     )
     assert json.loads(render([], RULES, "sarif"))["runs"][0]["results"] == []
+
+
+@pytest.mark.parametrize("name", ["c:x.py", "ü ñ.py", "#?%.py", "a\udcff.py", "/abs olute/x.py"])
+def test_sarif_writes_any_name_as_a_uri(name: str) -> None:
+    text = render([finding(path=name)], RULES, "sarif")
+    check_sarif(json.loads(text))
+
+
+SCRIPT = "# é\nimport torch\n\n\ndevice = torch.device('cuda')\nx = 'ü'; y = torch.zeros(3).cuda()\nz = torch.zeros(3).cuda()\n"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_sarif_fixes_are_the_edits_of_a_port(newline: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(SCRIPT.replace("\n", newline).encode())
+    findings, selection = check([path], ["csx"], use_cache=False)
+    run = check_sarif(json.loads(render(findings, selection.rules, "sarif")))
+    lines = path.read_bytes().decode().split(newline)
+    assert sum("fixes" in result for result in run["results"]) >= 2
+    for result in run["results"]:
+        for fix in result.get("fixes", []):
+            text = apply(lines, fix["artifactChanges"][0]["replacements"])
+            ast.parse(newline.join(text))
+            assert text != lines
+    whole = [
+        r
+        for result in run["results"]
+        for f in result["fixes"]
+        for r in f["artifactChanges"][0]["replacements"]
+    ]
+    ported = port([path], ["csx"], out=tmp_path / "out")
+    assert ported.left == []
+    assert newline.join(apply(lines, whole)).encode() == (tmp_path / "out" / "train.py").read_bytes()
+
+
+def apply(lines: list[str], replacements: list[dict[str, Any]]) -> list[str]:
+    """As a code-review tool does it: by lines and columns, from the end."""
+    text = list(lines)
+    for each in sorted(
+        replacements,
+        key=lambda r: -r["deletedRegion"]["startLine"] * 10**6 - r["deletedRegion"]["startColumn"],
+    ):
+        region, new = each["deletedRegion"], each.get("insertedContent", {"text": ""})["text"]
+        first, last = region["startLine"] - 1, region["endLine"] - 1
+        tail = text[last][region["endColumn"] - 1 :] if last < len(text) else ""
+        text[first : last + 1] = [text[first][: region["startColumn"] - 1] + new + tail]
+    return text
+
+
+def test_fingerprints_stay_when_lines_move(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+
+    def prints(text: str) -> list[str]:
+        path.write_text(text)
+        findings, selection = check([path], ["csx"], use_cache=False)
+        results = json.loads(render(findings, selection.rules, "sarif"))["runs"][0]["results"]
+        return [result["partialFingerprints"]["portwrightFinding/v1"] for result in results]
+
+    before = prints(SCRIPT)
+    assert prints("\n\n" + SCRIPT) == before
+    assert prints(SCRIPT.replace("z = ", "w = "))[:2] == before[:2]
+    assert prints(SCRIPT.replace("z = ", "w = ")) != before
+
+
+def test_sarif_of_a_notebook_has_cells_and_no_lines_of_the_file(tmp_path: Path) -> None:
+    cell = {
+        "cell_type": "code",
+        "source": ["import torch\n", "x = torch.zeros(3).cuda()"],
+        "metadata": {},
+        "outputs": [],
+    }
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [cell, cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    findings, selection = check([path], ["csx"], use_cache=False)
+    run = check_sarif(json.loads(render(findings, selection.rules, "sarif")))
+    assert len(run["results"]) == 2
+    for result in run["results"]:
+        assert "region" not in result["locations"][0]["physicalLocation"]
+        assert "line 2" in result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
 
 
 class Tags(HTMLParser):
@@ -86,7 +222,7 @@ class Tags(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "link", "br", "img"):
+        if tag not in ("meta", "link", "br", "img", "input"):
             self.open.append(tag)
         self.links += [v for k, v in attrs if k in ("src", "href") and v]
 
@@ -105,6 +241,29 @@ def test_html_is_whole_in_one_file() -> None:
     assert "x < y & 'z'" in parser.text
     assert "Do <it>." in parser.text
     Tags().feed(render([], RULES, "html"))
+
+
+def test_html_says_the_summary_first_and_shows_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nx = torch.zeros(3).cuda()  # <b>&\nloss.backward()\n")
+    findings, selection = check([path], use_cache=False)
+    text = render(findings, selection.rules, "html")
+    assert text.index("fixed automatically") < text.index("manual work") < text.index("<details")
+    assert "<pre>x = torch.zeros(3).cuda()  # &lt;b&gt;&amp;</pre>" in text
+    for word in ("csx", "ipu", "rdu"):
+        assert f"<tr><td>{word}</td>" in text
+        assert f'<option value="{word}">' in text
+
+
+def test_port_says_the_share_and_the_minutes() -> None:
+    done = PortResult(["a.py"], [FINDINGS[1]], [FINDINGS[0]], "", [], [])
+    assert summarise_port(done) == {
+        "findings": 2, "fixed": 1, "left": 1, "share_fixed_automatically": 50, "manual_minutes": 10,
+    }  # fmt: skip
+    last = port_report(done, wrote=True).splitlines()[-1]
+    assert last == (
+        "changed 1 file: 1 of 2 findings fixed automatically (50 %), 1 left; manual work left: about 10 minutes."
+    )
 
 
 def test_unknown_format_and_files(tmp_path: Path) -> None:
