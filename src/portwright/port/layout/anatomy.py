@@ -6,7 +6,19 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from portwright.port.layout.program import Frame, Header, Item, Line, Loop, Program, Var, flatten, is_backward
+from portwright.port.layout.program import (
+    Frame,
+    Given,
+    Header,
+    Item,
+    Line,
+    Loop,
+    Program,
+    Setting,
+    Var,
+    flatten,
+    is_backward,
+)
 from portwright.port.layout.units import RefusalError, Unit
 from portwright.port.layout.values import UnknownError, Values
 
@@ -167,7 +179,7 @@ def kind_of(anatomy: Anatomy, var: Var) -> str:
 
 def definitions_of(anatomy: Anatomy, var: Var) -> list[tuple[ast.expr | None, Frame, Item]]:
     """What a variable is assigned; of an if whose test is known, the branch that is taken."""
-    found = []
+    found: list[tuple[ast.expr | None, Frame, Item]] = []
     for value, frame, item in anatomy.values.definitions.get(var, []):
         if value is None and isinstance(item, Line) and isinstance(item.node, ast.If):
             found += [(v, frame, item) for v in _in_branch(anatomy, item.node, frame, var)]
@@ -186,7 +198,9 @@ def _in_branch(anatomy: Anatomy, node: ast.If, frame: Frame, var: Var) -> list[a
         if isinstance(statement, ast.If):
             found += _in_branch(anatomy, statement, frame, var)
         elif isinstance(statement, ast.Assign):
-            found += [statement.value for t in statement.targets if anatomy.program.reference(t, frame) == var]
+            found += [
+                statement.value for t in statement.targets if anatomy.program.reference(t, frame) == var
+            ]
     return found
 
 
@@ -230,7 +244,7 @@ def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
         ref = anatomy.program.reference(node, frame)
         if isinstance(ref, Var) and ref in anatomy.devices:
             return True
-        stored = anatomy.values.stores.get(ref, []) if not isinstance(ref, Var) else []  # type: ignore[call-overload]
+        stored = anatomy.values.stores.get(ref, []) if isinstance(ref, Setting) else []
         if any(v is not None and v is not node and is_device(anatomy, v, f) for v, f in stored):
             return True
         name = node.id if isinstance(node, ast.Name) else node.attr
@@ -357,7 +371,7 @@ def unwrap_iterable(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[ast
         if found is not None and isinstance(found[0], ast.Call) and made_by(*found).startswith(_WRAPPERS):
             node, frame = found
             continue
-        if isinstance(node, ast.Name) and not isinstance(ref, Var) and hasattr(ref, "expr"):
+        if isinstance(node, ast.Name) and isinstance(ref, Given):
             node, frame = ref.expr, ref.frame  # a parameter that was given an expression
             continue
         break

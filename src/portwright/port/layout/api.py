@@ -88,7 +88,7 @@ def port_layout(
         account = Account(tuple(sorted(selection.targets)))
         account.leave(refusal.unit, refusal.node, f"no layout: {refusal.message}", refusal.cure, REFUSED)
         return PortResult([], [], [_shown(f) for f in account.left], "", [], [])
-    fixed = [f for f in ported.fixed] + [f for f in ported.left if f.code in _CURED]
+    fixed = [*ported.fixed, *(f for f in ported.left if f.code in _CURED)]
     left = _finish(made, out, rules, allow)
     broken = [f for f in left if f.code == UNREADABLE]
     if broken:  # never hand out what Python cannot read
@@ -269,5 +269,3 @@ def _refused(script: Path, broken: Finding, selection: Selection) -> Finding:
 
 def _shown(finding: Finding) -> Finding:
     return replace(finding, path=show(finding.path))
-
-

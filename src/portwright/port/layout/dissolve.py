@@ -212,9 +212,13 @@ class Dissolver:
             return "optimizer.learning_rate of params.yaml"
         if all(isinstance(ref, Var) and ref in self.anatomy.devices for ref in refs):
             return PLACES
-        if value is not None and all(
-            is_device(self.anatomy, t, frame) for t in targets if isinstance(t, (ast.Name, ast.Attribute))
-        ) and is_device(self.anatomy, value, frame):
+        if (
+            value is not None
+            and all(
+                is_device(self.anatomy, t, frame) for t in targets if isinstance(t, (ast.Name, ast.Attribute))
+            )
+            and is_device(self.anatomy, value, frame)
+        ):
             return PLACES
         dotted = made_by(value, frame)
         if dotted.startswith(_LOGGING_MODULES):

@@ -8,7 +8,7 @@ from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.dissolve import is_seed
 from portwright.port.layout.lengths import Lengths
 from portwright.port.layout.plan import Plan
-from portwright.port.layout.program import Frame, Item, Line, Setting, Var, flatten
+from portwright.port.layout.program import Frame, Given, Item, Line, Setting, Var, flatten
 from portwright.port.layout.tuning import count_rounds
 from portwright.port.layout.values import UnknownError
 
@@ -170,7 +170,7 @@ def fix_settings(plan: Plan) -> None:
 def _fix(plan: Plan, node: ast.AST, frame: Frame, value: int, name: str) -> None:
     for occurrence in plan.program.occurrences(node, frame):
         ref = occurrence.ref
-        if hasattr(ref, "expr") and ref.expr is not occurrence.node:
+        if isinstance(ref, Given) and ref.expr is not occurrence.node:
             _fix(plan, ref.expr, ref.frame, value, name)
         elif (
             isinstance(ref, (Setting, Var))

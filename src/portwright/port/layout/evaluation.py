@@ -111,7 +111,7 @@ def choose(
     """The first evaluation on other data than training's."""
     own = anatomy.program.reference(*train_loader)
     others = [e for e in evaluations if anatomy.program.reference(*e.loader) != own]
-    return (others or list(evaluations) or [None])[0]
+    return next(iter([*others, *evaluations]), None)
 
 
 def read_metric(

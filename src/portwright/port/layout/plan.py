@@ -10,14 +10,14 @@ from portwright.port.layout.anatomy import IN_PLACE, Anatomy, dissect, kind_of, 
 from portwright.port.layout.definitions import Definitions
 from portwright.port.layout.dissolve import Dissolver, is_seed
 from portwright.port.layout.evaluation import Evaluation, batch_target, choose, find_evaluations, read_metric
-from portwright.port.layout.program import Frame, Global, Line, Program, Setting, Var
+from portwright.port.layout.program import Frame, Given, Global, Header, Line, Program, Setting, Var
 from portwright.port.layout.settings import Key, Settings, is_plain
 from portwright.port.layout.slices import Slice, Slicer
 from portwright.port.layout.slices import is_plain as is_plain_line
 from portwright.port.layout.text import Renderer
-from portwright.port.layout.tuning import Tuning, count_rounds, describe
+from portwright.port.layout.tuning import Tuning, describe
 from portwright.port.layout.units import RefusalError
-from portwright.port.layout.values import UnknownError, Values
+from portwright.port.layout.values import Values
 from portwright.port.tree import FUNCTIONS, pair
 
 _RANDOM = (
@@ -75,7 +75,7 @@ class Plan:
     in_epochs: dict[str, int] = field(
         default_factory=dict
     )  # keys of runconfig that set_defaults turns into steps
-    divides: ast.expr | None = None  # the division of the loss that accumulation makes
+    divides: ast.AST | None = None  # the division of the loss that accumulation makes
 
     @property
     def shares_data(self) -> bool:
@@ -193,7 +193,9 @@ def gone(plan: Plan, lines: list[Line]) -> set[Line]:
 
 def leaves(node: ast.AST) -> bool:
     """Whether a statement may end the function that it stands in."""
-    return any(isinstance(n, ast.Return) for n in ast.walk(node)) and not isinstance(node, (*FUNCTIONS, ast.ClassDef))
+    return any(isinstance(n, ast.Return) for n in ast.walk(node)) and not isinstance(
+        node, (*FUNCTIONS, ast.ClassDef)
+    )
 
 
 def _makes_pinned(plan: Plan, line: Line) -> bool:
@@ -235,7 +237,7 @@ def _find_accumulation(plan: Plan) -> None:
                     isinstance(each, (ast.BinOp, ast.AugAssign)) and isinstance(each.op, ast.Div)
                     and anatomy.values.try_evaluate(_right(each), line.frame, default=None) == count
                 ):  # fmt: skip
-                    plan.divides = each  # type: ignore[assignment]
+                    plan.divides = each
 
 
 def _right(node: ast.BinOp | ast.AugAssign) -> ast.expr:
@@ -318,13 +320,18 @@ def _refuse_carried(plan: Plan, given: set[Var]) -> None:
                     f"'{var.name}' is carried from one step to the next",
                     f"Begin each step from the batch alone. {IN_PLACE}", line.frame.unit, line.node,
                 )  # fmt: skip
-        bound |= writes if not isinstance(line.node, ast.If) or line.target is not None else _surely(plan, line)
+        bound |= (
+            writes if not isinstance(line.node, ast.If) or line.target is not None else _surely(plan, line)
+        )
 
 
 def _surely(plan: Plan, line: Line) -> set[Var]:
     """Names that both branches of an if bind."""
     assert isinstance(line.node, ast.If)
-    branches = [{w for s in block for w in plan.slicer.mentions(s, line.frame)[1]} for block in (line.node.body, line.node.orelse)]
+    branches = [
+        {w for s in block for w in plan.slicer.mentions(s, line.frame)[1]}
+        for block in (line.node.body, line.node.orelse)
+    ]
     return branches[0] & branches[1]
 
 
@@ -347,10 +354,7 @@ def _own_names(plan: Plan, line: Line) -> set[Var]:
     return seen - read_first
 
 
-def _unwrap(plan: Plan, header: object) -> None:
-    from portwright.port.layout.program import Header
-
-    assert isinstance(header, Header)
+def _unwrap(plan: Plan, header: Header) -> None:
     node, frame = header.node, header.frame
     if isinstance(node, ast.With):
         for item in node.items:
@@ -383,7 +387,7 @@ def _decide_by_hand(plan: Plan, batch_vars: set[Var], counters: set[Var]) -> Non
     lines: list[Line] = []
     tainted = {anatomy.model} | {v for v in plan.step.needs if _is_module(plan, v)}
     for line in plan.step.lines:
-        reads, writes, _ = slicer.of_line(line)
+        reads = slicer.of_line(line)[0]
         if reads & tainted or plan.dissolver.why(line):
             break
         lines.append(line)
@@ -445,9 +449,8 @@ def _is_loader(plan: Plan, node: ast.expr, frame: Frame) -> bool:
             return True
         if isinstance(value, ast.Subscript) and _is_loader(plan, value.value, origin):
             return True
-        if isinstance(value, ast.Dict) or isinstance(value, ast.DictComp):
-            if "DataLoader" in origin.unit.text(value):
-                return True
+        if isinstance(value, (ast.Dict, ast.DictComp)) and "DataLoader" in origin.unit.text(value):
+            return True
         if isinstance(value, ast.Call) and _makes_loader(plan, value, origin):
             return True
     for item in items:
@@ -578,7 +581,7 @@ def _global_names(plan: Plan, node: ast.AST, frame: Frame) -> set[str]:
     for occurrence in plan.program.occurrences(node, frame):
         if isinstance(occurrence.ref, Global) and occurrence.ref.unit is plan.program.entry:
             found.add(occurrence.ref.name)
-        elif hasattr(occurrence.ref, "expr") and occurrence.ref.expr is not occurrence.node:
+        elif isinstance(occurrence.ref, Given) and occurrence.ref.expr is not occurrence.node:
             found |= _global_names(plan, occurrence.ref.expr, occurrence.ref.frame)
     return found
 
@@ -604,7 +607,7 @@ def _pin(plan: Plan) -> None:
 
 
 def _sort_settings(plan: Plan) -> None:
-    anatomy, settings, slicer = plan.anatomy, plan.settings, plan.slicer
+    settings, slicer = plan.settings, plan.slicer
 
     def keys(part: Slice) -> list[Key]:
         wanted: set[Key] = {*part.settings, *(v for v in part.needs if v in plan.constants)}

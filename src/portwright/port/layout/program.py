@@ -171,9 +171,7 @@ class Program:
                 return self._inline(call, node, frame, None)
             case ast.Assign(targets=[target], value=ast.Call() as call):
                 return self._inline(call, node, frame, target)
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or isinstance(
-            node, (ast.Expr, ast.Return)
-        ):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)):
             inner = next(
                 (c for c in ast.walk(node) if isinstance(c, ast.Call) and self.trains(c, frame)), None
             )
@@ -295,7 +293,9 @@ class Program:
         if is_backward(call):
             return True
         found = self.callee(call, frame)
-        return found is not None and self._function_trains(found[0], found[1], found[2] and found[2].info)
+        return found is not None and self._function_trains(
+            found[0], found[1], found[2].info if found[2] else None
+        )
 
     def _function_trains(self, unit: Unit, function: ast.AST, info: ClassInfo | None) -> bool:
         if function not in self._trains:

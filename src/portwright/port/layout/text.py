@@ -94,7 +94,11 @@ class Renderer:
             start, end = source.span(occurrence.node)
             if any(a <= start and end <= b for a, b in gone):
                 continue
-            if occurrence.stores and isinstance(occurrence.ref, Var) and self._is_device(occurrence.node, frame):
+            if (
+                occurrence.stores
+                and isinstance(occurrence.ref, Var)
+                and self._is_device(occurrence.node, frame)
+            ):
                 continue
             text = self._text(occurrence.ref, occurrence.node, frame, naming)
             if text is not None and text != source.data[start:end].decode("utf-8"):
@@ -200,9 +204,11 @@ def _raw_lines(node: ast.AST) -> set[int]:
     """Lines that begin inside a string."""
     found: set[int] = set()
     for each in ast.walk(node):
-        if isinstance(each, (ast.Constant, ast.JoinedStr)) and (each.end_lineno or 0) > each.lineno:
-            if isinstance(each, ast.JoinedStr) or isinstance(each.value, (str, bytes)):
-                found.update(range(each.lineno + 1, (each.end_lineno or 0) + 1))
+        is_text = isinstance(each, ast.JoinedStr) or (
+            isinstance(each, ast.Constant) and isinstance(each.value, (str, bytes))
+        )
+        if is_text:
+            found.update(range(each.lineno + 1, (each.end_lineno or 0) + 1))  # type: ignore[attr-defined]
     return found
 
 

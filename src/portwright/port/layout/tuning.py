@@ -328,7 +328,7 @@ def _describe_scheduler(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame:
                     "Give it cycle_momentum=False, and look at the results.",
                     call,
                     frame,
-                )  # fmt: skip
+                )
             )
     if problem is not None:
         rate = tuning.section.get("learning_rate")

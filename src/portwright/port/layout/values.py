@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from portwright.port.layout.program import Frame, Given, Global, Item, Line, Program, Setting, Var, flatten
@@ -318,6 +319,13 @@ class Values:
         )
         if name == "dict" and not node.args:
             return {k.arg: self.evaluate(k.value, frame, depth) for k in node.keywords}
+        if name == "getattr" and len(node.args) in (2, 3) and isinstance(node.args[1], ast.Constant):
+            member = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
+            ref = self.program.reference(member, frame)
+            if isinstance(ref, Setting) and (ref in self.options or ref in self.stores):
+                return self._named(member, frame, depth)
+            if isinstance(ref, Setting) and len(node.args) == 3:
+                return self.evaluate(node.args[2], frame, depth)
         if name not in _FUNCTIONS or node.keywords:
             raise UnknownError
         return _FUNCTIONS[name](*(self.evaluate(a, frame, depth) for a in node.args))
@@ -356,14 +364,18 @@ class Values:
                 reference = unit.names._imported(unit.path, binding.dotted, binding.level, 0)
         if reference and "::" in reference:
             path, _, own = reference.rpartition("::")
-            other = next((u for p, u in self.program.workspace._units.items() if str(p) == path), None)
-            if other is not None and own and (other is not unit or own != name):
+            other = self.program.workspace.unit(Path(path))
+            if own and (other is not unit or own != name):
                 return self._constant_of(other, own, depth)
         raise UnknownError
 
     def _class_attribute(self, node: ast.Attribute, frame: Frame, depth: int) -> Any:
         """`Config.lr`, and `config.lr` where config is a Config()."""
         program = self.program
+        whole = frame.unit.names.resolve(node)
+        if whole is not None and "::" in whole:  # config.lr, of a module of the project
+            path, _, name = whole.rpartition("::")
+            return self._constant_of(program.workspace.unit(Path(path)), name, depth)
         found = program.workspace.definition(frame.unit.names.resolve(node.value))
         if found is None and isinstance(node.value, (ast.Name, ast.Attribute)):
             ref = program.reference(node.value, frame)
@@ -378,15 +390,17 @@ class Values:
         if found is None or not isinstance(found[1], ast.ClassDef):
             raise UnknownError
         for statement in found[1].body:
-            targets = (
-                statement.targets if isinstance(statement, ast.Assign)
-                else [statement.target] if isinstance(statement, ast.AnnAssign) else []
-            )  # fmt: skip
+            if isinstance(statement, ast.Assign):
+                targets: list[ast.expr] = statement.targets
+            elif isinstance(statement, ast.AnnAssign):
+                targets = [statement.target]
+            else:
+                continue
             if (
                 any(isinstance(t, ast.Name) and t.id == node.attr for t in targets)
                 and statement.value is not None
-            ):  # type: ignore[attr-defined]
-                return self.evaluate(statement.value, program.module_frame(found[0]), depth)  # type: ignore[attr-defined]
+            ):
+                return self.evaluate(statement.value, program.module_frame(found[0]), depth)
         raise UnknownError
 
 

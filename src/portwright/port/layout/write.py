@@ -134,7 +134,7 @@ class Writer:
         body = self.lines(plan.model.lines, init, INDENT * 2, "model.py: __init__", still)
         call = self.naming("model", root="self.params", device="device")
         for var in (plan.anatomy.model, *plan.free):
-            call.names[var] = init.names[var] if var in init.names else var.name
+            call.names[var] = init.names.get(var, var.name)
         step = self._step(call)
         metric = self._metric(call)
         loss = self._loss(call)
@@ -278,7 +278,8 @@ class Writer:
                     self._loader("get_eval_dataloader", plan.evaluated.lines, plan.eval_loader, "eval_input")
                 )
         elif plan.shares_data:
-            assert plan.train_loader is not None and plan.eval_loader is not None
+            assert plan.train_loader is not None
+            assert plan.eval_loader is not None
             both = [
                 line
                 for line in plan.anatomy.setup
@@ -309,7 +310,8 @@ class Writer:
 
     def _loaders(self, lines: list[Line]) -> str:
         plan = self.plan
-        assert plan.train_loader is not None and plan.eval_loader is not None
+        assert plan.train_loader is not None
+        assert plan.eval_loader is not None
         naming = self._data_naming("train_input")
         other = self._data_naming("eval_input")
         other.globals = naming.globals
@@ -331,8 +333,10 @@ class Writer:
     def _by_hand(self) -> str:
         plan = self.plan
         made = plan.by_hand
-        assert made is not None and isinstance(plan.anatomy.batch_loop.node, ast.For)
+        assert made is not None
+        assert isinstance(plan.anatomy.batch_loop.node, ast.For)
         loop = plan.anatomy.batch_loop
+        assert isinstance(loop.node, ast.For)
         naming = self._data_naming("train_input")
         body = self.lines(plan.train.lines, naming, INDENT, "data.py: get_train_dataloader")
         inner = self.lines(made.of_epoch, naming, INDENT * 2, "data.py: get_train_dataloader")
@@ -432,7 +436,8 @@ class Writer:
     def _rates_function(self) -> str:
         """The script's own scheduler, run ahead of time: run()'s rates are a function of the step."""
         plan, tuning = self.plan, self.plan.tuning
-        assert tuning.scheduler is not None and plan.anatomy.optimizer is not None
+        assert tuning.scheduler is not None
+        assert plan.anatomy.optimizer is not None
         call, frame = tuning.scheduler
         self.counts_steps = True
         naming = self.naming("train_input")
