@@ -87,6 +87,7 @@ class StepWatch:
                 raise
         finally:
             self._undo.close()
+            self._leave_tape()  # again: torch puts it back where we ended inside of a call
         self._end()
 
     def _end(self) -> None:

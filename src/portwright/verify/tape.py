@@ -137,7 +137,7 @@ class Tape(TorchFunctionMode):
             return forward(*args, **kwargs)
         if not any(module is known for known in self.modules):
             self.modules.append(module)
-        self.autocasts |= torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+        self.autocasts |= any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         training = tuple((part, part.training) for part in module.modules())
         return self._note(
             module, type(module).__name__, lambda: forward(*args, **kwargs), args, kwargs, training
