@@ -20,6 +20,9 @@ DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
 # Beyond so many times its bound a distance is no rounding, and both need not be run again to know.
 _CLEAR = 100.0
+# Where a rounding grows to more than this, agreement within it says little: rounding itself has to be made smaller.
+_VAGUE = 0.01
+_CLEAN = 1e-6  # distances in float64 of scripts that really compute in it
 _NUMBERS = frozenset({"batch", "dropout", "loss", "gradient", "update", "buffer"})
 
 
@@ -74,6 +77,8 @@ def _judge_mode(
     noted.comparison, noted.difference = comparison, first_difference(comparison)
     if noted.difference is None:
         noted.settled_by = "noise"
+        if any(h.bound.value > _VAGUE for h in comparison.held):
+            _confirm_in_float64(runs, mode, noted)
         return noted
     if not _is_exact(noted.difference, mode) and not _is_clear(comparison, noted.difference):
         _ask_float64(runs, mode, noted)
@@ -95,21 +100,51 @@ def _rounding(recording: Recording) -> float:
     return max(sizes, default=EPSILON["float32"])
 
 
-def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
-    """Rounding all but vanishes in float64, and a fault stays as it is."""
+def _in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> Comparison | None:
+    """Both runs again in float64; tolerances stay those of float32, since a script may well cast to it, which is no fault."""
     try:
-        original, ported = runs.original(mode, "float64"), runs.ported(mode, "float64")
+        noted.in_float64 = compare(runs.original(mode, "float64"), runs.ported(mode, "float64"))
     except PortwrightError as error:
         noted.notes.append(f"Could not be repeated in float64: {error}")
+    return noted.in_float64
+
+
+def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
+    """Whether a difference is a fault: rounding all but vanishes in float64, and a fault stays as it is."""
+    again = _in_float64(runs, mode, noted)
+    if again is None:
         return
-    again = compare(original, ported)
-    # Tolerances stay those of float32: a script may well cast to it, which is no fault.
-    noted.in_float64 = again
     found = first_difference(again)
     if found is None or not _persists(noted, again):
         noted.difference, noted.settled_by = None, "float64"
     else:
         noted.difference = found
+
+
+def _confirm_in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
+    """Whether agreement within a large noise is agreement: then it is close in float64."""
+    again = _in_float64(runs, mode, noted)
+    vague = (
+        min(h.measure.step for h in noted.comparison.held if h.bound.value > _VAGUE)
+        if noted.comparison
+        else 1
+    )
+    unsure = (
+        f"From step {vague} on one rounding in the original's weights moves its numbers by more than {_VAGUE:.0%} of their size: "
+        "agreement there says little."
+    )
+    if again is None:
+        noted.notes.append(unsure)
+        return
+    found = first_difference(again)
+    if found is None:
+        noted.settled_by = "float64"
+    elif found.step > 1 and all(
+        h.measure.distance < _CLEAN for s in range(1, found.step) for h in again.at(s)
+    ):
+        noted.difference, noted.settled_by = found, None
+    else:
+        noted.notes.append(unsure)
 
 
 def _persists(noted: Judgement, again: Comparison) -> bool:

@@ -17,6 +17,7 @@ import torch
 import portwright
 from portwright.discover import peek_target
 from portwright.verify.hooks import install
+from portwright.verify.hooks_float64 import compute_in_float64
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
 from portwright.verify.launch import NEVER_TRAINED, PROGRESS
@@ -41,6 +42,8 @@ def main() -> NoReturn:
     hook_portwright(options.scratch)
     hook_processes(watch)
     hook_saving(watch, options.scratch)
+    if options.dtype == "float64":
+        compute_in_float64()
     streams.start("process")
     streams.guard_seeding()
     status, ended = 0, "script ended"
