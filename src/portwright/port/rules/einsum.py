@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.rewrite import const, text_of
 from portwright.port.rule import File, Rule
+from portwright.port.spelling import torch_name
 
 
-def _matmul(file: File, call: ast.Call) -> str | None:
+def matmul_for(file: File, call: ast.Call) -> str | None:
     """The same product by matmul; None where the equation is not a plain batched one."""
-    equation = const(call.args[0]) if call.args else None
+    equation = _equation(call.args[0]) if call.args else None
     if (
         not isinstance(equation, str)
         or len(call.args) != 3
         or call.keywords
-        or not isinstance(call.func, ast.Attribute)
+        or any(isinstance(operand, ast.Starred) for operand in call.args)
     ):
+        return None
+    module = torch_name(file)
+    if module is None:
         return None
     left, _, result = equation.replace(" ", "").partition("->")
     first, _, second = left.partition(",")
@@ -35,7 +39,14 @@ def _matmul(file: File, call: ast.Call) -> str | None:
         return None
     one = text_of(file, call.args[1]) + ("" if first[-2] == rows else ".transpose(-2, -1)")
     other = text_of(file, call.args[2]) + ("" if second[-1] == columns else ".transpose(-2, -1)")
-    return f"{file.segment(call.func.value)}.matmul({one}, {other})"
+    return f"{module}.matmul({one}, {other})"
+
+
+def _equation(node: ast.expr) -> object:
+    """A text, also where it is marked as a template and has nothing to fill in."""
+    if isinstance(node, ast.JoinedStr) and len(node.values) == 1:
+        return const(node.values[0])
+    return const(node)
 
 
 class Einsum(Rule):
@@ -74,7 +85,7 @@ class Einsum(Rule):
         for call in file.calls("torch.einsum"):
             if not file.flow.in_step(call):
                 continue
-            text = _matmul(file, call)
+            text = matmul_for(file, call)
             yield self.report(
                 file,
                 call,

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const
 from portwright.port.rule import File, Rule
+from portwright.port.tree import Scope
+
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "std", "logsumexp")
 
 
 class FallingDimensions(Rule):
@@ -40,25 +43,68 @@ class FallingDimensions(Rule):
     cure = "List the dimensions in rising order."
 
     def find(self, file: File) -> Iterator[Finding]:
-        names = ("sum", "mean", "amax", "amin", "var", "std", "logsumexp")
-        calls = [(call, 1) for name in names for call in file.calls(f"torch.{name}")] + [
-            (call, 0) for call in file.methods(*names)
+        calls = [(call, 1) for name in _REDUCTIONS for call in file.calls(f"torch.{name}")] + [
+            (call, 0) for call in file.methods(*_REDUCTIONS)
         ]
+        seen: set[ast.AST] = set()
         for call, position in calls:
             dims = argument(call, position, "dim")
-            if not isinstance(dims, (ast.Tuple, ast.List)) or not file.flow.in_step(call):
+            if dims is None or not file.flow.in_step(call):
                 continue
-            values = [v for v in (const(element) for element in dims.elts) if isinstance(v, int)]
-            if len(values) != len(dims.elts) or values == sorted(values) or len({v < 0 for v in values}) != 1:
-                continue
-            opening, closing = ("(", ")") if isinstance(dims, ast.Tuple) else ("[", "]")
-            text = f"{opening}{', '.join(map(str, sorted(values)))}{closing}"
-            yield self.report(
-                file,
-                dims,
-                f"dimensions {file.segment(dims)} are listed in falling order",
-                [file.replace(dims, text)],
-            )
+            for listed in _listed(file, dims):
+                text = _rising(listed)
+                if text is None or listed in seen:
+                    continue
+                seen.add(listed)
+                message = f"dimensions {file.segment(listed)} are listed in falling order"
+                yield self.report(file, listed, message, [file.replace(listed, text)])
+
+
+def _listed(file: File, dims: ast.expr) -> list[ast.expr]:
+    """The lists that dimensions come from: written in the call, chosen by a condition, or given a name first."""
+    if isinstance(dims, ast.IfExp):
+        return [*_listed(file, dims.body), *_listed(file, dims.orelse)]
+    if isinstance(dims, ast.Name):
+        found = file.tree.scope_of(dims).lookup(dims.id)
+        values = [binding.value for binding in found[1]] if found else []
+        if not found or not all(_names_dimensions(file, use) for use in _loads(file, dims, found[0])):
+            return []
+        return [
+            each for v in values if v is not None and not isinstance(v, ast.Name) for each in _listed(file, v)
+        ]
+    return [dims] if isinstance(dims, (ast.Tuple, ast.List)) else []
+
+
+def _loads(file: File, name: ast.Name, scope: Scope) -> list[ast.Name]:
+    return [
+        node
+        for node in file.tree.all(ast.Name)
+        if node.id == name.id
+        and isinstance(node.ctx, ast.Load)
+        and (bound := file.tree.scope_of(node).lookup(node.id)) is not None
+        and bound[0] is scope
+    ]
+
+
+def _names_dimensions(file: File, use: ast.Name) -> bool:
+    """Whether a name is used for the dimensions of a reduction, where their order does not matter."""
+    outer = file.tree.parents.get(use)
+    call = file.tree.parents.get(outer) if isinstance(outer, ast.keyword) else outer
+    if not isinstance(call, ast.Call) or (
+        isinstance(outer, ast.keyword) and outer.arg not in ("dim", "axis")
+    ):
+        return False
+    return isinstance(call.func, ast.Attribute) and call.func.attr in _REDUCTIONS
+
+
+def _rising(dims: ast.expr) -> str | None:
+    """The same dimensions in rising order, where they are known and do not mix signs; None where they are so already."""
+    assert isinstance(dims, (ast.Tuple, ast.List))
+    values = [v for v in (const(element) for element in dims.elts) if isinstance(v, int)]
+    if len(values) != len(dims.elts) or values == sorted(values) or len({v < 0 for v in values}) != 1:
+        return None
+    opening, closing = ("(", ")") if isinstance(dims, ast.Tuple) else ("[", "]")
+    return f"{opening}{', '.join(map(str, sorted(values)))}{closing}"
 
 
 RULE = FallingDimensions()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
+from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import has_star, keyword, set_keyword
 from portwright.port.rule import File, Rule
 from portwright.port.tree import FUNCTIONS, Binding
@@ -112,7 +112,7 @@ class TensorMadeInForward(Rule):
     name = "tensor-made-in-forward"
     targets = ("csx", "ipu", "rdu")
     safety = "safe"
-    words = ("torch.", "zeros", "ones", "arange", "tensor(", "full(", "eye(")
+    words = ("torch.", "zeros", "ones", "arange", "tensor(", "full(", "eye(", "from_numpy")
     cure = "Make it on the device of an input (device=x.device), or once in __init__ with register_buffer."
 
     def find(self, file: File) -> Iterator[Finding]:
@@ -120,16 +120,25 @@ class TensorMadeInForward(Rule):
             for call in file.calls(f"torch.{name}"):
                 if has_star(call) or keyword(call, "device") is not None or keyword(call, "out") is not None:
                     continue
-                if not file.flow.in_forward(call) or _is_moved(file, call):
-                    continue
-                tensor = _input_of(file, call)
-                if tensor is None:
-                    yield self.report(file, call, f"torch.{name}() makes a tensor on the host in forward()")
-                else:
-                    edits = set_keyword(file, call, "device", f"{tensor}.device")
-                    yield self.report(
-                        file, call, f"torch.{name}() makes a tensor on the host in forward()", edits
-                    )
+                if not _is_moved(file, call):
+                    yield from self._report(file, call, name)
+        for call in file.calls("torch.from_numpy"):
+            if not _is_moved(file, call):
+                yield from self._report(file, call, "from_numpy")
+
+    def _report(self, file: File, call: ast.Call, name: str) -> Iterator[Finding]:
+        if not file.flow.in_forward(call) and not file.flow.is_called_from_step(call):
+            return
+        tensor = _input_of(file, call)
+        message = f"torch.{name}() makes a tensor on the host in forward()"
+        if tensor is None:
+            if file.flow.in_forward(call):
+                yield self.report(file, call, message)
+        elif name == "from_numpy":
+            _, end = file.source.span(call)
+            yield self.report(file, call, message, [Edit(end, end, f".to({tensor}.device)")])
+        else:
+            yield self.report(file, call, message, set_keyword(file, call, "device", f"{tensor}.device"))
 
 
 RULE = TensorMadeInForward()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import keyword
+from portwright.port.rule import File, Rule
+from portwright.port.rules.einsum import matmul_for
+
+
+class ProductOfTwoPrecisions(Rule):
+    """Turns bmm, and einsum of two batched matrices, into matmul.
+
+    ## Why
+    The Cerebras backend computes layers in half precision and leaves data and parameters in single precision. matmul brings both
+    sides of a product to one precision there; bmm and einsum are refused when they differ.
+
+    ## Example
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.bmm(x, self.turn(x))
+    ```
+
+    ## Instead
+    ```python
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.matmul(x, self.turn(x))
+    ```
+
+    ## Safety
+    Safe: of batches of matrices both are the same product. Other equations of einsum are left as they are.
+    """
+
+    code = "PW344"
+    name = "product-of-two-precisions"
+    targets = ("csx",)
+    safety = "safe"
+    words = ("bmm", "einsum")
+    cure = "Use matmul, or bring both sides to one dtype first."
+
+    def find(self, file: File) -> Iterator[Finding]:
+        message = "is refused where its sides differ in precision"
+        for call in file.calls("torch.bmm"):
+            if not file.flow.in_step(call) or keyword(call, "out") is not None or len(call.args) != 2:
+                continue
+            edits = []
+            if isinstance(call.func, ast.Attribute):
+                edits = [file.replace(call.func, f"{file.segment(call.func.value)}.matmul")]
+            yield self.report(file, call, f"torch.bmm {message}", edits)
+        for call in file.methods("bmm"):
+            assert isinstance(call.func, ast.Attribute)
+            if not file.flow.in_step(call) or len(call.args) != 1 or call.keywords:
+                continue
+            if file.flow.kind(call.func.value) not in ("tensor", None):
+                continue
+            _, end = file.source.span(call.func)
+            yield self.report(file, call, f".bmm {message}", [Edit(end - len("bmm"), end, "matmul")])
+        for call in file.calls("torch.einsum"):
+            text = matmul_for(file, call) if file.flow.in_step(call) else None
+            if text is not None:
+                yield self.report(file, call, f"torch.einsum {message}", [file.replace(call, text)])
+
+
+RULE = ProductOfTwoPrecisions()
