@@ -15,7 +15,7 @@ from pathlib import Path
 
 from portwright import __version__
 from portwright.errors import UserError
-from portwright.job.atomic import atomic_directory, atomic_write_bytes
+from portwright.job.atomic import atomic_directory, atomic_write_bytes, explain_os_error
 from portwright.port.callers import forget, remember_members
 from portwright.port.check import Selection, check_source, unreadable
 from portwright.port.files import COPY_MARK, show
@@ -25,7 +25,7 @@ from portwright.port.patch import Patch, make_patch
 from portwright.port.project import Project, find_root, read_source
 from portwright.port.roots import group_by_root
 from portwright.port.source import Source, UnreadableError
-from portwright.port.undo import save_originals
+from portwright.port.undo import STORE, save_originals
 
 _MAX_ROUNDS = 10
 _MAX_COPIED_BYTES = 1_000_000  # larger files are data, which a port does not need twice
@@ -108,24 +108,33 @@ def write_in_place(port: Port, origin: Origin | None = None) -> None:
     by_root: dict[Path, dict[Path, Patch]] = {}
     for path, patch in port.changed.items():
         by_root.setdefault(find_root(path), {})[path] = patch
+    saved: dict[Path, bytes] = {}
     for root, patches in by_root.items():
         contents = {}
         for path, patch in patches.items():
             try:
                 if path.read_bytes() != patch.before.to_bytes():
                     raise UserError("it was changed while it was being ported.", "Call port again.")
+                if not os.access(path, os.W_OK):
+                    raise UserError("it is read-only.", "Ask for write permission, or use --out.")
                 contents[path] = patch.after.to_bytes()
             except (UserError, OSError) as error:
                 _keep(port, path, error)
-        if contents:
-            save_originals(root, contents, origin)
-        for path, content in contents.items():
-            try:
-                mode = path.stat().st_mode
-                atomic_write_bytes(path, content)
-                path.chmod(mode & 0o7777)
-            except (UserError, OSError) as error:
-                _keep(port, path, error)
+        try:
+            if contents:
+                save_originals(root, contents, origin)
+            saved.update(contents)
+        except (UserError, OSError) as error:  # nowhere to save what they held: these stay, the rest goes on
+            told = explain_os_error(error, root / STORE) if isinstance(error, OSError) else error
+            for path in contents:
+                _keep(port, path, told)
+    for path, content in saved.items():
+        try:
+            mode = path.stat().st_mode
+            atomic_write_bytes(path, content)
+            path.chmod(mode & 0o7777)
+        except (UserError, OSError) as error:
+            _keep(port, path, error)
 
 
 def _keep(port: Port, path: Path, error: Exception) -> None:
@@ -137,7 +146,11 @@ def _keep(port: Port, path: Path, error: Exception) -> None:
     port.left = sorted(
         [
             *(f for f in port.left if f.path != str(path)),
-            replace(blocked, message=f"not rewritten: {error}"),
+            replace(
+                blocked,
+                message=f"not rewritten: {error}",
+                cure="See to it that it can be written, or use --out.",
+            ),
             *patch.fixed,
         ],
         key=lambda f: f.place,
@@ -149,12 +162,12 @@ def write_copy(
 ) -> list[Path]:
     """Writes a copy that runs by itself: the ported files, what they import, and small files beside them.
 
-    Returns files that were too large to copy.
+    Returns files that were not copied: too large, or nothing that can be read.
     """
     _check_out(out, paths)
     top = common_folder(paths)
     wanted = _companions(paths, files, top, out)
-    too_large = []
+    left_out = []
     written: dict[str, str] = {}
     with atomic_directory(out) as folder:
         for path in wanted:
@@ -165,17 +178,22 @@ def write_copy(
             if patch is not None:
                 target.write_bytes(patch.after.to_bytes())
                 target.chmod(path.stat().st_mode & 0o7777)
-            elif path in files or path.stat().st_size <= _MAX_COPIED_BYTES:
-                shutil.copy2(path, target)
-            else:
-                too_large.append(path)
+            elif not _is_readable(path) or (path not in files and path.stat().st_size > _MAX_COPIED_BYTES):
+                left_out.append(path)
                 continue
+            else:
+                shutil.copy2(path, target)
             written[relative.as_posix()] = hashlib.sha256(target.read_bytes()).hexdigest()
         mark = folder / COPY_MARK
         mark.parent.mkdir()
         made_from = {"origin": origin.as_dict()} if origin else {}
         mark.write_text(json.dumps({"portwright": __version__, "files": written, **made_from}, indent=2))
-    return too_large
+    return left_out
+
+
+def _is_readable(path: Path) -> bool:
+    """A regular file that can be opened: no pipe, no link to nowhere, no folder that cannot be listed."""
+    return path.is_file() and os.access(path, os.R_OK)
 
 
 def _check_out(out: Path, paths: Sequence[Path]) -> None:

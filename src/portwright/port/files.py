@@ -67,9 +67,14 @@ def _below(
     real = os.path.realpath(folder)
     if real in seen:  # a link back to a folder above
         return
+    if folder != top and Path(real) in Path(os.path.realpath(top)).parents:  # a link out of what was named
+        return
     try:
         entries = sorted(os.scandir(folder), key=lambda e: e.name)
     except OSError as error:
+        if folder != top:  # one that cannot be looked into is a finding, and the rest goes on
+            yield folder
+            return
         raise UserError(
             f"Cannot list '{show(folder)}': {(error.strerror or str(error)).lower()}.",
             "Check its permissions, or leave it out with exclude.",
@@ -86,10 +91,17 @@ def _below(
             continue
         if _is_folder(entry):
             hidden = entry.name.startswith(".") or entry.name in _SKIPPED
-            if not hidden and not (path / COPY_MARK).exists() and not (path / "pyvenv.cfg").exists():
+            if not hidden and not _holds(path, COPY_MARK) and not _holds(path, Path("pyvenv.cfg")):
                 yield from _below(path, top, exclude, seen | {real})
         elif path.suffix in SUFFIXES and not entry.name.startswith("."):
             yield path
+
+
+def _holds(folder: Path, name: Path) -> bool:
+    try:
+        return (folder / name).exists()
+    except OSError:  # not to be looked into
+        return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

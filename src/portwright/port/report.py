@@ -107,7 +107,7 @@ def port_report(done: PortResult, wrote: bool) -> str:
             f"Not ported, though imported: {_listed(done.not_ported)}. Name these too, or their folder."
         )
     if done.not_copied:
-        lines.append(f"Too large to copy: {_listed(done.not_copied)}.")
+        lines.append(f"Not copied, too large or not readable: {_listed(done.not_copied)}.")
     return "\n".join(lines)
 
 

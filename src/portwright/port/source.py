@@ -155,6 +155,8 @@ def apply_edits(data: bytes, edits: Iterable[Edit]) -> bytes:
 def read_bytes(path: Path) -> bytes:
     try:
         status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UnreadableError("it is a folder that cannot be listed")
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("it is not a regular file")  # reading a pipe would wait for ever
         size = status.st_size

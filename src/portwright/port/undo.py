@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,20 +97,30 @@ def _newest(path: Path) -> dict[Path, tuple[Path, dict[str, Any], bytes]]:
     """For each file at or below a path, the last thing saved for it."""
     wanted = Path(os.path.normpath(path.absolute()))
     found: dict[Path, tuple[Path, dict[str, Any], bytes]] = {}
-    for root in (wanted, *wanted.parents):
+    for root in (wanted, *wanted.parents, *_roots_below(wanted)):
         store = root / STORE
         if not store.is_dir():
             continue
-        for folder in sorted(store.iterdir(), reverse=True):
+        for folder in store.iterdir():
             if folder.name.startswith("."):
                 continue
             for entry in _entries(folder):
                 file = Path(os.path.normpath(root / entry["path"]))
-                if file not in found and (file == wanted or wanted in file.parents):
+                if file != wanted and wanted not in file.parents:
+                    continue
+                if file not in found or found[file][0].name < folder.name:  # names begin with the time
                     found[file] = (folder, entry, (folder / entry["file"]).read_bytes())
-        if found:
-            break
     return found
+
+
+def _roots_below(folder: Path) -> Iterator[Path]:
+    """Folders below one that hold what a port saved, as where several projects were ported at once."""
+    for here, names, _ in os.walk(folder):
+        if STORE.parts[0] in names and Path(here) != folder:
+            yield Path(here)
+        names[:] = [
+            name for name in names if not name.startswith(".") and name not in ("node_modules", "__pycache__")
+        ]
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
