@@ -11,6 +11,7 @@ from portwright.port.rule import File
 from portwright.port.sinusoid_reader import Sinusoids, read_sinusoids
 from portwright.port.tree import FUNCTIONS, ClassInfo, is_name
 from portwright.port.turned_instances import is_aside, uses_of
+from portwright.port.turned_models import find_layers
 
 
 class UnclearError(Exception):
@@ -51,11 +52,23 @@ def find_pairs(file: File, info: ClassInfo) -> Iterator[Pair | tuple[ast.Call, s
             continue
         calls = _calls_of(file, info, name)
         embeddings = sorted({e for c in calls for e in _embeddings_in(file, info, c)})
+        if embeddings and _is_turned_first(file, info, module):
+            continue
+        reasons = set()
         for embedding in embeddings:
             try:
                 yield _understand(file, info, embedding, name, made, module)
             except UnclearError as error:
-                yield made, str(error)
+                if str(error) not in reasons:
+                    yield made, str(error)
+                reasons.add(str(error))
+
+
+def _is_turned_first(file: File, info: ClassInfo, module: ClassInfo) -> bool:
+    """Whether the model takes the sequence first and so do its positions: PW314 turns both, and then they are asked."""
+    if not find_layers(file, info).made:
+        return False
+    return isinstance(read_sinusoids(file, module, sequence_first=True), Sinusoids)
 
 
 def _module_of(file: File, made: ast.expr | None) -> ClassInfo | None:
@@ -66,7 +79,7 @@ def _module_of(file: File, made: ast.expr | None) -> ClassInfo | None:
 
 
 def _is_about_positions(file: File, module: ClassInfo) -> bool:
-    text = ast.unparse(module.node)
+    text = file.segment(module.node)
     return "sin" in text and "cos" in text and "forward" in module.methods
 
 
@@ -128,6 +141,8 @@ def _understand(
     pair = Pair(info, embedding, positions, table, made, module)
     read = read_sinusoids(file, module)
     if isinstance(read, str):
+        if isinstance(read_sinusoids(file, module, sequence_first=True), Sinusoids):
+            read = "it takes the sequence first, and may be used elsewhere"
         raise UnclearError(f"{module.node.name}: {read}")
     if "set_default_dtype" in file.source.text:
         raise UnclearError("the script sets another default precision, in which the table is worked out")

@@ -34,6 +34,11 @@ _LIBRARIES = frozenset(
 )
 
 _MAX_ASKED = 2000
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]+(?P<names>\([^()]*\)|[^\n]*)"
+    r"|import[ \t]+(?P<import>[\w.]+))",
+    re.MULTILINE,
+)
 
 _DEFINITION = re.compile(
     r"^(?:(?:async[ \t]+)?def[ \t]+(?P<function>\w+)"
@@ -122,13 +127,11 @@ class Project:
         self.consulted[str(path)] = self._digests.get(path)
         return self._quick[path].get(name)
 
-    def is_used_elsewhere(self, path: Path, name: str) -> bool:
-        """Whether another file of the project imports a file and names what it defines; True where there are too
-        many files to look at."""
-        importing = re.compile(
-            rb"^[ \t]*(?:from|import)\b[^#\n]*\b" + re.escape(path.stem).encode(), re.MULTILINE
-        )
+    def is_used_elsewhere(self, path: Path, name: str, pattern: str = "") -> bool:
+        """Whether another file of the project imports a file, names what it defines, and contains a pattern; True where
+        there are too many files to look at."""
         named = re.compile(rb"\b" + re.escape(name).encode() + rb"\b")
+        wanted = re.compile(pattern.encode())
         try:
             others = self._files(path)
         except UserError:
@@ -141,9 +144,18 @@ class Project:
             except UnreadableError:
                 continue
             self.consulted[str(other)] = self._digests.get(other)
-            if named.search(source.data) and importing.search(source.data):
+            found = named.search(source.data) and wanted.search(source.data)
+            if found and self._imports(other, source.text, path):
                 return True
         return len(others) >= _MAX_ASKED
+
+    def _imports(self, importer: Path, text: str, path: Path) -> bool:
+        for match in _IMPORT.finditer(text):
+            dotted, level = match["module"] or match["import"] or "", len(match["dots"] or "")
+            names = [dotted, *(f"{dotted}.{n}".lstrip(".") for n in re.findall(r"\w+", match["names"] or ""))]
+            if any(self.find_module(importer, name, level) == path for name in names):
+                return True
+        return False
 
     def _files(self, path: Path) -> list[Path]:
         """The project's files; without a sign of where it begins, those beside a file."""

@@ -37,8 +37,8 @@ class Sinusoids:
     scaled: bool
 
 
-def read_sinusoids(file: File, info: ClassInfo) -> Sinusoids | str:
-    """What a module adds, or why that is not understood."""
+def read_sinusoids(file: File, info: ClassInfo, *, sequence_first: bool = False) -> Sinusoids | str:
+    """What a module adds to batches that come first (or second), or why that is not understood."""
     made, forward = info.methods.get("__init__"), info.methods.get("forward")
     if not isinstance(made, FUNCTIONS) or not isinstance(forward, FUNCTIONS):
         return "it has no __init__ or no forward"
@@ -62,7 +62,7 @@ def read_sinusoids(file: File, info: ClassInfo) -> Sinusoids | str:
             import numpy as np
 
             with np.errstate(all="ignore"):
-                found = _probe(file, info, made, forward, width, length)
+                found = _probe(file, info, made, forward, width, length, sequence_first)
         except (_UnknownError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
             continue
         if found is None:
@@ -85,7 +85,13 @@ def _rate(rate: ast.expr | None, names: list[str]) -> str | float | None:
 
 
 def _probe(
-    file: File, info: ClassInfo, made: Any, forward: Any, width: str, length: str
+    file: File,
+    info: ClassInfo,
+    made: Any,
+    forward: Any,
+    width: str,
+    length: str,
+    sequence_first: bool,
 ) -> tuple[bool, bool, int] | None:
     """Whether the input is scaled and dropped out, and the table's length; None if the result is another one."""
     import numpy as np
@@ -102,6 +108,8 @@ def _probe(
             return None
         wanted = _table(np, 5, num_columns)
         inputs = np.linspace(-1.0, 1.0, 2 * 5 * num_columns).reshape(2, 5, num_columns)
+        if sequence_first:
+            inputs, wanted = inputs.swapaxes(0, 1).copy(), wanted[:, None]
         plain, doubled = reader.forward(forward, inputs, 1.0), reader.forward(forward, inputs, 2.0)
         drops = not np.allclose(plain, doubled)
         if drops and not np.allclose(2 * plain, doubled):
@@ -318,6 +326,8 @@ class _Reader:
             return np.expand_dims(x, arguments[0] if arguments[0] >= 0 else x.ndim + 1 + arguments[0])
         if name == "squeeze":
             return np.squeeze(x, *arguments)
+        if name in ("reshape", "view"):
+            return np.reshape(x, arguments[0] if isinstance(arguments[0], (list, tuple)) else arguments)
         if name == "t":
             return x.T
         if name == "transpose":

@@ -212,6 +212,7 @@ def _arguments_for(file: File, function: ast.AST | None, name: str, depth: int) 
 
 def turn(file: File, layers: Layers) -> list[Edit]:
     """The edits that make a model batch first; StuckError says why there are none."""
+    _check_class(file, layers)
     for name in {**layers.by_name, **layers.lists}:
         _check_uses(file, layers, name)
     for call, kind in layers.made:
@@ -226,6 +227,20 @@ def turn(file: File, layers: Layers) -> list[Edit]:
     except StuckError:
         edits += _turn_around(file, layers)
     return merge(dict.fromkeys(edits))
+
+
+def _check_class(file: File, layers: Layers) -> None:
+    """Nothing that cannot be seen from here may call the layers."""
+    own = layers.info.node.name
+    for other in file.tree.classes:
+        if any(isinstance(b, ast.Name) and b.id == own for b in other.bases):
+            raise StuckError(f"{other.name} derives from {own}")
+    project, path = file.names.project, file.source.path
+    if project.is_used_elsewhere(path, own, rf"class\s+\w+\s*\([^()]*\b{own}\b"):
+        raise StuckError(f"a class in another file derives from {own}")
+    for name in {**layers.by_name, **layers.lists}:
+        if project.is_used_elsewhere(path, own, rf"(?<!self)\.{name}\("):
+            raise StuckError(f"another file calls .{name}()")
 
 
 def _check_uses(file: File, layers: Layers, name: str) -> None:
@@ -344,6 +359,8 @@ def _turned_parts(
             continue
         if find_layers(file, info).made or len(argument_names(forward)) < 2:
             continue
+        if not _is_only_called(file, layers, name):
+            continue
         arguments = argument_names(forward, skip=1)
         inner = ModelContext(file, Layers(info))
         try:
@@ -363,6 +380,19 @@ def _turned_parts(
         yield name, Interface(arguments, frozenset(arguments[:1])), followed.edits
 
 
+def _is_only_called(file: File, layers: Layers, name: str) -> bool:
+    for node in file.attributes(name):
+        parent = file.tree.parents.get(node)
+        inside = is_name(node.value, "self") and file.tree.class_of(node) is layers.info
+        called = isinstance(parent, ast.Call) and parent.func is node
+        in_init = file.tree.function_of(node) is layers.info.methods.get("__init__")
+        if inside and isinstance(node.ctx, ast.Load) and (not called or in_init):
+            return False
+        if not inside and called and not is_name(node.value, "self") and file.resolve(node) is None:
+            return False
+    return True
+
+
 def _follow(
     file: File,
     info: ClassInfo | None,
@@ -377,7 +407,7 @@ def _follow(
     """The way through a function that needs the fewest transposes."""
     best: Turning | None = None
     reason: StuckError | None = None
-    for absorbing in (True, False) if absorb is None else (absorb,):
+    for absorbing in (False, True) if absorb is None else (absorb,):
         for with_rows in (True, False) if rows else (False,):
             way = Turning(file, info, context, turned, gives=gives, absorb=absorbing, rows=with_rows)
             try:
@@ -392,6 +422,7 @@ def _follow(
                 best = way
     if best is None:
         raise reason or StuckError("it cannot be followed")
+    best.edits = merge(best.edits)
     return best
 
 
@@ -484,7 +515,7 @@ def _turn_around(file: File, layers: Layers) -> list[Edit]:
                 else f"({file.segment(part)})"
             )
             if same:
-                text = "turned" if place else f"turned := {text}{_AROUND}"
+                text = "turned" if place else f"(turned := {text}{_AROUND})"
             else:
                 text += _AROUND
             edits.append(file.replace(part, text))

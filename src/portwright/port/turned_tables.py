@@ -11,7 +11,8 @@ from portwright.port.rule import File
 
 # same: as before. turned: its first two dimensions change places. rows: flattened from a turned tensor, so that its
 # rows come in another order. pair: what attention returns, an output that is turned and weights that are not.
-Layout = Literal["same", "turned", "rows", "pair"]
+# mixed: turned on one way through a loop and not on another, so that nothing may read it.
+Layout = Literal["same", "turned", "rows", "pair", "mixed"]
 
 OURS = "portwright.layers"
 
@@ -87,19 +88,18 @@ POSITION_WISE = words(
 POSITION_WISE_FUNCTIONS = words(
     """
     relu gelu tanh sigmoid silu mish elu selu leaky_relu relu6 softplus dropout logsigmoid exp log sqrt abs
-    square neg sin cos clamp
+    square neg sin cos
     """
 )
 POSITION_WISE_METHODS = words(
     """
     float long int bool half double to cuda cpu type contiguous clone detach relu tanh sigmoid exp log sqrt abs
-    square neg eq ne lt le gt ge logical_not requires_grad_ clamp
+    square neg logical_not requires_grad_
     """
 )
+COMPARISONS = words("eq ne lt le gt ge")
 LAST_DIM = frozenset({"softmax", "log_softmax", "argmax", "argmin", "sum", "mean"})
-WHOLE = frozenset(
-    {"sum", "mean", "any", "all", "max", "min", "numel", "dim", "nelement", "item", "element_size"}
-)
+WHOLE = words("sum mean any all max min numel dim nelement item element_size retain_grad")
 FREE_ATTRIBUTES = frozenset({"device", "dtype", "is_cuda", "requires_grad", "ndim"})
 ELEMENTWISE_LOSSES = frozenset(
     {"MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss"}

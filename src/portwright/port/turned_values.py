@@ -19,6 +19,7 @@ from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, dotted_chai
 from portwright.port.turned_ranks import rank_of
 from portwright.port.turned_tables import (
     ATTENTION_LAYERS,
+    COMPARISONS,
     ELEMENTWISE_LOSSES,
     FREE_ATTRIBUTES,
     LAST_DIM,
@@ -81,6 +82,9 @@ class Turning:
     ) -> None:
         self.file, self.info, self.context = file, info, context
         self.env: dict[str, Layout] = dict.fromkeys(turned, "turned")
+        self.deep: set[str] = set()  # turned names whose last dimension is neither sequence nor batch
+        self.dropped: dict[ast.AST, Edit] = {}
+        self.jumps: list[dict[str, Layout]] = []
         self.gives, self.absorb, self.rows = gives, absorb, rows
         self.edits: list[Edit] = []
         self.cost = 0  # transposes put in
@@ -128,6 +132,8 @@ class Turning:
             self.env.update(dict.fromkeys(targets, "same"))
             self._repeat(node.body, targets)
             self.run(node.orelse)
+        elif isinstance(node, (ast.Break, ast.Continue)):
+            self.jumps.append(dict(self.env))
         elif isinstance(node, ast.While):
             self.same(node.test)
             self._repeat(node.body, set())
@@ -147,6 +153,19 @@ class Turning:
                 if isinstance(child, ast.expr):
                     self._untouched_target(child)
                     self.same(child)
+                elif self._is_concerned(child):
+                    raise StuckError(f"a {type(node).__name__.lower()} statement is not followed")
+
+    def _is_concerned(self, node: ast.AST) -> bool:
+        """Whether a sequence, or a layer for one, occurs anywhere inside."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and self.env.get(part.id, "same") != "same":
+                return True
+            if isinstance(part, ast.Call) and (
+                self.context.layer_of(part) or self.context.interface_of(part)
+            ):
+                return True
+        return False
 
     def _branches(self, blocks: Sequence[Sequence[ast.stmt]]) -> None:
         before, ends = dict(self.env), []
@@ -163,13 +182,20 @@ class Turning:
         self.env = merged
 
     def _repeat(self, body: Sequence[ast.stmt], own: set[str]) -> None:
-        before = dict(self.env)
+        before, outer = dict(self.env), self.jumps
+        self.jumps = []
         self.run(body)
+        for jump in self.jumps:
+            for name, layout in jump.items():
+                if layout != self.env.get(name, "same"):
+                    self.env[name] = "mixed"
+        self.jumps = outer
         for name, layout in before.items():
             if name not in own and self.env.get(name, "same") != layout:
                 raise StuckError(f"{name} changes its layout in a loop")
         for name, layout in self.env.items():
-            if name not in own and name not in before and layout != "same" and self._read_first(body, name):
+            carried = name not in own and name not in before and layout != "same"
+            if carried and self._read_first(body, name):
                 raise StuckError(f"{name} is carried from one time around to the next")
 
     def _read_first(self, body: Sequence[ast.stmt], name: str) -> bool:
@@ -192,15 +218,52 @@ class Turning:
             raise StuckError("what attention returns is kept as a pair")
         for target in targets:
             if isinstance(target, ast.Name):
-                self.env[target.id] = layout
+                self._set(target.id, layout, value)
+
+    def _set(self, name: str, layout: Layout, value: ast.expr) -> None:
+        deep = self._is_deep(value)
+        self.env[name] = layout
+        self.deep.discard(name)
+        if deep:
+            self.deep.add(name)
+
+    def _is_deep(self, node: ast.expr) -> bool:
+        """Whether a turned value certainly has dimensions behind sequence and batch."""
+        if isinstance(node, ast.Name):
+            return node.id in self.deep
+        if isinstance(node, ast.BinOp):
+            return self._is_deep(node.left) or self._is_deep(node.right)
+        if isinstance(node, ast.UnaryOp):
+            return self._is_deep(node.operand)
+        if isinstance(node, ast.Subscript):
+            indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return all(isinstance(i, ast.Slice) for i in indices) and self._is_deep(node.value)
+        return isinstance(node, ast.Call) and self._gives_deep(node)
+
+    def _gives_deep(self, node: ast.Call) -> bool:
+        if self.context.layer_of(node) is not None or self.context.interface_of(node) is not None:
+            return True
+        made = self._made(node)
+        if made is not None and self._is_position_wise_module(node):
+            last = (self.file.resolve(made.func) or "").rpartition(".")[2]
+            return last in ("Embedding", "Linear") or self._is_deep(node.args[0])
+        if is_swap(node):
+            first = node.args[0] if node.args else None
+            return len(first.elts if isinstance(first, (ast.Tuple, ast.List)) else node.args) > 2
+        dotted = self.file.resolve(node.func)
+        if isinstance(node.func, ast.Attribute) and dotted is None:
+            return node.func.attr in POSITION_WISE_METHODS and self._is_deep(node.func.value)
+        name = (dotted or "").rpartition(".")[2]
+        keeps = name in POSITION_WISE_FUNCTIONS or name in ("softmax", "log_softmax")
+        return keeps and bool(node.args) and self._is_deep(node.args[0])
 
     def _unpack(self, target: ast.Tuple | ast.List, value: ast.expr) -> None:
         leaves = list(pair(target, value))
         if all(part is not None for _, part in leaves) and isinstance(value, (ast.Tuple, ast.List)):
             layouts = [self.value(part) for _, part in leaves if part is not None]
             for (leaf, part), layout in zip(leaves, layouts, strict=True):
-                if isinstance(leaf, ast.Name) and layout != "pair":
-                    self.env[leaf.id] = layout
+                if isinstance(leaf, ast.Name) and layout != "pair" and part is not None:
+                    self._set(leaf.id, layout, part)
                 elif part is not None:
                     self._untouched_target(leaf)
                     self._settle(part, layout)
@@ -220,6 +283,9 @@ class Turning:
         for place, (leaf, _) in enumerate(leaves):
             if isinstance(leaf, ast.Name):
                 self.env[leaf.id] = "turned" if taken == "pair" and place == 0 else "same"
+                self.deep.discard(leaf.id)
+                if taken == "pair" and place == 0:
+                    self.deep.add(leaf.id)
             else:
                 self._untouched_target(leaf)
                 if taken == "pair" and place == 0:
@@ -279,7 +345,10 @@ class Turning:
         self._settle(node, self.value(node))
 
     def _settle(self, node: ast.expr, layout: Layout) -> None:
-        if layout == "turned":
+        if layout == "turned" and node in self.dropped:
+            self.edits.remove(self.dropped.pop(node))  # the swap that stands here does what is needed
+            self.removed -= 1
+        elif layout == "turned":
             self._insert_after(node, _BACK)
         elif layout == "rows":
             raise RowsError
@@ -289,14 +358,25 @@ class Turning:
     def value(self, node: ast.expr) -> Layout:
         """Follows an expression, and says what became of its value."""
         if isinstance(node, ast.Name):
-            return self.env.get(node.id, "same")
+            layout = self.env.get(node.id, "same")
+            if layout == "mixed":
+                raise StuckError(f"{node.id} is turned on one way through a loop and not on another")
+            return layout
         if isinstance(node, ast.Call):
             return self._call(node)
+        if isinstance(node, ast.JoinedStr):
+            if self._is_concerned(node):
+                raise StuckError("a sequence is used inside of a text")
+            return "same"
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Subscript):
             return self._subscript(node)
         if isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.MatMult):
+                self.same(node.left)
+                self.same(node.right)
+                return "same"
             return self._combine(node.left, node.right)
         if isinstance(node, ast.Compare):
             return self._compare(node)
@@ -311,8 +391,9 @@ class Turning:
                 self._settle(part, layout)
             return "same"
         if isinstance(node, ast.NamedExpr):
-            self.env[node.target.id] = self.value(node.value)
-            return self.env[node.target.id]
+            layout = self.value(node.value)
+            self._set(node.target.id, layout, node.value)
+            return layout
         if isinstance(node, _SCOPES):
             self._inner_scope(node)
             return "same"
@@ -348,6 +429,8 @@ class Turning:
             return "same"
         if node.attr == "data":
             return layout
+        if node.attr == "grad":
+            raise StuckError("the gradient of a sequence is read")
         self._settle(node.value, layout)
         return "same"
 
@@ -363,7 +446,8 @@ class Turning:
             return "same"
         if isinstance(base, ast.Attribute) and base.attr == "shape" and self._is_turned_name(base.value):
             place = const(node.slice)
-            if isinstance(place, int) and (place > 1 or place == -1):
+            is_last = place == -1 and self._is_deep(base.value)
+            if isinstance(place, int) and (place > 1 or is_last):
                 return "same"
         layout = self.value(base)
         if layout == "pair":
@@ -402,7 +486,11 @@ class Turning:
         return "same"
 
     def _combine(self, left: ast.expr, right: ast.expr) -> Layout:
-        layouts = self.value(left), self.value(right)
+        return self._pair_up(left, self.value(left), right, self.value(right))
+
+    def _pair_up(self, left: ast.expr, of_left: Layout, right: ast.expr, of_right: Layout) -> Layout:
+        """Two operands, element by element."""
+        layouts = of_left, of_right
         if layouts[0] == layouts[1] and layouts[0] != "pair":
             return layouts[0]
         for layout, other, other_layout in ((layouts[0], right, layouts[1]), (layouts[1], left, layouts[0])):
@@ -475,8 +563,16 @@ class Turning:
         if isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
         self.same(node.func)
+        self._in_place(node, getattr(node.func, "id", ""))
         self._all_same(node)
         return "same"
+
+    def _in_place(self, node: ast.Call, name: str) -> None:
+        """What is turned back is a copy, into which nothing can be written."""
+        parts = [*node.args, *(k.value for k in node.keywords)] if name.endswith("_") else []
+        parts += [k.value for k in node.keywords if k.arg == "out"]
+        if any(self._is_concerned(part) for part in parts):
+            raise StuckError("a sequence is changed in place")
 
     def _all_same(self, node: ast.Call, skip: int = 0) -> None:
         for part in (*node.args[skip:], *(k.value for k in node.keywords)):
@@ -495,9 +591,10 @@ class Turning:
         repeated = len(wanted) > 1 and len({ast.dump(part) for part in wanted}) == 1
         if repeated and isinstance(wanted[0], ast.Name) and self.value(wanted[0]) == "same":
             # Attention looks whether its arguments are one tensor.
-            self._replace(wanted[0], f"turned := {wanted[0].id}{SWAP}")
+            name = "turned" if not self.file.binds("turned") else "portwright_turned"
+            self._replace(wanted[0], f"({name} := {wanted[0].id}{SWAP})")
             for part in wanted[1:]:
-                self._replace(part, "turned")
+                self._replace(part, name)
             self.cost += 1
             return
         for part in wanted:
@@ -508,13 +605,22 @@ class Turning:
                 self._settle(part, layout)
 
     def _is_position_wise_module(self, node: ast.Call) -> bool:
+        made = self._made(node)
+        return (
+            len(node.args) == 1
+            and not node.keywords
+            and made is not None
+            and is_position_wise(self.file, made)
+        )
+
+    def _made(self, node: ast.Call) -> ast.Call | None:
+        """How the module that a call runs was made, where it is an attribute that is set once."""
         func = node.func
-        if len(node.args) != 1 or node.keywords or self.info is None:
-            return False
-        if not isinstance(func, ast.Attribute) or not isinstance(func.value, ast.Name):
-            return False
+        if self.info is None or not isinstance(func, ast.Attribute) or not isinstance(func.value, ast.Name):
+            return None
         values = self.info.attributes.get(func.attr, [])
-        return len(values) == 1 and is_position_wise(self.file, values[0])
+        made = values[0] if len(values) == 1 and func.value.id == "self" else None
+        return made if isinstance(made, ast.Call) else None
 
     def _loss(self, node: ast.Call) -> Layout | None:
         """A loss over two tensors in the same order, which gives one number whatever that is."""
@@ -541,8 +647,10 @@ class Turning:
     def _function(self, node: ast.Call, dotted: str) -> Layout:
         head, _, last = dotted.rpartition(".")
         first = node.args[0] if node.args and not isinstance(node.args[0], ast.Starred) else None
+        self._in_place(node, last)
         if head in ("torch", "torch.nn.functional") and first is not None:
-            if last in POSITION_WISE_FUNCTIONS or (last in LAST_DIM and dim_of(node, 1) == -1):
+            of_last = last in LAST_DIM and dim_of(node, 1) == -1 and self._is_deep(first)
+            if last in POSITION_WISE_FUNCTIONS or of_last:
                 layout = self.value(first)
                 self._all_same(node, skip=1)
                 return layout
@@ -563,10 +671,15 @@ class Turning:
                 return "turned"
             self._all_same(node)
             return "same"
+        if (name.endswith("_") and name != "requires_grad_") or name == "register_hook":
+            raise StuckError("a sequence is changed in place")
         dim = dim_of(node, 0)
-        if name in POSITION_WISE_METHODS or (name in LAST_DIM and dim == -1 and not _keeps_dim(node)):
+        of_last = name in LAST_DIM and dim == -1 and not _keeps_dim(node)
+        if name in POSITION_WISE_METHODS or (of_last and (layout == "rows" or self._is_deep(receiver))):
             self._all_same(node)
             return layout
+        if name in COMPARISONS and len(node.args) == 1 and not node.keywords:
+            return self._pair_up(receiver, layout, node.args[0], self.value(node.args[0]))
         if name in WHOLE and not node.args and not node.keywords:
             return "same"
         if layout == "rows":
@@ -578,7 +691,7 @@ class Turning:
         if is_swap(node):
             self._drop_call(node, receiver)
             return "same"
-        if name == "size" and isinstance(dim, int):
+        if name == "size" and isinstance(dim, int) and (dim >= 0 or (dim == -1 and self._is_deep(receiver))):
             if dim in (0, 1):
                 self._replace(node.args[0] if node.args else node.keywords[0].value, str(1 - dim))
             return "same"
@@ -586,7 +699,7 @@ class Turning:
             given = node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "dim")
             self._replace(given, "1" if dim == 0 else "0")
             return "same"
-        if name in ("unsqueeze", "squeeze") and dim == -1:
+        if dim == -1 and (name == "unsqueeze" or (name == "squeeze" and self._is_deep(receiver))):
             return "turned"
         if name == "masked_fill" and len(node.args) == 2 and not node.keywords:
             mask = self.value(node.args[0])
@@ -638,7 +751,8 @@ class Turning:
         _, inner = self.file.source.span(receiver)
         # Parentheses around the receiver belong to it.
         dot = self.file.source.data.rindex(b".", inner, self.file.source.span(node.func)[1])
-        self.edits.append(Edit(dot, end, ""))
+        self.dropped[node] = Edit(dot, end, "")
+        self.edits.append(self.dropped[node])
         self.removed += 1
 
 
