@@ -29,13 +29,23 @@ class Config:
 def read_config(path: Path) -> Config:
     """The settings of the project that a path belongs to."""
     file = find_root(path) / "pyproject.toml"
+    if not file.is_file():
+        return Config()
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return Config()
-    if "tool.portwright" not in text:
-        return Config()
-    section = _load(file, text).get("tool", {}).get("portwright", {})
+        raw = file.read_bytes()
+        if b"portwright" not in raw:
+            return Config()
+        text = raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(
+            f"the settings in {file} cannot be read: {(reason or str(error)).lower()}.",
+            "Mend it, or move it away.",
+        ) from None
+    tools = _load(file, text).get("tool", {})
+    section = tools.get("portwright", {}) if isinstance(tools, dict) else {}
+    if not isinstance(section, dict):
+        raise UserError(f"{file}: tool.portwright is {section!r}.", "Write a section: [tool.portwright].")
     values: dict[str, tuple[str, ...]] = {}
     for key, value in section.items():
         if key not in _KEYS:

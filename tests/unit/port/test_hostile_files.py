@@ -170,3 +170,23 @@ def test_a_read_only_file_stays(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (tree / "good.py").read_bytes() == GOOD
     (blocked,) = [f for f in done.left if f.path.endswith("/good.py") and f.code == "PW001"]
     assert "read-only" in blocked.message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[tool.portwright]\n# \xff\n", "not utf-8"),
+        (b"[tool.portwright\n", "is not TOML"),
+        (b"[tool]\nportwright = 3\n", "tool.portwright is 3"),
+        (b"tool = 3 # portwright\n", None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_settings_that_cannot_be_read(content: bytes, reason: str | None, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(content)
+    (tmp_path / "good.py").write_bytes(GOOD)
+    if reason is None:
+        assert check([tmp_path], ["csx"], use_cache=False)[0]
+    else:
+        with pytest.raises(UserError, match=reason):
+            check([tmp_path], ["csx"], use_cache=False)
