@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +12,7 @@ from portwright.verify.compare import Comparison, compare
 from portwright.verify.diagnose import first_difference
 from portwright.verify.difference import Difference
 from portwright.verify.launch import ScriptFailed
-from portwright.verify.measure import EPSILON, epsilon
+from portwright.verify.measure import EPSILON, QUANTITIES, epsilon
 from portwright.verify.proof import Settled
 from portwright.verify.recording import Recording
 from portwright.verify.runs import Dropout, Runs
@@ -22,7 +23,8 @@ DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
 _CLEAR = 100.0
 # Where a rounding grows to more than this, agreement within it says little: rounding itself has to be made smaller.
 _VAGUE = 0.01
-_CLEAN = 1e-6  # distances in float64 of scripts that really compute in it
+_CLEAN = 1e-9  # distances in float64 of scripts that really compute in it
+_NO_CAST = 1e-5  # more than a cast to float32 on the way can do to the first loss
 _NUMBERS = frozenset({"batch", "dropout", "loss", "gradient", "update", "buffer"})
 
 
@@ -115,7 +117,7 @@ def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
     if again is None:
         return
     found = first_difference(again)
-    if found is None or not _persists(noted, again):
+    if found is None or not (_persists(noted, again) or _is_clean_until(again, found)):
         noted.difference, noted.settled_by = None, "float64"
     else:
         noted.difference = found
@@ -145,6 +147,16 @@ def _confirm_in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
         noted.difference, noted.settled_by = found, None
     else:
         noted.notes.append(unsure)
+
+
+def _is_clean_until(again: Comparison, found: Difference) -> bool:
+    """Whether all that comes before a difference agrees as only float64 can: then no cast on the way has made it."""
+    before = [h.measure.distance for step in range(1, found.step) for h in again.at(step)]
+    for quantity in QUANTITIES[: {"gradient": 1, "update": 2, "buffer": 3}.get(found.quantity, 0)]:
+        before += [h.measure.distance for h in again.at(found.step, quantity)]
+    if not before:
+        return any(h.measure.distance > _NO_CAST for h in again.beyond(found.step, "loss"))
+    return statistics.median(before) < _CLEAN
 
 
 def _persists(noted: Judgement, again: Comparison) -> bool:

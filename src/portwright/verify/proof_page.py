@@ -13,7 +13,14 @@ from portwright.job.atomic import atomic_write_text
 from portwright.verify.difference import Difference, count
 from portwright.verify.proof import Proof
 from portwright.verify.proof_charts import distance_panel, loss_curves
-from portwright.verify.proof_text import SETTLED, dropout_words, matched_words, subject, values_words
+from portwright.verify.proof_text import (
+    SETTLED,
+    dropout_words,
+    front_end_words,
+    matched_words,
+    subject,
+    values_words,
+)
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _PANELS = {
@@ -142,8 +149,9 @@ def _distances(proof: Proof) -> str:
         f"<td><code>{escape(row['name'] or '—')}</code></td><td class=num>{row['compared']:,}</td></tr>"
         for quantity, row in proof.worst.items()
     )
+    numbers = {"worst distance", "bound", "step", "compared"}
     head = "".join(
-        f"<th scope=col>{h}</th>"
+        f"<th scope=col{' class=num' if h in numbers else ''}>{h}</th>"
         for h in ("", "worst distance", "bound", "bound from", "step", "tensor", "compared")
     )
     noise = ""
@@ -191,7 +199,11 @@ def _front_end(proof: Proof) -> str:
         return _section(
             "The vendor's front end", "<p>Was not asked: this proof is about what the code computes.</p>"
         )
-    return _section("The vendor's front end", _table([(k, str(v)) for k, v in proof.front_end.items()]))
+    verdict = {k: v for k, v in proof.front_end.items() if k != "details" and v not in ("", None)}
+    words = f"<p>{escape(front_end_words(proof.front_end))}.</p>"
+    return _section(
+        "The vendor's front end", words + _table([(k.replace("_", " "), str(v)) for k, v in verdict.items()])
+    )
 
 
 def _conditions(proof: Proof) -> str:

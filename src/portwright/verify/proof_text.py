@@ -25,9 +25,18 @@ def render(proof: Proof) -> str:
     elif proof.place.says:
         lines.append(f"  where: {proof.place.says}")
     if proof.front_end:
-        lines.append(f"  front end: {proof.front_end.get('says', proof.front_end)}")
+        lines.append(f"  front end: {front_end_words(proof.front_end)}")
     lines += [f"  note: {note}" for note in proof.notes]
     return "\n".join(lines)
+
+
+def front_end_words(verdict: dict[str, Any]) -> str:
+    """What the vendor's front end said to the port's step, in its own words where it refused."""
+    who = f"{str(verdict.get('target', '')).upper()} {verdict.get('sdk', '')}".strip()
+    if verdict.get("accepted"):
+        return f"{who} lowers the port's step ({verdict.get('ops', 0):,} ops); nothing ran on such a machine"
+    cure = f" {verdict['cure']}" if verdict.get("cure") else ""
+    return f"{who} refuses it in {verdict.get('stage', 'a stage')}: {verdict.get('words', '')}{cure}"
 
 
 def _equal(proof: Proof) -> list[str]:

@@ -20,6 +20,7 @@ Decider = Literal["dtype", "noise"]
 
 # Roundings in one step, by quantity: sums over a batch for a loss, over the network and back for a gradient.
 _ROUNDINGS: dict[Quantity, float] = {"loss": 4, "gradient": 32, "update": 64, "buffer": 32}
+_SHARE_OF_TYPICAL = 0.1
 NOISE_FACTOR = 10.0  # a port rounds in every op, the yardstick's run only in its weights
 
 
@@ -58,10 +59,9 @@ class Noise:
         return noise
 
     def at(self, quantity: Quantity, name: str, step: int) -> float:
-        """The tensor's own noise, or that of its kind where its own was small by chance."""
-        return max(
-            _last(self._own.get((quantity, name), {}), step), _last(self._typical.get(quantity, {}), step)
-        )
+        """The tensor's own noise; a part of what is typical for its kind where its own is small by chance."""
+        own = _last(self._own.get((quantity, name), {}), step)
+        return max(own, _SHARE_OF_TYPICAL * _last(self._typical.get(quantity, {}), step))
 
 
 def _last(by_step: dict[int, float], step: int) -> float:

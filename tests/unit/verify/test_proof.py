@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_recordings import make, with_step
+from test_judge import Made
+
+from portwright.verify.api import make_proof
+from portwright.verify.judge import judge
+from portwright.verify.place import find_place
+from portwright.verify.proof import Proof
+from portwright.verify.proof_page import make_page, write_page
+from portwright.verify.proof_text import render
+
+
+def proof_of(folder: Path, **recordings) -> Proof:
+    runs = Made(folder, **recordings)
+    return make_proof(runs, judge(runs), folder)
+
+
+def test_an_equal_proof_says_so_first_and_names_what_it_rests_on(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path, original=make(), ported=make(noise=3e-5), original_noise=make(noise=2e-5))
+    text = render(proof)
+    assert text.startswith("equal over 6 steps: distances are within what one rounding")
+    assert "gradients: worst distance" in text
+    assert "matched: 4 by name" in text
+    assert "this machine's CPU" in text
+    document = proof.as_dict()
+    assert document["equal"] is True
+    assert document["first_difference"] is None
+    assert document["steps"] == 6
+    assert document["front_end"] is None
+    assert document["noise"]["relative"] == 2e-5
+    assert document["scripts"]["original"]["sha256"] != document["scripts"]["ported"]["sha256"]
+    assert set(document["tolerances"]) == {"loss", "gradient", "update"}
+
+
+def test_a_difference_says_step_parameter_both_values_and_rule(tmp_path: Path) -> None:
+    proof = proof_of(
+        tmp_path, original=make(), ported=make(keeps_gradient=True), original_noise=make(noise=1e-6)
+    )
+    text = render(proof)
+    assert text.startswith("not equal: they part at step 2, gradient of last.bias")
+    assert "zero_grad" in text
+    assert "likely rule: PW402" in text
+    assert re.search(r"norm [\d.]+ in the original, [\d.]+ in the port; distance [\d.]+, allowed", text)
+    assert "the 1 step before agree" in text
+    found = proof.as_dict()["first_difference"]
+    assert (found["step"], found["parameter"], found["rule"]) == (2, "last.bias", "PW402")
+
+
+def test_a_proof_is_json_that_any_reader_takes_even_with_losses_that_are_no_numbers(tmp_path: Path) -> None:
+    original = with_step(make(), 2, losses=(float("nan"),))
+    proof = proof_of(
+        tmp_path,
+        original=original,
+        ported=with_step(make(), 2, losses=(float("inf"),)),
+        original_noise=original,
+    )
+    path = tmp_path / "deep" / "proof.json"
+    path.parent.mkdir()
+    proof.write(path)
+    document = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert document["losses"]["original"][1] == ["nan"]
+    assert document["first_difference"]["ported"] == "inf"
+    assert "Infinity" not in path.read_text()
+    assert "<svg" in make_page(proof)
+
+
+@pytest.mark.parametrize(
+    ("target", "devices", "ran_on", "on_target"),
+    [
+        ("", ("cpu",), {}, None),
+        ("CPU", ("cpu",), {}, True),
+        ("GPU", ("cpu",), {}, False),
+        ("GPU", ("cuda:0",), {}, True),
+        ("CSX", ("cpu",), {}, False),
+        ("CSX", ("cpu",), {"vendor_modules": ["cerebras.pytorch"]}, False),
+        ("CSX", ("cpu",), {"vendor_calls": ["cerebras.pytorch.step"]}, True),
+        ("IPU", ("xla:0",), {"vendor_modules": ["poptorch"]}, True),
+        ("GPU", (), {}, False),
+    ],
+)
+def test_where_the_port_ran_is_held_against_what_was_asked(target, devices, ran_on, on_target) -> None:
+    ported = replace(make(), target=target, ran_on=ran_on)
+    ported.steps = [replace(s, devices=devices) for s in ported.steps]
+    assert find_place(ported).on_target is on_target
+
+
+def test_equal_on_another_device_than_asked_is_no_proof(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path, original=make(), ported=replace(make(), target="CSX"))
+    assert proof.equal
+    assert proof.status == 1
+    assert render(proof).startswith("NOT A PROOF: The command asks for CSX")
+    assert "<h1>Not a proof</h1>" in make_page(proof)
+
+
+def test_a_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path, original=make(), ported=make(factor=1.01), original_noise=make(noise=1e-6))
+    proof.commands["ported"] = "train.py --name '<script>alert(1)</script>'"
+    path = tmp_path / "proof.html"
+    write_page(proof, path)
+    page = path.read_text()
+    assert "Not equal at step 1: gradient of last.bias" in page
+    assert "<script" not in page
+    assert not re.search(r'(src|href)="(?!data:,|#)', page)
+    assert page.count("<polyline") >= 2 + 3
+    assert "default-src 'none'" in page
+
+
+def test_a_front_end_has_its_place(tmp_path: Path) -> None:
+    proof = proof_of(tmp_path, original=make(), ported=make())
+    assert "Was not asked" in make_page(proof)
+    proof.front_end = {"target": "csx", "sdk": "2.10.0", "accepted": True, "ops": 1234}
+    assert "CSX 2.10.0 lowers the port's step (1,234 ops); nothing ran on such a machine" in render(proof)
+    proof.front_end = {
+        "target": "csx",
+        "sdk": "2.10.0",
+        "accepted": False,
+        "stage": "lowering",
+        "words": "no <flip>",
+    }
+    assert "refuses it in lowering: no &lt;flip&gt;" in make_page(proof)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 150])
+def test_a_page_is_drawn_for_any_number_of_steps(tmp_path: Path, steps: int) -> None:
+    page = make_page(proof_of(tmp_path, original=make(steps), ported=make(steps)))
+    assert f"Equal over {steps} step" in page
+    assert "nan" not in page
