@@ -6,6 +6,7 @@ import ast
 
 from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.dissolve import is_seed
+from portwright.port.layout.evaluation import batch_target
 from portwright.port.layout.lengths import Lengths
 from portwright.port.layout.plan import Plan
 from portwright.port.layout.program import Frame, Given, Item, Line, Setting, Var, flatten
@@ -35,6 +36,10 @@ def describe_run(plan: Plan) -> None:
             config["steps_per_epoch"] = plan.num_updates
         elif plan.by_hand.length is not None:
             plan.in_epochs["steps_per_epoch"] = 1
+    limit = _find_limit(plan)
+    if limit is not None:
+        config.pop("num_epochs", None)
+        config["max_steps"] = limit // plan.num_accumulated
     _describe_seed(plan)
     _describe_logs(plan)
     _describe_frequencies(plan)
@@ -51,6 +56,48 @@ def _count_updates(plan: Plan) -> int | None:
     else:
         count = None
     return max(count // plan.num_accumulated, 1) if count else None
+
+
+def _find_limit(plan: Plan) -> int | None:
+    """n of `if step >= n: break`, in a loop that is the only one."""
+    anatomy = plan.anatomy
+    if anatomy.epoch_loop is not None or not isinstance(anatomy.batch_loop.node, ast.For):
+        return None
+    _, counter = batch_target(anatomy.batch_loop)
+    if counter is None:
+        return None
+    for item in [*anatomy.step, *anatomy.after_step]:
+        node = item.node
+        if not (isinstance(item, Line) and isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)):
+            continue
+        test = node.test
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Name)):
+            continue
+        if plan.program.reference(test.left, item.frame) != plan.program.reference(
+            counter, anatomy.batch_loop.frame
+        ):
+            continue
+        count = plan.anatomy.values.try_evaluate(test.comparators[0], item.frame)
+        if not isinstance(count, int) or not isinstance(test.ops[0], (ast.GtE, ast.Eq, ast.Gt)):
+            continue
+        count += isinstance(test.ops[0], ast.Gt) + (item in anatomy.after_step) - _first_number(plan)
+        if count > 0:
+            plan.account.dissolve(item.frame.unit, node, "runconfig.max_steps")
+            return count
+    return None
+
+
+def _first_number(plan: Plan) -> int:
+    """Where enumerate() starts to count."""
+    for call in (n for n in ast.walk(plan.anatomy.batch_loop.node.iter) if isinstance(n, ast.Call)):  # type: ignore[union-attr]
+        if isinstance(call.func, ast.Name) and call.func.id == "enumerate":
+            given = (
+                call.args[1]
+                if len(call.args) > 1
+                else next((k.value for k in call.keywords if k.arg == "start"), None)
+            )
+            return int(plan.anatomy.values.try_evaluate(given, plan.anatomy.batch_loop.frame, default=0) or 0)
+    return 0
 
 
 def _describe_seed(plan: Plan) -> None:

@@ -123,6 +123,9 @@ class Program:
         self.instances: dict[Var, Instance] = {}
         self.namespaces: set[Var] = set()
         self.aliases: dict[Var, Var] = {}  # `self.model = model`: two names of one object
+        self.phases: tuple[ast.Constant, ast.Constant] | None = (
+            None  # the texts for training and for evaluation
+        )
         self._modules: dict[Unit, Frame] = {entry: self.main}
         self._trains: dict[ast.AST, bool] = {}
         self._occurrences: dict[tuple[ast.AST, int], list[Occurrence]] = {}
@@ -147,6 +150,13 @@ class Program:
         if not self.trains(node, frame) and not self._builds(node, frame):
             return [Line(node, frame)]
         match node:
+            case ast.For() if _phases(node) is not None:
+                # `for phase in ["train", "val"]`: run() has modes for them, and training is the first.
+                phases = _phases(node)
+                assert phases is not None
+                self.phases = phases
+                chosen = Line(node, frame, (node.target, frame), (phases[0], frame))
+                return [chosen, *self.expand(node.body, frame)]
             case ast.For() | ast.AsyncFor() | ast.While():
                 return [Loop(node, frame, self.expand(node.body, frame))]
             case ast.With() | ast.AsyncWith() | ast.Try() | ast.If():
@@ -466,6 +476,19 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 def _all_arguments(arguments: ast.arguments) -> list[ast.arg]:
     extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]
+
+
+def _phases(node: ast.For) -> tuple[ast.Constant, ast.Constant] | None:
+    if not isinstance(node.iter, (ast.List, ast.Tuple)) or not isinstance(node.target, ast.Name):
+        return None
+    texts = [e for e in node.iter.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    training = [e for e in texts if "train" in str(e.value)]
+    others = [e for e in texts if e not in training]
+    return (
+        (training[0], others[0])
+        if len(texts) == len(node.iter.elts) and len(training) == 1 and others
+        else None
+    )
 
 
 def _is_main_guard(node: ast.If) -> bool:

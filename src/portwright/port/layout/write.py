@@ -67,6 +67,9 @@ class Writer:
         self.base_name = "BaseModel"
         while self.base_name in plan.definitions.homes:
             self.base_name = f"Ported{self.base_name}"
+        taken = plan.definitions.homes
+        self.batches_name = next(n for n in ("Batches", "HandMadeBatches", "LoopBatches") if n not in taken)
+        self.maker_name = next(n for n in ("batches", "make_batches", "loop_batches") if n not in taken)
         self.uses_settings = False
         self.counts_steps = False
         self._pinned_lines: dict[str, list[Line]] = {}
@@ -271,7 +274,7 @@ class Writer:
     def data(self) -> None:
         plan, part = self.plan, self.parts["data"]
         if plan.by_hand is not None:
-            part.code += [_BATCHES, self._by_hand()]
+            part.code += [_BATCHES.replace("Batches", self.batches_name, 1), self._by_hand()]
             part.imports.append("from torch.utils.data import DataLoader, IterableDataset")
             if plan.eval_loader is not None:
                 part.code.append(
@@ -295,7 +298,9 @@ class Writer:
                 part.code.append(
                     self._loader("get_eval_dataloader", plan.evaluated.lines, plan.eval_loader, "eval_input")
                 )
-        if plan.eval_loader is None:
+        if plan.eval_loader is None and plan.program.phases and plan.train_loader is not None:
+            part.code.append(self._other_phase())
+        elif plan.eval_loader is None:
             part.code.append(
                 f'def get_eval_dataloader(params):\n{INDENT}"""The script evaluates on no other data: these are those of training."""\n'
                 f"{INDENT}return get_train_dataloader(params)\n"
@@ -307,6 +312,19 @@ class Writer:
         returned = self.plan.renderer.expression(*loader, naming)
         self.close("data", naming, lines)
         return f"def {name}(params):\n{_returning(body, returned, INDENT)}"
+
+    def _other_phase(self) -> str:
+        """The loader of `for phase in ["train", "val"]` once more, for the other phase."""
+        plan = self.plan
+        assert plan.train_loader is not None
+        assert plan.program.phases is not None
+        training, other = plan.program.phases
+        naming = self._data_naming("train_input")
+        naming.hook = lambda frame, node: repr(other.value) if node is training else None
+        body = self.lines(plan.train.lines, naming, INDENT, "data.py: get_eval_dataloader")
+        returned = plan.renderer.expression(*plan.train_loader, naming)
+        self.close("data", naming, plan.train.lines)
+        return f"def get_eval_dataloader(params):\n{body}{INDENT}return {returned}\n"
 
     def _loaders(self, lines: list[Line]) -> str:
         plan = self.plan
@@ -349,6 +367,9 @@ class Writer:
         if made.length and plan.slicer.mentions(*made.length)[0] & own:
             made.length = None
         length = f", len({plan.renderer.expression(*made.length, naming)})" if made.length else ""
+        if not length and not plan.num_updates and self._ends(loop.node.iter, loop.frame):
+            length = f", sum(1 for _ in {self.maker_name}())"
+            plan.in_epochs.setdefault("steps_per_epoch", 1)
         self.close("data", naming, [*plan.train.lines, *made.of_epoch, *made.lines])
         if not length and not plan.num_updates:
             plan.account.leave(
@@ -356,9 +377,16 @@ class Writer:
                 "Set runconfig.steps_per_epoch, or runconfig.max_steps.", NOT_SAID,
             )  # fmt: skip
         return (
-            f"def get_train_dataloader(params):\n{body}\n{INDENT}def batches():\n{inner}\n"
-            f"{INDENT}return DataLoader(Batches(batches{length}), batch_size=None)\n"
+            f"def get_train_dataloader(params):\n{body}\n{INDENT}def {self.maker_name}():\n{inner}\n"
+            f"{INDENT}return DataLoader({self.batches_name}({self.maker_name}{length}), batch_size=None)\n"
         )
+
+    def _ends(self, iterable: ast.expr, frame: Frame) -> bool:
+        """Whether a generator of the script's surely comes to an end, so that its batches can be counted."""
+        calls = [n for n in ast.walk(iterable) if isinstance(n, ast.Call)]
+        found = [self.plan.program.callee(call, frame) for call in calls]
+        functions = [f[1] for f in found if f is not None]
+        return bool(functions) and not any(isinstance(n, ast.While) for f in functions for n in ast.walk(f))
 
     def _data_naming(self, section: str) -> Naming:
         naming = self.naming(section, device='"cpu"')
