@@ -60,7 +60,7 @@ def diagnose_gradient(
     if len(names) >= len(order) / 2:
         c, odd = _odd_ones(original, ported, step, beyond, names)
     if not odd:
-        return *_scaled_gradient(original, order, c), names[-1]
+        return *_scaled_gradient(original, step, order, c), names[-1]
     culprit = odd[-1]
     if not norm(ported.sketch("gradient", step, culprit)):
         lacking = [n for n in odd if not norm(ported.sketch("gradient", step, n))]
@@ -116,13 +116,15 @@ def _without_gradient(ported: Recording, step: int, names: list[str]) -> tuple[s
     )
 
 
-def _scaled_gradient(original: Recording, names: Sequence[str], c: float) -> tuple[str, str]:
+def _scaled_gradient(original: Recording, step: int, names: Sequence[str], c: float) -> tuple[str, str]:
     norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
     whole = is_whole(c) or (c > 0 and is_whole(1 / c))
-    is_flat = len(norms) > 2 and max(norms) - min(norms) <= 0.12 * max(norms)
-    if c > 1 and is_flat and not whole:
+    # Clipped norms lie at one limit, as far as sketches tell it, and the port's lies above.
+    limit, here = max(norms), norms[step - 1]
+    at_limit = sum(n >= 0.88 * limit for n in norms) >= 3 and here >= 0.88 * limit
+    if at_limit and c * here > 1.05 * limit and not whole:
         return "clipping", (
-            f"All gradients are {c:.4g} times the original's, whose norm stays near {np.mean(norms):.3g} in every step: "
+            f"All gradients are {c:.4g} times the original's, whose norm never goes beyond about {limit:.2g}: "
             "gradient clipping is lost or its limit is another one."
         )
     return "accumulation" if whole else "gradient-scale", (
