@@ -26,6 +26,13 @@ ENGINE_PAGES = {
     "says what stands in the way, and the line is where. Nothing is changed in a file whose step is not understood.\n",
     "PW004": "# PW004 branch\n\nA part of the branch that `port --style branches` added: where the model is opened for the target, where the step "
     "runs, and what the host skips then.\n",
+    "PW701": "# PW701 not-placed\n\n`port --style layout` found a statement of the script, or of its loop, that run() has no place for: the message has its "
+    "first line. It is in none of the files.\n\nPut it where it belongs, in model.py, data.py or a callback of your own, or keep the script's loop with "
+    "--style in-place.\n",
+    "PW702": "# PW702 no-layout\n\nThe script's loop has another shape than run(), which makes one update of one network a step, from one loss of one batch: "
+    "several optimizers or losses in turn, a state that is carried from step to step, a while loop. Nothing was written.\n\nUse --style in-place.\n",
+    "PW703": "# PW703 not-said\n\nparams.yaml cannot say what the script does here, or only a run would tell the value; the layout was written without it.\n\n"
+    "Set the key that the cure names in configs/params.yaml.\n",
 }  # what no rule reports
 
 

@@ -23,6 +23,7 @@ from portwright.port.layout.duration import describe_run, fix_settings
 from portwright.port.layout.modules import copied, imported_modules
 from portwright.port.layout.plan import Plan, finish_plan, make_plan
 from portwright.port.layout.program import Program, flatten
+from portwright.port.layout.settings import SECTIONS
 from portwright.port.layout.settle import settle
 from portwright.port.layout.units import RefusalError, Unit, Workspace
 from portwright.port.layout.write import RUN, Writer
@@ -130,7 +131,6 @@ def make_layout(
     }
     writer.distribute(opened)
     made = Made(account=plan.account)
-    name = show(script)
     made.files["model.py"] = writer.text("model", f"The model of {script.name}, with its loss.")
     made.files["data.py"] = writer.text("data", f"The data of {script.name}.")
     made.files["utils.py"] = writer.text(
@@ -145,7 +145,7 @@ def make_layout(
     made.files["configs/params.yaml"] = plan.settings.write(head)
     _copy_modules(plan, workspace, made)
     settle(plan)
-    _keep_part(made, part, name)
+    _keep_part(made, plan, part, head)
     return made
 
 
@@ -158,15 +158,30 @@ def _copy_modules(plan: Plan, workspace: Workspace, made: Made) -> None:
         made.files[target] = source.to_bytes()
 
 
-def _keep_part(made: Made, part: str | None, name: str) -> None:
+def _keep_part(made: Made, plan: Plan, part: str | None, head: list[str]) -> None:
+    """Of a part: its file, the sections that it reads, and utils.py where it imports from it."""
     if part is None:
         return
-    kept = {
-        "data": ("data.py", "utils.py", "configs/params.yaml"),
-        "model": ("model.py", "utils.py", "configs/params.yaml"),
-    }[part]
-    own = ("model.py", "data.py", "run.py", "left_over.py")
-    made.files = {path: text for path, text in made.files.items() if path in kept or path not in own}
+    own = f"{part}.py"
+    text = made.files[own]
+    assert isinstance(text, str)
+    others = {"model.py", "data.py", "run.py", "left_over.py", "utils.py"} - {own}
+    if "from utils import" in text:
+        others.discard("utils.py")
+    made.files = {path: content for path, content in made.files.items() if path not in others}
+    plan.settings.own["optimizer"] = {}
+    named = {"data": ("train_input", "eval_input"), "model": ("model",)}[part]
+    sections = [s for s in SECTIONS if s in named or f'params["{s}"]' in text]
+    made.files["configs/params.yaml"] = plan.settings.write(head, sections)
+    account = plan.account
+    # The loop and its optimizer stay in the script, and with them what has no place elsewhere.
+    account.left = []
+    account.dissolved.clear()
+    account.placed = {
+        node: row
+        for node, row in account.placed.items()
+        if own in row["where"] or any(f": {s}." in row["where"] for s in sections)
+    }
 
 
 def _finish(made: Made, out: Path, rules: Selection, allow: Sequence[Safety]) -> list[Finding]:

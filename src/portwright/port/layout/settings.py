@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +73,10 @@ class Settings:
         section = wanted if wanted in entry.sections else entry.sections[0]
         return f'{root}["{section}"]["{entry.key}"]'
 
-    def write(self, head: list[str]) -> str:
+    def write(self, head: list[str], sections: Sequence[str] = SECTIONS) -> str:
         """The text of params.yaml."""
         lines = [f"# {line}" for line in head]
-        for section in SECTIONS:
+        for section in sections:
             rows: list[str] = []
             for entry in self.entries.values():
                 if section in entry.sections:
