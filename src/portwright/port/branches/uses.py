@@ -104,6 +104,10 @@ class Uses:
                 self._evaluate(node)
             else:
                 self._sync(statement, climb=True)
+        elif isinstance(parent, ast.IfExp):  # called as one of two, as in another vendor's branch
+            outer = self.file.tree.parents.get(parent)
+            if isinstance(outer, ast.Call) and outer.func is parent:
+                self._sync(statement, climb=True)
         elif isinstance(parent, ast.Attribute):
             counts = any(
                 word in self.file.segment(statement) for word in (".shape", "numel(", "requires_grad")

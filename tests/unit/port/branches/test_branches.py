@@ -21,6 +21,7 @@ CASES = {
     "globals": ("globals.py", ["ACCELERATOR={}"]),
     "arguments": ("arguments.py", ["--device", "{}"]),
     "loop": ("loop.py", ["--{}"]),
+    "handed over": ("handed_over.py", ["ACCELERATOR={}"]),
     "trainer": ("trainer_project", ["--compute-mode", "{TARGET}", "--optimizer", "{OPT}"]),
 }
 
@@ -178,15 +179,20 @@ def test_ways_to_write_a_step(name: str, target: str, newline: str, tmp_path: Pa
 
 
 def test_both_vendors_can_have_a_branch_in_one_file(tmp_path: Path) -> None:
-    """Not yet: the second port finds a step that is the first vendor's, and says so instead of breaking it."""
-    path = write(tmp_path, PLAIN)
-    port_branches([path], ["ipu"], write=True)
-    before = path.read_text()
-    done = port_branches([path], ["rdu"], select=["PW6"], write=True)
-    assert path.read_text() == before or "rdu_training" in path.read_text()
-    ast.parse(path.read_text())
-    if path.read_text() == before:
-        assert [f.code for f in done.left] == ["PW003"]
+    path = tmp_path / "globals.py"
+    path.write_bytes((FIXTURES / "globals.py").read_bytes())
+    for target in ("ipu", "rdu"):
+        assert port_branches([path], [target], select=["PW6"], write=True).left == []
+    for target in ("ipu", "rdu"):
+        assert port_branches([path], [target], select=["PW6"]).changed == []
+        done = subprocess.run(
+            [sys.executable, str(HERE / "run_all.py"), str(FIXTURES / "globals.py"), str(path), str(HERE / "vendors"), f"ACCELERATOR={target}"],
+            capture_output=True, text=True, env={**os.environ, "RDU_PEF": "x.pef"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results = json.loads(done.stdout)
+        assert results["ported"] == results["vendor"] == results["original"]
+        assert "not installed" in results["absent"]
 
 
 @pytest.mark.parametrize(
