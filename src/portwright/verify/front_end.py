@@ -201,7 +201,7 @@ def _ask_script(command: Command, place: _Place, number: int) -> tuple[FrontEndV
 
 
 def _verdict(document: Mapping[str, Any], place: _Place) -> FrontEndVerdict:
-    file, line = document.get("file") or "", int(document.get("line") or 0)
+    file, line = _shown(document.get("file") or "", place.folder), int(document.get("line") or 0)
     words = str(document["words"])
     return FrontEndVerdict(
         place.target,
@@ -219,6 +219,12 @@ def _verdict(document: Mapping[str, Any], place: _Place) -> FrontEndVerdict:
         str(document.get("cure") or ""),
         document,
     )
+
+
+def _shown(file: str, folder: Path) -> str:
+    """As the user, who stands in the folder, would write it."""
+    whole, root = Path(file), folder.resolve()
+    return str(whole.relative_to(root)) if file and whole.is_relative_to(root) else file
 
 
 def _asked(document: Mapping[str, Any]) -> str:

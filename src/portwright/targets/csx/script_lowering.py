@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ class ScriptLowering:
         self._watched, self._folder = watched, folder
         self._stage = "build"
         self._notes = [*watched.notes, *watched.plan.notes]
+        calls = Counter(id(entry.module) for entry in watched.plan.entries if entry.module is not None)
+        if any(count > 1 for count in calls.values()):
+            # The SDK names a model's state at each call of it, and refuses state that a call before has changed.
+            self._notes.append(
+                "a module is called several times: one compiled module stands around the calls"
+            )
         self._optimizer_name = ""
         self._lines: SourceLines | None = None
         self._root: ReplayedStep | None = None
