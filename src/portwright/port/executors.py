@@ -34,7 +34,8 @@ def reaches(file: File, optimizer: ast.Call, wraps: Sequence[ast.Call]) -> bool:
     names = {file.segment(target) for target in statement.targets}
     for wrap in wraps:
         given = [*wrap.args[2:3], *(k.value for k in wrap.keywords if k.arg == "optimizer")]
-        if any(file.segment(value) in names for value in given):
+        same_class = file.tree.class_of(wrap) is file.tree.class_of(statement)
+        if any(file.segment(v) in names and (same_class or isinstance(v, ast.Name)) for v in given):
             return True
         if _is_passed_on(file, statement) and any(_is_given(file, value) for value in given):
             return True
