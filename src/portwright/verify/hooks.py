@@ -5,25 +5,27 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from portwright.verify.hooks_dropout import hook_dropout, without_dropout
+from portwright.verify.hooks_losses import hook_losses
 from portwright.verify.record_seeds import Streams
 from portwright.verify.record_steps import Watch
 
 
 def install(watch: Watch, dropout_off: bool) -> None:
-    from portwright.verify.hooks_dropout import hook_dropout, without_dropout
-
     _hook_construction(watch)
-    _hook_calls(watch, without_dropout if dropout_off else None)
+    _hook_calls(watch, dropout_off)
     _hook_backward(watch)
     _hook_optimizers(watch)
     _leave_uncompiled()
     hook_dropout(watch, dropout_off)
+    hook_losses(watch)
 
 
 def _hook_construction(watch: Watch) -> None:
@@ -73,7 +75,7 @@ def _isolated(function: Callable[..., Any], streams: Streams) -> Any:
     return isolated
 
 
-def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> None:
+def _hook_calls(watch: Watch, dropout_off: bool) -> None:
     call = nn.Module.__call__
 
     def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -90,10 +92,7 @@ def _hook_calls(watch: Watch, without_dropout: Callable[..., Any] | None) -> Non
         try:
             if isinstance(self, nn.RNNBase) and self.dropout and self.training:
                 watch.draw(type(self).__name__, self.dropout, max(self.num_layers - 1, 0))
-                if without_dropout is not None:
-                    with without_dropout(self):
-                        result = call(self, *args, **kwargs)
-                else:
+                with without_dropout(self) if dropout_off else nullcontext():
                     result = call(self, *args, **kwargs)
             else:
                 result = call(self, *args, **kwargs)

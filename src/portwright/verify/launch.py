@@ -195,11 +195,21 @@ class _Tail:
         return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
 
+def _last_words(tail: str) -> str:
+    """The line that says most: the error of the last traceback, or else the last line."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    starts = [n for n, line in enumerate(lines) if line.startswith("Traceback ")]
+    for line in lines[starts[-1] + 1 :] if starts else ():
+        if not line.startswith((" ", "\t")):
+            return line
+    return lines[-1] if lines else "it printed nothing"
+
+
 def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     progress = into / PROGRESS
     num_steps = int(progress.read_text() or 0) if progress.exists() else 0
     where = f"after {num_steps} recorded step(s)" if num_steps else "before its first step"
-    last = next((line for line in reversed(outcome.tail.splitlines()) if line.strip()), "it printed nothing")
+    last = _last_words(outcome.tail)
     shown = command.shown
     if outcome.failure == "hung":
         message = f"'{shown}' made no step for too long, {where}; the last it said: {last}"
@@ -211,11 +221,11 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     elif "EOFError" in last:
         message = f"'{shown}' asks for input, and a recording has none to give: {last}"
         cure = "Give it its answers on the command line."
-    elif outcome.status == 0 or last == NEVER_TRAINED:
+    elif outcome.status == 0 or outcome.tail.endswith(NEVER_TRAINED):
         message = f"'{shown}' ended without a single step of training."
         cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
-    elif last.startswith(MARK):
-        message, _, cure = last.removeprefix(MARK).partition(" | ")
+    elif outcome.tail.rpartition("\n")[2].startswith(MARK):
+        message, _, cure = outcome.tail.rpartition("\n")[2].removeprefix(MARK).partition(" | ")
     else:
         message = f"'{shown}' failed {where}, with exit status {outcome.status}: {last}"
         cure = "Run it alone from the same folder, and mend it first."

@@ -17,6 +17,7 @@ import torch
 import portwright
 from portwright.discover import peek_target
 from portwright.verify.hooks import install
+from portwright.verify.hooks_dtype import hook_float64, widen
 from portwright.verify.hooks_float64 import compute_in_float64
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
@@ -33,17 +34,19 @@ from portwright.verify.recording import Recording, Tensor
 
 def main() -> NoReturn:
     options, words = _parse(sys.argv[1:])
-    _settle_torch(options.dtype)
+    _settle_torch()
     streams = Streams(options.seed)
     links = Links(streams, options.against, options.perturb)
     watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words), options.steps)
     install(watch, options.dropout == "off")
-    hook_loaders(watch)
+    hook_loaders(watch, widen if options.dtype == "float64" else None)
     hook_portwright(options.scratch)
     hook_processes(watch)
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
         compute_in_float64()
+    if options.dtype == "float64":
+        hook_float64()
     streams.start("process")
     streams.guard_seeding()
     status, ended = 0, "script ended"
@@ -81,7 +84,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(argv[:cut]), list(argv[cut + 1 :])
 
 
-def _settle_torch(dtype: str) -> None:
+def _settle_torch() -> None:
     """One thread and the algorithms that repeat, whatever the script says later."""
     torch.set_num_threads(1)
     torch.set_num_threads = lambda nthreads: None

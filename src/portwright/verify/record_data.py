@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data import dataloader as torch_loaders
 
 from portwright.verify.record_steps import Watch
@@ -33,10 +34,11 @@ class Loading:
         return epoch
 
 
-def hook_loaders(watch: Watch) -> None:
+def hook_loaders(watch: Watch, convert: Callable[[Any], Any] | None = None) -> None:
+    """Takes over torch's loaders; `convert` is applied to every batch."""
     loading = Loading(watch)
     _hook_loader()
-    _hook_iterator(watch, loading)
+    _hook_iterator(watch, loading, convert)
     _hook_shuffling(watch, loading)
 
 
@@ -54,7 +56,7 @@ def _hook_loader() -> None:
     DataLoader.__init__ = in_one_process  # type: ignore[method-assign]
 
 
-def _hook_iterator(watch: Watch, loading: Loading) -> None:
+def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any] | None) -> None:
     kind: Any = torch_loaders._SingleProcessDataLoaderIter
     made, fetch, reset = kind.__init__, kind._next_data, kind._reset
 
@@ -88,6 +90,8 @@ def _hook_iterator(watch: Watch, loading: Loading) -> None:
             loading.epoch = outer
             loading.depth -= 1
         self._recorded_batch += 1
+        if convert is not None:
+            batch = convert(batch)
         if loading.depth == 0 and not watch.is_paused:
             watch.batches.loaded(self, batch)
         return batch
@@ -96,19 +100,48 @@ def _hook_iterator(watch: Watch, loading: Loading) -> None:
 
 
 def _hook_shuffling(watch: Watch, loading: Loading) -> None:
-    drawn = RandomSampler.__iter__
+    """One order for an epoch and a length, whoever shuffles: a port may do so by other means than the original."""
+    drawn, randperm, num_permuted = RandomSampler.__iter__, torch.randperm, Counter[int]()
 
-    def in_known_order(self: Any) -> Iterator[int]:
-        epoch = loading.epoch if loading.epoch is not None else loading.begin(self.data_source)
-        num_samples = len(self.data_source)
+    def permute(num_samples: int, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(watch.streams.derive("order", epoch))
+        return randperm(num_samples, generator=generator)
+
+    def epoch_of(dataset: Any) -> int:
+        return loading.epoch if loading.epoch is not None else loading.begin(dataset)
+
+    def in_random_order(self: Any) -> Iterator[int]:
+        num_samples, epoch = len(self.data_source), epoch_of(self.data_source)
         if not self.replacement and self.num_samples == num_samples:
-            yield from torch.randperm(num_samples, generator=generator).tolist()
+            yield from permute(num_samples, epoch).tolist()
             return
-        own, self.generator = self.generator, generator
+        own = self.generator
+        self.generator = torch.Generator().manual_seed(watch.streams.derive("order", epoch))
         try:
             yield from drawn(self)
         finally:
             self.generator = own
 
-    RandomSampler.__iter__ = in_known_order  # type: ignore[method-assign]
+    def in_subset_order(self: Any) -> Iterator[int]:
+        for place in permute(len(self.indices), epoch_of(self)).tolist():
+            yield self.indices[place]
+
+    distributed = DistributedSampler.__iter__
+
+    def in_distributed_order(self: Any) -> Iterator[int]:
+        if self.num_replicas != 1 or not self.shuffle:
+            return distributed(self)
+        return iter(permute(len(self.dataset), epoch_of(self.dataset)).tolist())
+
+    @functools.wraps(randperm)
+    def permuted_by_hand(n: int, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+        if generator is not None or args or watch.streams.is_own or kwargs.get("out") is not None:
+            return randperm(n, *args, generator=generator, **kwargs)
+        num_permuted[int(n)] += 1
+        order = permute(int(n), num_permuted[int(n)] - 1)
+        return order.to(**{key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None})
+
+    RandomSampler.__iter__ = in_random_order  # type: ignore[method-assign]
+    SubsetRandomSampler.__iter__ = in_subset_order  # type: ignore[method-assign]
+    DistributedSampler.__iter__ = in_distributed_order  # type: ignore[method-assign, assignment]
+    torch.randperm = permuted_by_hand  # type: ignore[assignment]

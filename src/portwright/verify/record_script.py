@@ -31,9 +31,10 @@ def run_as_main(words: Sequence[str]) -> None:
             path = path / "__main__.py"
         else:
             sys.path.insert(0, str(path.resolve().parent))
-        with io.open_code(str(path.resolve())) as file:
-            code = compile(file.read(), str(path), "exec", dont_inherit=True)
-        main = _make_main(str(path))
+        whole = str(path.absolute())
+        with io.open_code(whole) as file:
+            code = compile(file.read(), whole, "exec", dont_inherit=True)
+        main = _make_main(whole)
     sys.modules["__main__"] = main
     failed: list[BaseException] = []
     told = threading.excepthook
@@ -49,7 +50,7 @@ def run_as_main(words: Sequence[str]) -> None:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     if failed:
-        raise failed[0]
+        raise SystemExit(1) from failed[0]  # of which the thread has told
 
 
 def _make_main(file: str) -> types.ModuleType:
@@ -57,6 +58,7 @@ def _make_main(file: str) -> types.ModuleType:
     main.__file__ = file
     main.__dict__["__builtins__"] = __builtins__
     main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
     return main
 
 

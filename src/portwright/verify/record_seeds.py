@@ -23,7 +23,6 @@ class Streams:
         self._num_generators = 0
         self._first: dict[str, Any] = {}
         self._own_depth = 0  # inside a stream of its own
-        self._fetch_depth = 0
         self._init_depth = 0
 
     def derive(self, *parts: int | str) -> int:
@@ -35,6 +34,11 @@ class Streams:
         seed_process(seed)
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether what is drawn now comes from a stream of its own."""
+        return self._own_depth > 0
 
     @contextmanager
     def own(self, *parts: int | str) -> Iterator[None]:

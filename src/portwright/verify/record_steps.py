@@ -129,6 +129,13 @@ class Watch:
         if has_weights and not self.steps:
             into.marks.append(_Mark(len(into.outputs), len(into.inputs) - len(fed), len(into.draws)))
 
+    def fed(self, target: torch.Tensor) -> None:
+        """A loss function that is no module is given a target."""
+        if self.is_paused or self.in_backward or self.rehearsed is not None or not self._last_counted:
+            return
+        if torch.is_grad_enabled() and target.grad_fn is None and not target.requires_grad:
+            self._target.inputs.append(digest(target, with_values=not target.is_floating_point()))
+
     @property
     def _target(self) -> _Open:
         return self._spare if self._is_evaluation else self._open

@@ -71,6 +71,7 @@ def get(folder: Path) -> Get:
         start("busy", "busy.py")
         start("busy again", "busy.py")
         start("perturbed", "plain.py", lambda: replace(plain, perturb=1e-4, steps=2))
+        start("in float64", LAYOUT, lambda: replace(plain, dtype="float64", steps=2))
         start("mixed", "mixed.py")
         start("mixed again", "mixed.py", lambda: against("mixed"))
         start("by hand", "by_hand.py")
@@ -207,6 +208,15 @@ def test_several_roots_and_optimizers(get: Get) -> None:
     assert recording.steps[1].batch == ()  # of the second update in a round no loader gave another
     assert losses(get("mixed again")) == losses(recording)
     assert distance(recording, get("mixed again"), "gradient") == 0
+
+
+def test_float64_all_through(get: Get) -> None:
+    single, double = get("layout"), get("in float64")
+    assert {tensor.dtype for tensor in double.tensors} == {"float64", "int64"}
+    assert {step.loss_dtype for step in double.steps} == {"float64"}
+    assert {digest.dtype for digest in double.steps[0].batch} == {"float64", "int64"}
+    assert double.steps[0].batch[1] == single.steps[0].batch[1]
+    assert double.dtype == "float64"
 
 
 def test_noise_is_as_large_as_asked(get: Get) -> None:
