@@ -30,6 +30,7 @@ NEVER_TRAINED = "The script ended and never updated a weight."
 _TAIL_LINES = 25
 _TAIL_CHARS = 4000
 _POLL_SECONDS = 0.05
+_START_SECONDS = 300.0
 # The recorder's module, with nothing of the user's folder on the path while it is imported.
 _START = "import sys; sys.path[:1] = []; from portwright.verify.record import main; main()"
 
@@ -154,7 +155,10 @@ def _make_env(command: Command, python: Path) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: float) -> bool:
-    """Waits until the process ends; False when no step came for too long."""
+    """Waits until the process ends; False when no step came for too long.
+
+    Until the script itself begins, and progress is there to be read, torch is being imported, which may take its time.
+    """
     last, since = b"", time.monotonic()
     while True:
         try:
@@ -164,7 +168,9 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: flo
             now = progress.read_bytes() if progress.exists() else b""
             if now != last:
                 last, since = now, time.monotonic()
-            elif time.monotonic() - since > timeout_seconds:
+            elif time.monotonic() - since > (
+                timeout_seconds if last else max(timeout_seconds, _START_SECONDS)
+            ):
                 return False
 
 

@@ -49,6 +49,7 @@ def main() -> NoReturn:
         hook_float64()
     streams.start("process")
     streams.guard_seeding()
+    (options.into / PROGRESS).write_text("0")
     status, ended = 0, "script ended"
     try:
         run_as_main(words)

@@ -78,7 +78,7 @@ def get(folder: Path) -> Get:
         start("crash", "crash.py")
         start("never", "never.py")
         start("asks", "-m package.train --input 'x y'")
-        start("hangs", "hang.py", lambda: replace(plain, timeout_seconds=6))
+        start("hangs", "hang.py", lambda: replace(plain, timeout_seconds=3))
     return lambda name: running[name].result()
 
 
@@ -211,11 +211,10 @@ def test_several_roots_and_optimizers(get: Get) -> None:
 
 
 def test_float64_all_through(get: Get) -> None:
-    single, double = get("layout"), get("in float64")
+    double = get("in float64")
     assert {tensor.dtype for tensor in double.tensors} == {"float64", "int64"}
     assert {step.loss_dtype for step in double.steps} == {"float64"}
     assert {digest.dtype for digest in double.steps[0].batch} == {"float64", "int64"}
-    assert double.steps[0].batch[1] == single.steps[0].batch[1]
     assert double.dtype == "float64"
 
 
