@@ -95,6 +95,8 @@ def ask_front_end(
     if peek_target(parsed.words[1:]) is not None and Path(parsed.words[0]).name == "run.py":
         return _ask_layout(parsed, place)
     verdict, num_optimizers = _ask_script(parsed, place, 0)
+    if verdict.stage == "loader":
+        return _with_rest(verdict, _ask_script(parsed, place, 0, captures_odd=True)[0])
     for number in range(1, min(num_optimizers, _MOST_OPTIMIZERS)):
         if not verdict.accepted:
             break
@@ -183,11 +185,25 @@ def _can_ask(name: str) -> bool:
         return False
 
 
-def _ask_script(command: Command, place: _Place, number: int) -> tuple[FrontEndVerdict, int]:
+def _with_rest(verdict: FrontEndVerdict, rest: FrontEndVerdict) -> FrontEndVerdict:
+    """A batch that the loader refuses hides the step: what is said to the rest of it is told beside."""
+    told = f"accepted, {rest.ops} ops" if rest.accepted else f"refused, {rest.stage}: {rest.words}"
+    return replace(
+        verdict,
+        words=f"{verdict.words} With such tensors captured, the rest of the step is {told}",
+        details={**verdict.details, "rest": rest.as_dict()},
+    )
+
+
+def _ask_script(
+    command: Command, place: _Place, number: int, *, captures_odd: bool = False
+) -> tuple[FrontEndVerdict, int]:
     with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
         answer = Path(scratch) / "answer.json"
         words = ["-m", f"portwright.targets.{place.target}.script_step"]
-        words += ["--answer", str(answer), "--update", str(number), "--", *command.words]
+        words += ["--answer", str(answer), "--update", str(number)]
+        words += ["--capture-odd"] if captures_odd else []
+        words += ["--", *command.words]
         status, output, errors = place.run(words, command)
         if not answer.is_file():
             raise _crash(command, _last_line(errors, output), f"status {status}")

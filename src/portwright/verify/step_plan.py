@@ -34,8 +34,11 @@ class StepPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
-    """The entries that the backward passes need, and their beginnings; `trained` are the optimizer's parameters."""
+def plan_step(tape: Tape, trained: Iterable[Tensor] = (), *, captures_odd: bool = False) -> StepPlan:
+    """The entries that the backward passes need, and their beginnings; `trained` are the optimizer's parameters.
+
+    `captures_odd` captures what a loader gave with another first dimension than the rest, too.
+    """
     if not tape.backwards:
         raise UnsupportedError("the script updated its weights without a backward pass.")
     trained = list(trained)
@@ -53,18 +56,19 @@ def plan_step(tape: Tape, trained: Iterable[Tensor] = ()) -> StepPlan:
     for leaf in leaves:
         if id(leaf) in own or id(leaf) in known:
             continue
-        if id(leaf) in tape.fetched:
+        is_odd = not leaf.dim() or leaf.shape[0] != batch_size
+        if id(leaf) in tape.fetched and not (is_odd and captures_odd):
             fed.append(leaf)
         elif leaf.requires_grad and leaf.is_leaf:
             parameters.append(leaf)
         elif leaf in tape.carried:
             constants.append(leaf)
             notes.append("a tensor that the step before left, such as a hidden state, taken as a constant")
-        elif leaf.dim() and leaf.shape[0] == batch_size:
+        elif not is_odd:
             fed.append(leaf)
         else:
             constants.append(leaf)
-            if leaf.dim():
+            if leaf.dim() and not captures_odd:
                 doubtful.append(len(constants) - 1)
     return StepPlan(
         tuple(entries),

@@ -61,11 +61,14 @@ class NoTrainingError(Exception):
 class StepWatch:
     """Watches for the first update by the optimizer of a number, in the order in which the script makes them.
 
-    `use` gets the step, with torch as it is without us, and does not have to return.
+    `use` gets the step, with torch as it is without us, and does not have to return. With `captures_odd`, nothing is fed that
+    has another first dimension than the batch.
     """
 
-    def __init__(self, use: Callable[[WatchedStep], None], number: int = 0) -> None:
-        self._use, self._number = use, number
+    def __init__(
+        self, use: Callable[[WatchedStep], None], number: int = 0, *, captures_odd: bool = False
+    ) -> None:
+        self._use, self._number, self._captures_odd = use, number, captures_odd
         self.tape = Tape()
         self._optimizers: list[Optimizer] = []
         self._clippings: list[Clipping] = []
@@ -141,7 +144,7 @@ class StepWatch:
 
     def _watched(self, optimizer: Optimizer | None) -> WatchedStep:
         trained = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
-        plan = plan_step(self.tape, trained)
+        plan = plan_step(self.tape, trained, captures_odd=self._captures_odd)
         return WatchedStep(
             plan,
             tuple(_name_of(module, sys._getframe()) for module in plan.modules),

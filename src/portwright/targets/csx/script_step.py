@@ -23,13 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answer", type=Path, required=True)
     parser.add_argument("--update", type=int, default=0, help="which of the script's optimizers")
+    parser.add_argument("--capture-odd", action="store_true", help="feed nothing of another batch size")
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    answer_about(words, options.answer.absolute(), options.update)
+    answer_about(words, options.answer.absolute(), options.update, captures_odd=options.capture_odd)
 
 
-def answer_about(words: Sequence[str], answer: Path, update: int = 0) -> None:
+def answer_about(words: Sequence[str], answer: Path, update: int = 0, *, captures_odd: bool = False) -> None:
     """Runs the script up to its update and asks; the process ends with the answer, wherever in the script that is."""
     import torch
 
@@ -42,7 +43,7 @@ def answer_about(words: Sequence[str], answer: Path, update: int = 0) -> None:
         _leave(answer, _ask(watched))
 
     try:
-        StepWatch(use, update).run(words)
+        StepWatch(use, update, captures_odd=captures_odd).run(words)
     except NoTrainingError:
         _leave(answer, {"failed": "no training"})
     except ModuleNotFoundError as error:
