@@ -602,8 +602,20 @@ def _pin(plan: Plan) -> None:
     lines = [*plan.model.lines, *plan.train.lines, *plan.evaluated.lines, *plan.step.lines]
     lines += plan.evaluation.extra if plan.evaluation else []
     lines += [*plan.by_hand.lines, *plan.by_hand.of_epoch] if plan.by_hand else []
-    names = plan.definitions.closure(needed_names(plan, lines))
-    plan.pinned |= plan.definitions.variables(names)
+    plan.pinned |= plan.definitions.variables(closed_names(plan, needed_names(plan, lines)))
+
+
+def closed_names(plan: Plan, names: set[str]) -> set[str]:
+    """Top-level names with all that they need: what definitions mention, and what makes the globals among them."""
+    while True:
+        found = plan.definitions.closure(names)
+        for var in plan.definitions.variables(found):
+            if var not in plan.program.namespaces:
+                found |= needed_names(plan, plan.slicer.cut(plan.anatomy.setup, variables=[var]).lines)
+        found = plan.definitions.closure(found)
+        if found <= names:
+            return found
+        names = found
 
 
 def _sort_settings(plan: Plan) -> None:

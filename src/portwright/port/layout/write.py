@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.anatomy import optimizer_call
-from portwright.port.layout.plan import Plan, gone, needed_names
+from portwright.port.layout.plan import Plan, closed_names, gone, needed_names
 from portwright.port.layout.program import Frame, Global, Line, Setting, Var
 from portwright.port.layout.text import Naming, definition_globals
 
@@ -535,7 +535,7 @@ class Writer:
         definitions = plan.definitions
         entry = plan.program.entry
         needs = {
-            name: definitions.closure({g.name for g in part.globals if g.unit is entry})
+            name: closed_names(plan, {g.name for g in part.globals if g.unit is entry})
             for name, part in self.parts.items()
         }
         for name, home in definitions.homes.items():

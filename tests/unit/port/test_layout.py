@@ -1,0 +1,313 @@
+"""What `port --style layout` writes, what it says of each statement, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from portwright.errors import UserError
+from portwright.port.api import PortResult, port
+
+SCRIPTS = Path(__file__).parents[2] / "fixtures" / "layout"
+NAMES = [*sorted(p.name for p in SCRIPTS.glob("*.py")), "package/train.py"]
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+model = nn.Linear(4, 1)
+criterion = nn.MSELoss()
+"""
+LOOP = """
+for epoch in range(3):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+
+
+def layout(tmp_path: Path, text: str, **options: Any) -> tuple[PortResult, dict[str, str]]:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    done = port([script], ["csx"], style="layout", out=tmp_path / "out", **options)
+    files = {
+        p.relative_to(tmp_path / "out").as_posix(): p.read_text()
+        for p in (tmp_path / "out").rglob("*")
+        if p.suffix in (".py", ".yaml")
+    }
+    for name, content in files.items():
+        if name.endswith(".py"):
+            ast.parse(content)
+    return done, files
+
+
+def params(files: dict[str, str]) -> Any:
+    return yaml.safe_load(files["configs/params.yaml"])
+
+
+def codes(done: PortResult) -> list[str]:
+    return [f.code for f in done.left if f.code.startswith("PW7")]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "gan.py"])
+def test_every_statement_is_accounted_for(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS / name
+    done = port([script], ["csx"], style="layout", out=tmp_path / "out")
+    rows = [*done.placed, *done.dissolved]
+    told = {r["line"] for r in rows if Path(r["path"]).name == script.name}
+    told |= {f.line for f in done.fixed if Path(f.path).name == script.name}  # taken away by a rule
+    told |= {f.line for f in done.left if Path(f.path).name == script.name}
+    tree = ast.parse(script.read_text())
+    wanted = list(tree.body)
+    main = [n for n in tree.body if isinstance(n, ast.If) and "__name__" in ast.unparse(n.test)]
+    for guard in main:
+        wanted.remove(guard)
+        wanted += [s for s in guard.body if not isinstance(s, ast.Expr)]
+    for function in [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "main"]:
+        wanted += function.body
+    for loop in [n for n in ast.walk(tree) if isinstance(n, ast.For) and "backward()" in ast.unparse(n)]:
+        wanted += loop.body
+    missing = []
+    for statement in wanted:
+        text = ast.unparse(statement)
+        follows = any(
+            isinstance(c, ast.Call) and ast.unparse(c.func) in _followed(tree) for c in ast.walk(statement)
+        )
+        if statement.lineno not in told and not follows and not isinstance(statement, ast.With):
+            missing.append(f"{statement.lineno}: {text.splitlines()[0]}")
+    assert not missing
+
+
+def _followed(tree: ast.Module) -> set[str]:
+    """Functions and methods that the way to the step leads through: their statements are told one by one."""
+    trains = {"train", "train_epoch", "train_one_epoch", "run", "main"}
+    return trains | {"trainer.train", "self._run_epoch", "self._run_batch", "load_train_objs", "Trainer"}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "gan.py"])
+def test_files_are_whole(name: str, tmp_path: Path) -> None:
+    """All names are defined or imported, and comments came along."""
+    port([SCRIPTS / name], ["csx"], style="layout", out=tmp_path / "out")
+    for path in (tmp_path / "out").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        bound |= {
+            a.asname or a.name.split(".")[0]
+            for n in ast.walk(tree)
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+            for a in n.names
+        }
+        bound |= {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        bound |= (
+            {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+            | set(dir(__builtins__))
+            | set(__builtins__)
+        )
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        assert used <= bound, (path.name, used - bound)
+    yaml.safe_load((tmp_path / "out" / "configs" / "params.yaml").read_text())
+
+
+def test_comments_and_formatting_stay(tmp_path: Path) -> None:
+    text = (
+        HEAD.replace("model = nn", "# the only layer\nmodel = nn")
+        + SGD
+        + LOOP.replace("loss = criterion(model(x), y)", "loss = criterion( model(x),y )  # as it is")
+    )
+    _, files = layout(tmp_path, text)
+    assert "# the only layer" in files["model.py"]
+    assert "loss = self.criterion( self.model(x),y )  # as it is" in files["model.py"]
+
+
+@pytest.mark.parametrize(
+    ("made", "section"),
+    [
+        ("SGD(model.parameters(), 0.1, 0.9, nesterov=True)", {"optimizer_type": "SGD", "learning_rate": 0.1, "momentum": 0.9, "use_nesterov": True}),
+        ("Adam(model.parameters())", {"optimizer_type": "Adam", "learning_rate": 0.001, "betas": [0.9, 0.999], "eps": 1e-8}),
+        (
+            "AdamW(model.parameters(), lr=2 * 0.01, betas=(0.9, 0.95))",
+            {"optimizer_type": "AdamW", "learning_rate": 0.02, "betas": [0.9, 0.95], "weight_decay_rate": 0.01, "exclude_from_weight_decay": [], "eps": 1e-8},
+        ),
+        ("RMSprop(filter(lambda p: p.requires_grad, model.parameters()), lr=0.5)", {"optimizer_type": "RMSprop", "learning_rate": 0.5, "eps": 1e-8}),
+    ],
+)  # fmt: skip
+def test_optimizers(made: str, section: dict[str, Any], tmp_path: Path) -> None:
+    done, files = layout(tmp_path, HEAD + f"optimizer = torch.optim.{made}\n" + LOOP)
+    assert params(files)["optimizer"] == section
+    assert not codes(done)
+
+
+@pytest.mark.parametrize(
+    ("made", "schedule"),
+    [
+        ("StepLR(optimizer, 2, gamma=0.5)", {"scheduler": "Step", "initial_learning_rate": 0.1, "gamma": 0.5, "step_size": 16}),
+        ("MultiStepLR(optimizer, [1, 2])", {"scheduler": "MultiStep", "initial_learning_rate": 0.1, "gamma": 0.1, "milestones": [8, 16]}),
+        ("ExponentialLR(optimizer, 0.9)", {"scheduler": "Exponential", "initial_learning_rate": 0.1, "decay_rate": 0.9, "staircase": True, "total_iters": 8}),
+        ("CosineAnnealingLR(optimizer, 3)", 0.1),
+    ],
+)  # fmt: skip
+def test_schedules_that_count_epochs(made: str, schedule: Any, tmp_path: Path) -> None:
+    text = HEAD + SGD + f"scheduler = torch.optim.lr_scheduler.{made}\n" + LOOP + "    scheduler.step()\n"
+    done, files = layout(tmp_path, text)
+    assert params(files)["optimizer"]["learning_rate"] == schedule
+    assert ("def learning_rates(params)" in files["utils.py"]) == (schedule == 0.1)
+    assert not codes(done)
+
+
+def test_runconfig_of_loops(tmp_path: Path) -> None:
+    text = "import torch\ntorch.manual_seed(17)\n" + HEAD + SGD
+    text += LOOP.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):")
+    text += "        if i % 5 == 0:\n            print(i, loss.item())\n    torch.save(model.state_dict(), 'm.pt')\n"
+    _, files = layout(tmp_path, text)
+    assert params(files)["runconfig"] == {"num_epochs": 3, "seed": 17, "log_steps": 5, "checkpoint_steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("        optimizer.step()\n", "        optimizer.step()\n        with torch.no_grad():\n            model.weight.clamp_(-1, 1)\n"), "with torch.no_grad()"),
+        (("        optimizer.step()\n", "        optimizer.step()\n    if loss.item() < 0.1:\n        break\n"), "training ends early"),
+        (("        optimizer.step()\n", "        optimizer.step()\n    for group in optimizer.param_groups:\n        group['lr'] *= 0.5\n"), "for group in"),
+        (("for epoch", "download('somewhere')\nfor epoch"), "download"),
+    ],
+)  # fmt: skip
+def test_what_has_no_place_is_a_finding(change: tuple[str, str], words: str, tmp_path: Path) -> None:
+    text = "def download(url): open(url)\n" + HEAD + SGD + LOOP.replace(*change)
+    done, files = layout(tmp_path, text)
+    found = [f for f in done.left if f.code == "PW701"]
+    assert len(found) == 1
+    assert words in found[0].message
+    line = (tmp_path / "train.py").read_text().splitlines()[found[0].line - 1]
+    assert line.strip().startswith(
+        change[1].replace(change[0], "").strip().splitlines()[0].split("(")[0][:12]
+    )
+    assert "model.py" in files
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ((SCRIPTS / "gan.py").read_text(), "more than one backward()"),
+        ("x = 1\n", "no loop that calls backward()"),
+        (HEAD + SGD + "loss = criterion(model(torch.ones(1, 4)), torch.ones(1, 1))\nloss.backward()\n", "no loop"),
+        (HEAD + LOOP.replace("optimizer.step()", "pass").replace("optimizer.zero_grad()", "pass"), "no optimizer"),
+        (HEAD + SGD + "h = torch.zeros(1)\n" + LOOP.replace("loss = criterion(model(x), y)", "h = model(x).mean() + h\n        loss = criterion(model(x) + h, y)"), "'h' is carried"),
+        (HEAD + SGD + LOOP.replace("model(x), y)", "model(x), y) * epoch"), "'epoch', which counts"),
+        (HEAD + SGD + LOOP.replace("for epoch in range(3)", "while True"), "while loop"),
+        (HEAD + "other = nn.Linear(1, 1)\noptimizer = torch.optim.SGD(list(model.parameters()) + list(other.parameters()))\n" + LOOP, "2 modules"),
+    ],
+)  # fmt: skip
+def test_refusals(text: str, words: str, tmp_path: Path) -> None:
+    done, files = layout(tmp_path, text)
+    assert codes(done) == ["PW702"]
+    assert words in done.left[0].message
+    assert not files
+    assert not done.changed
+
+
+def test_settings_are_sorted(tmp_path: Path) -> None:
+    done = port([SCRIPTS / "lstm_classifier.py"], ["csx"], style="layout", out=tmp_path / "out")
+    values = yaml.safe_load((tmp_path / "out" / "configs" / "params.yaml").read_text())
+    assert values["train_input"] == {"batch_size": 32}
+    assert values["eval_input"] == {"test_batch_size": 100}
+    assert values["model"] == {"hidden": 16, "smoothing": 0.1}
+    assert values["optimizer"]["max_gradient_norm"] == 1.0
+    assert values["runconfig"] == {"num_epochs": 2, "seed": 1, "log_steps": 5}
+    assert 'setdefault("eval_frequency", every)' in (tmp_path / "out" / "utils.py").read_text()
+    assert "# input batch size for training" in (tmp_path / "out" / "configs" / "params.yaml").read_text()
+    assert not codes(done)
+
+
+def test_modules_of_a_package_are_taken_along(tmp_path: Path) -> None:
+    port([SCRIPTS / "package"], ["csx"], style="layout", out=tmp_path / "out")
+    names = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*.py")}
+    assert names >= {
+        "model.py",
+        "data.py",
+        "utils.py",
+        "run.py",
+        "script_data.py",
+        "nets/mlp.py",
+        "nets/blocks.py",
+        "nets/__init__.py",
+    }
+    assert "from script_data import get_dataset" in (tmp_path / "out" / "data.py").read_text()
+
+
+def test_parts(tmp_path: Path) -> None:
+    _, files = layout(tmp_path, HEAD + SGD + LOOP, part="data")
+    assert set(files) == {"data.py", "configs/params.yaml"}
+    assert set(params(files)) == {"train_input", "eval_input"}
+    done = port([tmp_path / "train.py"], ["csx"], style="layout", out=tmp_path / "other", part="model")
+    assert {Path(p).name for p in done.changed} == {"model.py", "params.yaml"}
+    in_place = port([tmp_path / "train.py"], ["csx"], part="data")
+    assert {f.code for f in in_place.left} <= {"PW101", "PW102", "PW103", "PW106", "PW107"}
+
+
+def test_again_gives_the_same(tmp_path: Path) -> None:
+    _, first = layout(tmp_path, HEAD + SGD + LOOP)
+    _, second = layout(tmp_path, HEAD + SGD + LOOP)
+    assert first == second
+    (tmp_path / "out" / "model.py").write_text("mine")
+    with pytest.raises(UserError, match="changed or added"):
+        layout(tmp_path, HEAD + SGD + LOOP)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"style": "layout"}, "--out DIR"),
+        ({"style": "layout", "write": True, "out": None}, "--out DIR"),
+        ({"style": "lay-out"}, "no style 'lay-out'"),
+        ({"part": "loss"}, "no part 'loss'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SGD + LOOP)
+    with pytest.raises(UserError) as error:
+        port([script], ["csx"], **options)
+    assert words in str(error.value)
+
+
+def test_unreadable_script_is_a_finding(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print 'old'\n")
+    done = port([script], ["csx"], style="layout", out=tmp_path / "out")
+    assert [f.code for f in done.left] == ["PW001"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from portwright.cli import app
+
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SGD + LOOP)
+    result = CliRunner().invoke(
+        app,
+        [
+            "port",
+            str(script),
+            "--target",
+            "csx",
+            "--style",
+            "layout",
+            "--out",
+            str(tmp_path / "out"),
+            "--json",
+        ],
+    )
+    document = json.loads(result.stdout)
+    assert {"changed", "fixed", "left", "placed", "dissolved"} <= document.keys()
+    assert all({"path", "line", "statement", "where"} <= row.keys() for row in document["placed"])
+    assert all({"path", "line", "statement", "into"} <= row.keys() for row in document["dissolved"])
