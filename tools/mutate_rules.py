@@ -144,6 +144,11 @@ def _changes(node: ast.AST, path: Path_, into_file: set[ast.AST], fine: bool) ->
 
 
 def _is_narrowing(side: ast.expr) -> bool:
+    """A side that only tells the type checker what is there: isinstance(...), `is None`, `or ""`."""
+    if isinstance(side, ast.Constant):
+        return True
+    if isinstance(side, ast.Compare) and isinstance(side.ops[0], (ast.Is, ast.IsNot)):
+        return isinstance(side.comparators[0], ast.Constant) and side.comparators[0].value is None
     if isinstance(side, ast.UnaryOp) and isinstance(side.op, ast.Not):
         side = side.operand
     return isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "isinstance"
