@@ -226,5 +226,5 @@ def _leave_uncompiled() -> None:
 
     torch.compile = compile_nothing
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
-    if hasattr(torch, "_dynamo"):
-        torch._dynamo.config.suppress_errors = True
+    scripting: Any = torch.jit
+    scripting.script = scripting.trace = compile_nothing

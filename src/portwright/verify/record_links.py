@@ -166,7 +166,8 @@ class Links:
         return match_tensors(originals, ported)
 
     def _take(self, link: Link) -> None:
-        tensors = [self._named[name].tensor.detach() for name in link.ported]
+        # Not detached, but out of autograd's sight: a tensor that turns up late may be a part of a graph already.
+        tensors = [self._named[name].tensor.data for name in link.ported]
         values = self._values[link.original]
         initial: Literal["identical", "copied"] = "identical"
         if not self._is_equal(link):

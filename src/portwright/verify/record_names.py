@@ -115,7 +115,15 @@ class Names:
                     prefix = str(len(self.roots))
             self.roots.append((prefix, module))
             self._known.update(id(part) for part in module.modules())
-            fresh += self._add(prefix, _unwrap(module))
+            fresh += self._add(prefix, _unwrap(module), len(self.roots) - 1)
+        return fresh
+
+    def add_late(self) -> list[Named]:
+        """Names what was added to roots since they were named."""
+        fresh = []
+        for number, (prefix, module) in enumerate(self.roots):
+            self._known.update(id(part) for part in module.modules())
+            fresh += self._add(prefix, _unwrap(module), number)
         return fresh
 
     def add_loose(self, tensor: torch.Tensor) -> Named:
@@ -138,7 +146,7 @@ class Names:
         self._by_id[id(tensor)] = known.name
         return True
 
-    def _add(self, prefix: str, root: nn.Module) -> list[Named]:
+    def _add(self, prefix: str, root: nn.Module, number: int) -> list[Named]:
         fresh = []
         for path, module in root.named_modules(remove_duplicate=False):
             name = f"{prefix}.{path}" if prefix and path else prefix or path
@@ -152,9 +160,9 @@ class Names:
                         self.tensors[known].aliases.append(full)
                     continue
                 if full in self.tensors:
-                    full = f"{len(self.roots) - 1}.{full}"
+                    full = f"{number}.{full}"
                 self._by_id[id(tensor)] = full
-                named = Named(full, kind, module, attribute, tensor, root=len(self.roots) - 1)
+                named = Named(full, kind, module, attribute, tensor, root=number)
                 self.tensors[full] = named
                 fresh.append(named)
         return fresh

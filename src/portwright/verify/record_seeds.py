@@ -19,6 +19,7 @@ class Streams:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._has_cuda = torch.cuda.is_available()
         self._num_inits = 0
         self._num_generators = 0
         self._first: dict[str, Any] = {}
@@ -32,7 +33,7 @@ class Streams:
         """Lets the global generators begin a stream."""
         seed = self.derive(*parts)
         seed_process(seed)
-        if torch.cuda.is_available():
+        if self._has_cuda:
             torch.cuda.manual_seed_all(seed)
 
     @property
@@ -44,7 +45,7 @@ class Streams:
     def own(self, *parts: int | str) -> Iterator[None]:
         """Draws inside come from a stream of their own, and leave the generators outside as they are."""
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        cuda = torch.cuda.get_rng_state_all() if self._has_cuda else []
         self._own_depth += 1
         self.start(*parts)
         try:

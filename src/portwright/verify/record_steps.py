@@ -164,6 +164,8 @@ class Watch:
         trained = [
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
+        if called is None and all(self.names.name_of(p) is not None for p in trained):
+            return
         roots = self.names.find_roots(called, trained)
         order: Rehearsal | None = None
         if called is not None:
@@ -171,6 +173,8 @@ class Watch:
             if is_lazy(called):
                 order()
         fresh = self.names.add_roots(roots)
+        if any(self.names.name_of(p) is None for p in trained):
+            fresh += self.names.add_late()
         fresh += [self.names.add_loose(p) for p in trained if self.names.name_of(p) is None]
         if fresh:
             self.links.begin(fresh, order)
