@@ -29,6 +29,22 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
 
 
+class NoAccelerator:
+    """torch.accelerator as it answers where there is none, for a torch that does not have it yet."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        return 0
+
+    @staticmethod
+    def current_accelerator(check_available: bool = False) -> None:
+        return None
+
+
 class OnDevice(TorchFunctionMode):
     """Inside a step: a device that the script chose where it ran, CPU or GPU, means the one that the step is on."""
 

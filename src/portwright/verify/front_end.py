@@ -273,7 +273,11 @@ def _explain(failed: str, document: Mapping[str, Any], command: Command, place: 
         )
     if failed == "not asked":
         return UserError(f"'{command.shown}': {words}", str(document.get("cure", "")))
-    return _crash(command, words, "an error")
+    error = _crash(command, words, "an error")
+    if "module 'torch" in words and "has no attribute" in words:
+        version = _torch_of(place.known.python)
+        error.cure = f"{place.environment.title} brings torch {version}: take what that version has."
+    return error
 
 
 def _torch_of(python: Path) -> str:

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from portwright.verify.devices_apart import NoAccelerator
 from portwright.verify.record_script import run_as_main
 from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
 from portwright.verify.tape import HostRead, Tape, memory_of, state_of
@@ -246,6 +247,8 @@ class StepWatch:
             clip = self._noting_clip(getattr(torch.nn.utils, name))
             self._replace(torch.nn.utils, name, clip)
             self._replace(torch.nn.utils.clip_grad, name, clip)
+        if not hasattr(torch, "accelerator"):
+            self._replace(torch, "accelerator", NoAccelerator)
         if not torch.cuda.is_available():
             for owner, name in ((Tensor, "cuda"), (Tensor, "pin_memory")):
                 self._replace(owner, name, lambda tensor, *args, **kwargs: tensor)

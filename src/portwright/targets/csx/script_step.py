@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    _put_lent_last()
     answer_about(words, options.answer.absolute(), options.update, captures_odd=options.capture_odd)
 
 
@@ -66,6 +67,13 @@ def _leave(answer: Path, document: dict[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _put_lent_last() -> None:
+    """What PYTHONPATH lends fills in for packages that are not here; it must not stand in for one that the SDK needs."""
+    lent = {str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
+    own = [path for path in sys.path if str(Path(path).absolute()) not in lent]
+    sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
 
 
 def _import_sdk() -> Any:
