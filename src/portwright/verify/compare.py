@@ -96,13 +96,16 @@ def compare(original: Recording, ported: Recording, perturbed: Recording | None 
     held = []
     for each in measure(original, ported):
         dtype = dtypes.get(each.name, "float32") if each.name else loss_dtypes[each.step]
-        if original.dtype == "float64":  # run so to be judged, and a script may still cast to what it was written for
+        if (
+            original.dtype == "float64"
+        ):  # run so to be judged, and a script may still cast to what it was written for
             dtype = "float32"
         held.append(Held(each, bound_of(each, dtype, noise)))
+    moved = {s.index: s for s in perturbed.steps} if perturbed else {}
     facts = [
         StepFacts(
             mine.index,
-            same_batch(mine, theirs),
+            same_batch(mine, theirs, moved.get(mine.index)),
             (dropped(mine.draws), dropped(theirs.draws)),
             option_differences(mine, theirs, ported),
         )

@@ -16,6 +16,7 @@ from portwright.verify.measure import EPSILON, QUANTITIES, epsilon
 from portwright.verify.proof import Settled
 from portwright.verify.recording import Recording
 from portwright.verify.runs import Dropout, Runs
+from portwright.verify.tolerance import NOISE_FACTOR
 
 DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
@@ -105,10 +106,24 @@ def _rounding(recording: Recording) -> float:
 def _in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> Comparison | None:
     """Both runs again in float64; tolerances stay those of float32, since a script may well cast to it, which is no fault."""
     try:
-        noted.in_float64 = compare(runs.original(mode, "float64"), runs.ported(mode, "float64"))
+        original, ported = runs.original(mode, "float64"), runs.ported(mode, "float64")
+        again = compare(original, ported)
+        if first_difference(again) is not None:  # training may amplify even these roundings
+            again = compare(original, ported, runs.original(mode, "float64", perturb=EPSILON["float64"]))
     except PortwrightError as error:
         noted.notes.append(f"Could not be repeated in float64: {error}")
-    return noted.in_float64
+        return None
+    noted.in_float64 = again
+    return again
+
+
+def _note_where_vague(comparison: Comparison | None, noted: Judgement, where: str) -> None:
+    vague = [h.measure.step for h in comparison.held if h.bound.value > _VAGUE] if comparison else []
+    if vague:
+        noted.notes.append(
+            f"From step {min(vague)} on one rounding in the original's weights{where} moves some of its numbers by more than "
+            f"{_VAGUE / NOISE_FACTOR:.1%} of their size: agreement there says little."
+        )
 
 
 def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
@@ -119,6 +134,7 @@ def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
     found = first_difference(again)
     if found is None or not (_persists(noted, again) or _is_clean_until(again, found)):
         noted.difference, noted.settled_by = None, "float64"
+        _note_where_vague(again, noted, ", in float64,")
     else:
         noted.difference = found
 
@@ -126,27 +142,14 @@ def _ask_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
 def _confirm_in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> None:
     """Whether agreement within a large noise is agreement: then it is close in float64."""
     again = _in_float64(runs, mode, noted)
-    vague = (
-        min(h.measure.step for h in noted.comparison.held if h.bound.value > _VAGUE)
-        if noted.comparison
-        else 1
-    )
-    unsure = (
-        f"From step {vague} on one rounding in the original's weights moves its numbers by more than {_VAGUE:.0%} of their size: "
-        "agreement there says little."
-    )
-    if again is None:
-        noted.notes.append(unsure)
-        return
-    found = first_difference(again)
-    if found is None:
+    found = first_difference(again) if again else None
+    if again is not None and found is None:
         noted.settled_by = "float64"
-    elif found.step > 1 and all(
-        h.measure.distance < _CLEAN for s in range(1, found.step) for h in again.at(s)
-    ):
+        _note_where_vague(again, noted, ", in float64,")
+    elif again is not None and found is not None and _is_clean_until(again, found):
         noted.difference, noted.settled_by = found, None
     else:
-        noted.notes.append(unsure)
+        _note_where_vague(noted.comparison, noted, "")
 
 
 def _is_clean_until(again: Comparison, found: Difference) -> bool:

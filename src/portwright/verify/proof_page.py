@@ -117,7 +117,7 @@ def _difference(found: Difference, proof: Proof) -> str:
             ),
         ),
         ("place", found.line),
-        ("likely rewrite", f"{found.rule}, {found.rule_reason}" if found.rule else None),
+        ("likely rule", f"{found.rule}, {found.rule_reason}" if found.rule else None),
         ("bisected", proof.bisected["says"] if proof.bisected else None),
         ("also there", _others(found)),
     ]

@@ -184,6 +184,18 @@ def test_a_batch_in_parts_is_the_same_batch() -> None:
     assert not same_batch(replace(step, batch=(whole,)), replace(step, batch=parts[:1]))
 
 
+def test_what_a_rounding_changes_is_no_data() -> None:
+    """A generator's output is fed to its critic: it differs by the generator's fault, and the data does not."""
+    step = make().steps[0]
+    mine = replace(step, batch=(digest("real", total=1.0), digest("made", total=2.0)))
+    theirs = replace(step, batch=(digest("real", total=1.0), digest("made otherwise", total=2.5)))
+    perturbed = replace(step, batch=(digest("real", total=1.0), digest("made with a rounding", total=2.1)))
+    assert not same_batch(mine, theirs)
+    assert same_batch(mine, theirs, perturbed)
+    shifted = replace(step, batch=(digest("next", total=4.0), digest("made otherwise", total=2.5)))
+    assert not same_batch(mine, shifted, perturbed)
+
+
 def test_another_batch_that_changes_no_number_is_no_difference() -> None:
     assert part(make(), with_step(make(), 3, batch=(digest("read by nobody"),))) is None
 

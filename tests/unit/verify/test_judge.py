@@ -68,7 +68,7 @@ def test_what_is_a_little_beyond_the_noise_is_asked_again_in_float64(tmp_path: P
     found = judge(Made(tmp_path, **recordings, **in_float64))
     assert (found.difference, found.settled_by) == (None, "float64")
     in_float64["ported_64"] = make(noise=3e-3)
-    found = judge(Made(tmp_path, **recordings, **in_float64))
+    found = judge(Made(tmp_path, **recordings, **in_float64, original_64_noise=make(noise=1e-13)))
     assert found.difference is not None
 
 
@@ -82,10 +82,20 @@ def test_a_noise_that_swallows_everything_is_not_believed(tmp_path: Path) -> Non
     assert "From step 1 on" in " ".join(unsure.notes)
 
 
+def test_where_even_float64_is_no_help_a_note_says_so(tmp_path: Path) -> None:
+    loud = {"original": make(), "ported": make(noise=0.2), "original_noise": make(noise=0.2)}
+    chaos = {"original_64": make(), "ported_64": make(noise=0.01), "original_64_noise": make(noise=0.02)}
+    found = judge(Made(tmp_path, **loud, **chaos))
+    assert (found.difference, found.settled_by) == (None, "float64")
+    assert "in float64, moves some of its numbers" in " ".join(found.notes)
+
+
 def test_a_fault_below_the_noise_is_found_in_float64(tmp_path: Path) -> None:
     loud = {"original": make(), "ported": make(noise=0.2), "original_noise": make(noise=0.2)}
     late = make(keeps_gradient=True)  # from step 2 on
-    found = judge(Made(tmp_path, **loud, original_64=make(), ported_64=late))
+    found = judge(
+        Made(tmp_path, **loud, original_64=make(), ported_64=late, original_64_noise=make(noise=1e-13))
+    )
     assert found.difference is not None
     assert (found.difference.step, found.difference.diagnosis) == (2, "zero-grad")
 
