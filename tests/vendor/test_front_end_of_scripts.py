@@ -217,7 +217,7 @@ for (real,) in DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=4):
 
 def test_both_updates_of_a_gan_are_asked_about(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(GAN)
-    for update, name in enumerate(("Adam", "RMSprop")):
+    for update, name in enumerate(("RMSprop", "Adam")):
         answer = ask_forked([str(tmp_path / "gan.py")], tmp_path, update)
         assert (answer["accepted"], answer["optimizer"]) == (True, name), answer
         assert answer["num_optimizers"] == 2

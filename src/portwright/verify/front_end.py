@@ -112,6 +112,9 @@ def ask_front_end(
             cirh_bytes=verdict.cirh_bytes + other.cirh_bytes,
             asked=f"{verdict.asked}; and {other.asked}",
         )
+    if verdict.accepted and num_optimizers > _MOST_OPTIMIZERS:
+        more = f"{verdict.asked}; only the first {_MOST_OPTIMIZERS} of {num_optimizers} optimizers"
+        verdict = replace(verdict, asked=more)
     return verdict
 
 

@@ -56,6 +56,12 @@ def plan_step(tape: Tape, trained: Iterable[Tensor] = (), *, captures_odd: bool 
     for leaf in leaves:
         if id(leaf) in own or id(leaf) in known:
             continue
+        if leaf.requires_grad and not leaf.is_leaf and leaf not in tape.carried:
+            raise UnsupportedError(
+                f"the loss depends on a tensor of shape {tuple(leaf.shape)} ({leaf.grad_fn}) that was computed where torch does not "
+                "show it, such as in a scripted function.",
+                "Compute it in a module, or without torch.jit.",
+            )
         is_odd = not leaf.dim() or leaf.shape[0] != batch_size
         if id(leaf) in tape.fetched and not (is_odd and captures_odd):
             fed.append(leaf)
@@ -115,7 +121,11 @@ def _use_of(tensor: Tensor, entries: Sequence[Entry]) -> tuple[str, int]:
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype and bool(torch.equal(left, right))
+    if left.shape != right.shape or left.dtype != right.dtype or left.layout != right.layout:
+        return False
+    if left.layout is not torch.strided:  # which torch does not compare
+        left, right = left.to_dense(), right.to_dense()
+    return bool(torch.equal(left, right))
 
 
 def _state(tape: Tape) -> dict[int, Tensor]:

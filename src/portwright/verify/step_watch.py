@@ -60,7 +60,7 @@ class NoTrainingError(Exception):
 
 
 class StepWatch:
-    """Watches for the first update by the optimizer of a number, in the order in which the script makes them.
+    """Watches for the first update by the optimizer of a number, in the order in which they first update.
 
     `use` gets the step, with torch as it is without us, and does not have to return. With `captures_odd`, nothing is fed that
     has another first dimension than the batch.
@@ -71,11 +71,13 @@ class StepWatch:
     ) -> None:
         self._use, self._number, self._captures_odd = use, number, captures_odd
         self.tape = Tape()
-        self._optimizers: list[Optimizer] = []
+        self._optimizers: list[Optimizer] = []  # as they were made
+        self._updating: list[Optimizer] = []  # as they first updated
         self._clippings: list[Clipping] = []
         self._pending: tuple[WatchedStep, list[Tensor]] | None = None
         self._others = 0
         self._done = False
+        self._changes_gradients = False
         self._undo = contextlib.ExitStack()
 
     def run(self, words: Sequence[str]) -> None:
@@ -117,9 +119,9 @@ class StepWatch:
     def _on_update(self, optimizer: Optimizer) -> None:
         if self._done:
             return
-        if not any(optimizer is known for known in self._optimizers):
-            self._optimizers.append(optimizer)
-        if self._number < len(self._optimizers) and optimizer is self._optimizers[self._number]:
+        if not any(optimizer is known for known in self._updating):
+            self._updating.append(optimizer)
+        if self._number < len(self._updating) and optimizer is self._updating[self._number]:
             self._on_own_update(optimizer)
             return
         self._others += 1
@@ -150,12 +152,18 @@ class StepWatch:
             plan,
             tuple(_name_of(module, sys._getframe()) for module in plan.modules),
             optimizer,
-            max(len(self._optimizers), 1),
+            max(len(self._optimizers), len(self._updating), 1),
             tuple(self._clippings),
             tuple(self.tape.reads),
             self.tape.host_made,
-            ("autocast of the loop left out",) if self.tape.autocasts else (),
+            tuple(self._notes()),
         )
+
+    def _notes(self) -> Iterator[str]:
+        if self.tape.autocasts:
+            yield "autocast of the loop left out"
+        if self._changes_gradients:
+            yield "what the loop does to gradients by hand, between backward and update, left out"
 
     def _finish(self, watched: WatchedStep) -> None:
         self._done = True
@@ -174,8 +182,16 @@ class StepWatch:
         return self.tape.call_backward(run, tensors, gradients, wanted)
 
     def _on_write(self, written: tuple[Tensor, ...]) -> None:
-        """Where there is no optimizer, a parameter that is written to after a backward pass is updated by hand."""
-        if self._optimizers or self._done or self._number:
+        """Where there is no optimizer, a parameter that is written to after a backward pass is updated by hand; else a gradient that
+        is written to is something that the optimizer knows nothing of."""
+        if self._done:
+            return
+        if self._optimizers:
+            trained = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+            gradients = {memory_of(p.grad) for p in trained if p.grad is not None}
+            self._changes_gradients |= any(memory_of(tensor) in gradients for tensor in written)
+            return
+        if self._number:
             return
         own = {memory_of(t) for t in (*state_of(self.tape.modules).values(), *self.tape.trained.values())}
         if any(memory_of(tensor) in own for tensor in written):

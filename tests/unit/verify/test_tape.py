@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from portwright.errors import UnsupportedError
 from portwright.verify.read_numbers import ReadFloat, ReadInt, follow_number, iter_read_numbers
 from portwright.verify.replay import ReplayedStep, call_from
 from portwright.verify.step_watch import NoTrainingError, StepWatch, WatchedStep
@@ -293,7 +294,7 @@ GAN = """
 
 
 def test_each_optimizer_has_a_step_of_its_own(watch: Watch) -> None:
-    generator, critic = watch(GAN, 0), watch(GAN, 1)
+    critic, generator = watch(GAN, 0), watch(GAN, 1)
     assert type(generator["step"].optimizer) is torch.optim.Adam
     assert generator["step"].names == ("D", "G")
     assert len(generator["losses"]) == 1
@@ -390,6 +391,35 @@ def test_clipping_and_host_reads_are_kept_apart(watch: Watch) -> None:
     assert clip.args == (0.5,)
     assert len(clip.parameters) == 2
     assert [(read.name, read.before_backward) for read in step.reads] == [("item", False)]
+
+
+def test_gradients_that_the_loop_changes_are_said(watch: Watch) -> None:
+    loop = LOOPS["criterion"][0]
+    assert not watch(loop)["step"].notes
+    changing = loop.replace("opt.step()", "model.lin.weight.grad.mul_(0.5)\n            opt.step()")
+    assert "gradients by hand" in watch(changing)["step"].notes[0]
+
+
+def test_what_torch_does_not_show_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    script = tmp_path / "train.py"
+    text = """
+    @torch.jit.script
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches((8,), "labels"):
+        F.cross_entropy(hidden(model(x)), y).backward()
+        opt.step()
+    """
+    script.write_text(
+        "import warnings; warnings.simplefilter('ignore')" + HEAD + dedent(text), encoding="utf-8"
+    )
+    with pytest.raises(UnsupportedError, match="torch does not show it"):
+        StepWatch(lambda step: pytest.fail("it was cut off")).run([str(script)])
 
 
 def test_lines_are_those_of_the_script(watch: Watch) -> None:

@@ -25,7 +25,8 @@ from portwright.verify.replay import ReplayedStep
 from portwright.verify.step_watch import WatchedStep
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
 
-_OWN_ATTRIBUTES = frozenset({"_parameters", "_buffers", "_modules", "_plan", "_paths", "_kept"})
+_STATE = frozenset({"_parameters", "_buffers", "_modules"})
+_OWN = frozenset({"_plan", "_paths", "_kept"})  # of the step itself
 
 
 class ScriptLowering:
@@ -179,7 +180,7 @@ def _move_attributes(root: nn.Module, now: dict[int, Tensor], device: torch.devi
 
     for module in root.modules():
         for name, value in list(vars(module).items()):
-            if name in _OWN_ATTRIBUTES or isinstance(value, nn.Module):
+            if name in _STATE or (module is root and name in _OWN) or isinstance(value, nn.Module):
                 continue
             if next(iter_tensors(value), None) is not None:
                 object.__setattr__(module, name, replace_tensors(value, move))
