@@ -14,11 +14,11 @@ from portwright.port.source import Source, UnreadableError
 def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
     """The project's modules that a script reaches, each with the dotted name that it has in the layout."""
     found: dict[Path, str] = {}
-    waiting = [(entry, "")]
+    waiting = [(entry, _package_of(entry.path))]
     while waiting:
         unit, package = waiting.pop()
         for path, dotted in _imports(workspace, unit, package):
-            if path in found or path == entry.path:
+            if path in found or (path == entry.path and unit is entry):
                 continue
             found[path] = _free_name(dotted)
             try:
@@ -29,6 +29,16 @@ def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
                 (workspace.unit(path), dotted if path.name == "__init__.py" else dotted.rpartition(".")[0])
             )
     return found
+
+
+def _package_of(path: Path) -> str:
+    """The package that a script is a part of, as in `python -m package.train`."""
+    parts: list[str] = []
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)
 
 
 def _free_name(dotted: str) -> str:
@@ -54,12 +64,12 @@ def _imports(workspace: Workspace, unit: Unit, package: str) -> list[tuple[Path,
         if not name:  # from . import x, in a script that is no package's part
             return
         found.append((path, name))
-        if not level:
-            parts = dotted.split(".")
-            for count in range(1, len(parts)):  # the packages above it
-                init = workspace.project.find_module(unit.path, ".".join(parts[:count]), 0)
-                if init is not None and init.name == "__init__.py":
-                    found.append((init, ".".join(parts[:count])))
+        folder = path.parent.parent if path.name == "__init__.py" else path.parent
+        parts = name.split(".")
+        for count in range(len(parts) - 1, 0, -1):  # the packages above it
+            if (folder / "__init__.py").is_file():
+                found.append((folder / "__init__.py", ".".join(parts[:count])))
+            folder = folder.parent
 
     for node in ast.walk(unit.tree.module):
         if isinstance(node, ast.Import):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 
 from portwright.port.layout.account import NOT_SAID, Account
@@ -32,6 +33,8 @@ _RANDOM = (
     "uniform",
     "make_",
 )
+
+_EVALUATES = re.compile(r"val|test|eval|dev")
 
 
 @dataclass
@@ -534,6 +537,11 @@ def _cut_evaluation(plan: Plan) -> None:
     anchor = plan.train_loader or (anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)  # type: ignore[union-attr]
     plan.evaluation = choose(anatomy, plan.evaluations, anchor)
     if plan.evaluation is None:
+        found = _other_loader(plan)
+        if found is not None:
+            plan.eval_loader = found
+            plan.evaluated = plan.slicer.cut(anatomy.setup, [found], without=gone(plan, anatomy.setup))
+            _with_seeds(plan, plan.evaluated, [])
         return
     skipped = gone(plan, anatomy.setup)
     if _is_loader(plan, *plan.evaluation.loader):
@@ -545,6 +553,24 @@ def _cut_evaluation(plan: Plan) -> None:
     if plan.by_hand is None:
         lines = [*before, *plan.step.lines]
         read_metric(anatomy, plan.evaluation, plan.slicer, plan.renderer, lines, plan.target)
+
+
+def _other_loader(plan: Plan) -> tuple[ast.expr, Frame] | None:
+    """A loader that is called like one for evaluation, where no loop over it was understood."""
+    own = plan.program.reference(*plan.train_loader) if plan.train_loader else None
+    for line in plan.anatomy.setup:
+        if not isinstance(line.node, ast.Assign) or line.target is not None:
+            continue
+        for target in line.node.targets:
+            ref = plan.program.reference(target, line.frame)
+            if (
+                isinstance(ref, Var)
+                and ref != own
+                and _EVALUATES.search(ref.name)
+                and kind_of(plan.anatomy, ref).endswith("DataLoader")
+            ):
+                return target, line.frame
+    return None
 
 
 def _cut_model(plan: Plan) -> None:

@@ -209,8 +209,14 @@ class Program:
                 items += self._construct(call.func.value, instance, frame, node)
         inner = self._call(call, unit, function, instance, frame)
         scope = unit.tree.scopes[function]
-        for name, (value, origin) in inner.arguments.items():
-            if any(b.kind != "parameter" for b in scope.bindings.get(name, ())):
+        for name, (value, origin) in list(inner.arguments.items()):
+            if (
+                isinstance(value, ast.Call) and origin is frame
+            ):  # main(parse_args()): made once, before the function
+                del inner.arguments[name]
+            if name not in inner.arguments or any(
+                b.kind != "parameter" for b in scope.bindings.get(name, ())
+            ):
                 start = Line(node, inner, (ast.Name(name, ast.Store()), inner), (value, origin))
                 items.append(start)
         body = function.body
@@ -316,13 +322,17 @@ class Program:
 
     def _builds(self, node: ast.stmt, frame: Frame) -> bool:
         """Whether a statement calls a function of the project that makes the optimizer: its settings are wanted."""
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+        if not isinstance(node, (ast.Assign, ast.Expr)) or not isinstance(node.value, ast.Call):
             return False
         found = self.callee(node.value, frame)
-        if found is None or frame.depth > 3:
+        if found is None or frame.depth > 5:
             return False
-        unit, function, _ = found
+        unit, function, instance = found
         simple = not any(isinstance(s, ast.Return) for s in ast.walk(function) if s is not function.body[-1])
+        if instance is not None and instance is frame.instance:
+            return simple  # what a method of the Trainer does to its attributes
+        if isinstance(node, ast.Expr):
+            return False
         return simple and any(
             (unit.names.resolve(c.func) or "").startswith("torch.optim.")
             for c in ast.walk(function)

@@ -128,9 +128,7 @@ def _why_needless(plan: Plan, line: Line, needed: set[Var]) -> str | None:
         return None
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         func = node.value.func
-        if isinstance(func, ast.Attribute) and isinstance(
-            plan.program.reference(func.value, line.frame), Var
-        ):
+        if isinstance(func, ast.Attribute) and plan.slicer.effects(line):
             return REPORTS  # losses.append(...), meter.update(...)
         later = line in plan.anatomy.after_step or line in plan.anatomy.after_epoch
         return REPORTS if later and plan.program.callee(node.value, line.frame) is not None else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from portwright.port.finding import Edit
 from portwright.port.layout.anatomy import PLACERS, Anatomy, is_device
 from portwright.port.layout.program import Frame, Given, Global, Line, Ref, Setting, Var
-from portwright.port.layout.units import Unit
+from portwright.port.layout.units import RefusalError, Unit
 from portwright.port.source import Source, apply_edits
 from portwright.port.tree import FUNCTIONS
 
@@ -110,6 +110,7 @@ class Renderer:
             naming.uses_device = True
             return naming.device
         if isinstance(ref, Var):
+            self._check_object(ref, node, frame)
             return naming.name(ref)
         if isinstance(ref, Setting):
             return naming.setting(ref)
@@ -123,6 +124,20 @@ class Renderer:
             return naming.device
         inner = self.expression(ref.expr, ref.frame, naming)
         return inner if isinstance(ref.expr, _ATOMS) and not isinstance(ref.expr, ast.Tuple) else f"({inner})"
+
+    def _check_object(self, ref: Var, node: ast.expr, frame: Frame) -> None:
+        """An object of the script's own cannot come along: only its attributes can, as far as they are assigned."""
+        if frame.instance is None:
+            return
+        whole = ref == Var(frame.number, frame.own)
+        method = ref.owner == frame.instance.number and ref not in self.anatomy.values.definitions
+        if whole or method:
+            raise RefusalError(
+                f"the step needs {'the object itself' if whole else f'the method {ref.name}()'} of {frame.instance.info.node.name}",
+                "Make it a function, or a statement of its own. Or use --style in-place, which keeps the script's own loop.",
+                frame.unit,
+                node,
+            )
 
     def _is_device(self, node: ast.expr, frame: Frame) -> bool:
         if not isinstance(node, (ast.Name, ast.Attribute)):

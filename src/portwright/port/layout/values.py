@@ -168,21 +168,24 @@ class Values:
     def _find_arguments(self) -> None:
         program = self.program
         for item in flatten(program.items):
-            if not isinstance(item, Line) or not isinstance(item.node, (ast.Assign, ast.AnnAssign, ast.Expr)):
+            if not isinstance(item, Line):
                 continue
-            value = item.node.value
+            frame = item.frame
+            target: ast.expr | None = None
+            if item.target is not None and item.value is not None:
+                (target, target_frame), (value, frame) = item.target, item.value
+            elif isinstance(item.node, (ast.Assign, ast.AnnAssign)) and item.node.value is not None:
+                value, target_frame = item.node.value, item.frame
+                target = item.node.targets[0] if isinstance(item.node, ast.Assign) else item.node.target
+            else:
+                continue
             if not isinstance(value, ast.Call):
                 continue
-            parsed, unit = self._parse_call(value, item.frame)
+            parsed, unit = self._parse_call(value, frame)
             if parsed:
-                target = (
-                    item.node.targets[0]
-                    if isinstance(item.node, ast.Assign)
-                    else getattr(item.node, "target", None)
-                )
                 if isinstance(target, ast.Tuple):
                     target = target.elts[0]
-                ref = program.reference(target, item.frame) if target is not None else None
+                ref = program.reference(target, target_frame) if target is not None else None
                 if isinstance(ref, Var):
                     program.namespaces.add(ref)
                     self.argparse_lines.add(item)
