@@ -116,7 +116,6 @@ FAULTS = [
     # Two optimizers in turn: each of their updates is a step.
     Fault("second_rate", "dropout", {"lr=2e-3": "lr=2.02e-3"}, 2, "optimizer", "maker.one.weight", "learning-rate"),
     Fault("maker_trained_too", "dropout", {"        maker_optimizer.zero_grad()\n": ""}, 4, "gradient", "maker.two.bias", "zero-grad"),
-    Fault("slope", "dropout", {"self.one(x), 0.2)": "self.one(x), 0.1)"}, 1, "loss", "maker.two.weight", "forward"),
     # Buffers.
     Fault("running_mean", "convolution", {"self.bn1 = nn.BatchNorm2d(channels)": "self.bn1 = nn.BatchNorm2d(channels, momentum=0.2)"}, 1, "buffer", "block1.bn1.running_mean", "buffer"),
 ]  # fmt: skip

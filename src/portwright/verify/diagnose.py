@@ -95,12 +95,6 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     place = locate(comparison, step)
     if place is None and not losses:
         return None
-    if place is not None and place.before is None and step < comparison.steps:
-        # Its input may come from a module that is trained in the next step, as a critic's does from a generator.
-        behind = locate(comparison, step + 1)
-        known = {o.module for o in comparison.original.steps[step - 1].outputs}
-        if behind is not None and behind.before and behind.module not in known:
-            place = behind
     held = losses[0] if losses else max(gradients, key=lambda h: h.share)
     if place is None or place.parameter is None:
         return _at_loss(comparison, step, held, place)

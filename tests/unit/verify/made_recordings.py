@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from portwright.verify.launch import Recorder, ScriptFailed
 from portwright.verify.recording import (
     Draw,
     Group,
@@ -18,6 +20,7 @@ from portwright.verify.recording import (
     Tensor,
     TensorDigest,
 )
+from portwright.verify.runs import Runs
 
 SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "last.weight": (4, 8), "last.bias": (4,)}
 OPTIONS: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "foreach": None}
@@ -97,3 +100,29 @@ def with_step(recording: Recording, index: int, **changes: Any) -> Recording:
     """The recording with one step changed."""
     steps = [replace(s, **changes) if s.index == index else s for s in recording.steps]
     return replace(recording, steps=steps)
+
+
+class Made(Runs):
+    """Runs that are looked up instead of made; `asked` has each in order."""
+
+    def __init__(self, folder: Path, **recordings: Recording | ScriptFailed) -> None:
+        (folder / "a.py").write_text("original")
+        (folder / "b.py").write_text("port")
+        super().__init__("a.py", "b.py", folder, Recorder(steps=6), folder=folder)
+        self.recordings, self.asked = recordings, list[str]()
+
+    def original(self, dropout="drawn", dtype="as written", perturb=0.0):  # type: ignore[no-untyped-def,override]
+        return self._get("original", dropout, dtype, "noise" if perturb else "")
+
+    def ported(self, dropout="drawn", dtype="as written"):  # type: ignore[no-untyped-def,override]
+        return self._get("ported", dropout, dtype, "")
+
+    def _get(self, *words: str) -> Recording:
+        short = {"drawn": "", "as written": "", "float64": "64"}
+        name = "_".join(w for w in (short.get(word, word) for word in words) if w)
+        if name not in self.asked:
+            self.asked.append(name)
+        found = self.recordings[name]
+        if isinstance(found, ScriptFailed):
+            raise found
+        return found

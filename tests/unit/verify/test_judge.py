@@ -6,40 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_recordings import make
+from made_recordings import Made, make
 
 from portwright.errors import UserError
 from portwright.verify.api import make_proof, verify
 from portwright.verify.judge import judge
-from portwright.verify.launch import Recorder, ScriptFailed
-from portwright.verify.recording import Draw, Recording
-from portwright.verify.runs import Runs
-
-
-class Made(Runs):
-    """Runs that are looked up instead of made; `asked` has each in order."""
-
-    def __init__(self, folder: Path, **recordings: Recording | ScriptFailed) -> None:
-        (folder / "a.py").write_text("original")
-        (folder / "b.py").write_text("port")
-        super().__init__("a.py", "b.py", folder, Recorder(steps=6), folder=folder)
-        self.recordings, self.asked = recordings, list[str]()
-
-    def original(self, dropout="drawn", dtype="as written", perturb=0.0):  # type: ignore[no-untyped-def,override]
-        return self._get("original", dropout, dtype, "noise" if perturb else "")
-
-    def ported(self, dropout="drawn", dtype="as written"):  # type: ignore[no-untyped-def,override]
-        return self._get("ported", dropout, dtype, "")
-
-    def _get(self, *words: str) -> Recording:
-        short = {"drawn": "", "as written": "", "float64": "64"}
-        name = "_".join(w for w in (short.get(word, word) for word in words) if w)
-        if name not in self.asked:
-            self.asked.append(name)
-        found = self.recordings[name]
-        if isinstance(found, ScriptFailed):
-            raise found
-        return found
+from portwright.verify.launch import ScriptFailed
+from portwright.verify.recording import Draw
 
 
 def test_equal_runs_need_no_third(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_recordings import make, with_step
-from test_judge import Made
+from made_recordings import Made, make, with_step
 
 from portwright.verify.api import make_proof
 from portwright.verify.judge import judge
