@@ -477,11 +477,13 @@ def _closed(
         for gives in ("turned", "same"):
             context.interface = Interface(argument_names(forward, skip=1), frozenset(turned), gives)
             try:
-                ways = [_follow(file, context.layers.info, context, forward.body, turned, gives=gives)]
+                # A swap of its own would make the result's first dimension another one than its callers'.
+                absorb = False if gives == "turned" else None
+                info = context.layers.info
+                ways = [_follow(file, info, context, forward.body, turned, gives=gives, absorb=absorb)]
                 for function in calls:
-                    info = file.tree.class_of(function)
-                    body = _body_of(function)
-                    ways.append(_follow(file, info, context, body, rows=True))
+                    around = file.tree.class_of(function)
+                    ways.append(_follow(file, around, context, _body_of(function), rows=True))
             except StuckError as error:
                 reason = error
                 continue

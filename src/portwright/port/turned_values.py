@@ -37,6 +37,7 @@ from portwright.port.turned_tables import (
 
 SWAP = ".transpose(0, 1)"
 _BACK = ".transpose(0, 1).contiguous()"  # the tensor was contiguous, and view() may rely on it
+_INNER_COST = 3
 _TIGHT = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -87,7 +88,8 @@ class Turning:
         self.jumps: list[dict[str, Layout]] = []
         self.gives, self.absorb, self.rows = gives, absorb, rows
         self.edits: list[Edit] = []
-        self.cost = 0  # transposes put in
+        self.cost = 0  # transposes put in; those in the midst of a model count for more than those around it
+        self.is_fed = True  # whether no input of the model had to be turned here
         self.removed = 0
 
     # Statements
@@ -334,7 +336,7 @@ class Turning:
             if layout in ("pair", "rows") or isinstance(node.value, ast.Tuple):
                 raise StuckError("it returns more than one sequence")
             if layout == "same":
-                self._insert_after(node.value, SWAP)
+                raise StuckError("it returns a sequence that it has turned itself")
         else:
             self._settle(node.value, layout)
 
@@ -601,6 +603,8 @@ class Turning:
             layout = self.value(part)
             if layout == "same" and not (isinstance(part, ast.Constant) and part.value is None):
                 self._insert_after(part, SWAP)
+                self.cost += _INNER_COST if self.info is not None else 0
+                self.is_fed = False
             elif layout not in ("same", "turned"):
                 self._settle(part, layout)
 
@@ -634,7 +638,8 @@ class Turning:
             return None
         layouts = [self.value(a) for a in node.args]
         allowed = ("rows", "turned") if name in ELEMENTWISE_LOSSES else ("rows",)
-        if layouts[0] == layouts[1] and layouts[0] in allowed:
+        # Both come in the same new order only if the script itself had swapped what it feeds.
+        if layouts[0] == layouts[1] and layouts[0] in allowed and (layouts[0] == "turned" or self.is_fed):
             for k in node.keywords:
                 self.same(k.value)
             return "same"

@@ -29,8 +29,8 @@ pytestmark = [  # torch's, about the scripts as they were
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask"),
 ]
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-# Worked out number by number in Python, its table differs from the layer's by a rounding to float32.
-TOLERANCE = {"by_hand": 2e-6}
+# Their tables are worked out in another way, and differ from the layer's by a rounding to float32.
+TOLERANCE = {"by_hand": 2e-6, "batch_first_whole": 2e-6}
 LOSSES = {"subclass": nn.NLLLoss(), "translation": nn.CrossEntropyLoss(ignore_index=1)}
 
 
