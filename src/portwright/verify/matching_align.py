@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from portwright.verify.matching_known import Known, Link, Modules
+from portwright.verify.matching_known import Known, Link, Modules, in_order
 from portwright.verify.matching_layout import Layout, fits_by_shape
 from portwright.verify.recording import MatchedBy
 
@@ -44,22 +44,6 @@ def align(originals: list[Known], ported: list[Known], modules: Modules) -> list
         if ours[row].name not in names[0] and theirs[column].name not in names[1]:
             links.append(Link(ours[row].name, (theirs[column].name,), layout, "order"))
     return links
-
-
-def in_order(knowns: list[Known]) -> list[Known]:
-    """By when their modules are called; one that is never called by itself comes with the module around it."""
-    called = {known.module: known.called for known in knowns if known.called >= 0}
-    if not called:
-        return list(knowns)
-
-    def when(known: Known) -> tuple[float, int]:
-        path, offset = known.module, 0.0
-        while path and path not in called:
-            path, offset = path.rpartition(".")[0], 0.5
-        return called.get(path, len(knowns)) + offset, numbers[known.name]
-
-    numbers = {known.name: number for number, known in enumerate(knowns)}
-    return sorted(knowns, key=when)
 
 
 def _offers(ours: list[Known], theirs: list[Known], modules: Modules, least: float = 0.0) -> Offers:

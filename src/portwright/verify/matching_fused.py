@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from portwright.verify.matching_known import Known, Link, Modules
+from portwright.verify.matching_known import Known, Link, Modules, in_order
 from portwright.verify.matching_layout import Layout
+from portwright.verify.recording import MatchedBy
 
 # In the order in which fused tensors have them.
 _ROLES = (
@@ -17,6 +18,7 @@ _ROLES = (
     (r"gate", r"up"),
     (r"w1", r"w3"),
 )
+Fit = tuple[tuple[int, ...] | None, int]  # the turn that the port's tensors need, and an axis of the original
 _EDGE = r"(?:^|[._]|to_|w)"
 
 
@@ -99,20 +101,21 @@ def _find_parts(
 
 def match_fused(originals: list[Known], ported: list[Known], modules: Modules) -> list[Link]:
     """Fused tensors by the names of their parts, where the values are others."""
+    originals, ported = in_order(originals), in_order(ported)
     links: list[Link] = []
-    for whole, parts, permutation, axis in _pair(originals, _groups(ported), modules, parts_are_ported=True):
+    for whole, parts, (permutation, axis), by in _pair(originals, _groups(ported), modules, True):
         names = tuple(part.name for part in parts)
-        links.append(Link(whole.name, names, Layout(permutation=permutation, joined=axis), "shape"))
+        links.append(Link(whole.name, names, Layout(permutation=permutation, joined=axis), by))
     done = {link.original for link in links}
     left = [known for known in originals if known.name not in done]
     used = {name for link in links for name in link.ported}
     wholes = [known for known in ported if known.name not in used]
-    for whole, parts, permutation, axis in _pair(wholes, _groups(left), modules, parts_are_ported=False):
+    for whole, parts, (permutation, axis), by in _pair(wholes, _groups(left), modules, False):
         start = 0
         for part in parts:
             size = part.shape[axis]
             links.append(
-                Link(part.name, (whole.name,), Layout(permutation, cut=(axis, start, start + size)), "shape")
+                Link(part.name, (whole.name,), Layout(permutation, cut=(axis, start, start + size)), by)
             )
             start += size
     return links
@@ -139,31 +142,29 @@ def _groups(knowns: Sequence[Known]) -> list[list[Known]]:
 
 
 def _pair(
-    wholes: Sequence[Known], groups: list[list[Known]], modules: Modules, *, parts_are_ported: bool
-) -> Iterable[tuple[Known, list[Known], tuple[int, ...] | None, int]]:
+    wholes: Sequence[Known], groups: list[list[Known]], modules: Modules, parts_are_ported: bool
+) -> Iterable[tuple[Known, list[Known], Fit, MatchedBy]]:
     taken: set[str] = set()
     offers = []
     for number, whole in enumerate(wholes):
-        for place, group in enumerate(groups):
-            fit = _fit(whole, group, parts_are_ported)
-            if fit is None:
-                continue
+        fitting = [(group, fit) for group in groups if (fit := _fit(whole, group, parts_are_ported))]
+        for place, (group, fit) in enumerate(fitting):
             first = group[0]
             pair = (whole, first) if parts_are_ported else (first, whole)
             near = modules.nearness(*pair)
             same = whole.numbers == first.numbers or whole.numbers[:1] == first.numbers[:1]
-            offers.append((len(group), near + same, -abs(number - place), whole, group, fit))
-    offers.sort(key=lambda offer: offer[:3], reverse=True)
-    for _, _, _, whole, group, fit in offers:
+            offers.append((len(group), near + same, number, place, whole, group, fit))
+    # Among equally likely pairs the first goes with the first, in the order of the calls.
+    offers.sort(key=lambda offer: (-offer[0], -offer[1], offer[2], offer[3]))
+    for *_, whole, group, fit in offers:
         names = {whole.name, *(part.name for part in group)}
         if not names & taken:
             taken |= names
-            yield whole, group, *fit
+            rivals = [o for o in offers if (o[4] is whole) != (o[5] is group) and len(o[5]) == len(group)]
+            yield whole, group, fit, "order" if rivals else "shape"
 
 
-def _fit(
-    whole: Known, group: list[Known], parts_are_ported: bool
-) -> tuple[tuple[int, ...] | None, int] | None:
+def _fit(whole: Known, group: list[Known], parts_are_ported: bool) -> Fit | None:
     """How parts make up a whole: the turn that the port's tensors need, and the axis (of the original) they lie along."""
     kinds = {known.leaf for known in (whole, *group)}
     if whole.kind != group[0].kind or len(kinds) > 1 or len({len(part.shape) for part in group}) > 1:

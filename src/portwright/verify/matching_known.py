@@ -100,6 +100,22 @@ def fingerprint(values: torch.Tensor) -> int:
         return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64)) ^ numbers.size
 
 
+def in_order(knowns: list[Known]) -> list[Known]:
+    """By when their modules are called; one that is never called by itself comes with the module around it."""
+    called = {known.module: known.called for known in knowns if known.called >= 0}
+    if not called:
+        return list(knowns)
+
+    def when(known: Known) -> tuple[float, int]:
+        path, offset = known.module, 0.0
+        while path and path not in called:
+            path, offset = path.rpartition(".")[0], 0.5
+        return called.get(path, len(knowns)) + offset, numbers[known.name]
+
+    numbers = {known.name: number for number, known in enumerate(knowns)}
+    return sorted(knowns, key=when)
+
+
 class Modules:
     """Which modules of the port were found to be which of the original's, and so which folders of them."""
 

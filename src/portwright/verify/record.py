@@ -34,6 +34,7 @@ from portwright.verify.recording import Recording, Tensor
 
 def main() -> NoReturn:
     options, words = _parse(sys.argv[1:])
+    options.folder = Path.cwd()  # the script may go elsewhere
     _settle_torch()
     streams = Streams(options.seed)
     links = Links(streams, options.against, options.perturb)
@@ -158,7 +159,7 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
     target = peek_target(words[1:]) if words[0] != "-m" else peek_target(words[2:])
     recording = Recording(
         command=words,
-        folder=str(Path.cwd()),
+        folder=str(options.folder),
         seed=options.seed,
         asked_steps=options.steps,
         versions=_versions(),

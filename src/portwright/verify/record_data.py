@@ -104,8 +104,8 @@ def _hook_shuffling(watch: Watch, loading: Loading) -> None:
     drawn, randperm, num_permuted = RandomSampler.__iter__, torch.randperm, Counter[int]()
 
     def permute(num_samples: int, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(watch.streams.derive("order", epoch))
-        return randperm(num_samples, generator=generator)
+        generator = torch.Generator("cpu").manual_seed(watch.streams.derive("order", epoch))
+        return randperm(num_samples, generator=generator, device="cpu")
 
     def epoch_of(dataset: Any) -> int:
         return loading.epoch if loading.epoch is not None else loading.begin(dataset)
@@ -116,7 +116,7 @@ def _hook_shuffling(watch: Watch, loading: Loading) -> None:
             yield from permute(num_samples, epoch).tolist()
             return
         own = self.generator
-        self.generator = torch.Generator().manual_seed(watch.streams.derive("order", epoch))
+        self.generator = torch.Generator("cpu").manual_seed(watch.streams.derive("order", epoch))
         try:
             yield from drawn(self)
         finally:

@@ -16,9 +16,10 @@ MOST_SORTED = 2**18  # values of a tensor; sorting more would take longer than t
 
 
 def walk(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Every tensor and numeric array in a tree of containers."""
+    """Every tensor and numeric array in a tree of containers, as far as they have values that can be read."""
     if isinstance(tree, torch.Tensor):
-        yield tree
+        if _has_values(tree):
+            yield tree
     elif isinstance(tree, np.ndarray):
         if tree.dtype.kind in "biuf":
             yield torch.from_numpy(np.ascontiguousarray(tree))
@@ -33,6 +34,11 @@ def walk(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for field in dataclasses.fields(tree):
             yield from walk(getattr(tree, field.name, None), depth + 1)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Not on the meta device, and not inside of vmap or another transform."""
+    return tensor.device.type != "meta" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def digest(tensor: torch.Tensor, *, with_values: bool = True) -> TensorDigest:

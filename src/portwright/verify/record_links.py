@@ -101,8 +101,8 @@ class Links:
             self._given[named.name] = initial if _is_as(named.tensor, initial) else _copy(named.tensor)
 
     def _disturb(self, named: Named) -> None:
-        generator = torch.Generator().manual_seed(self._streams.derive("perturb", named.name))
-        noise = torch.randn(named.tensor.shape, generator=generator, dtype=torch.float64)
+        generator = torch.Generator("cpu").manual_seed(self._streams.derive("perturb", named.name))
+        noise = torch.randn(named.tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             disturbed = named.tensor.detach().double().cpu() * (1 + self._perturb * noise)
             named.tensor.copy_(disturbed.to(named.tensor.dtype))
@@ -116,7 +116,7 @@ class Links:
         doubtful = {
             link.original
             for link, match in zip(self._links, self.matches, strict=True)
-            if link.by == "order" and match.initial == "identical" and len(link.ported) == 1
+            if link.by == "order" and match.initial == "identical" and link.layout.cut is None
         }
         if not doubtful:
             return

@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -177,19 +177,19 @@ def _unwrap(root: nn.Module) -> nn.Module:
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     for attribute, parameter in module._parameters.items():
-        if parameter is not None and not is_shapeless(parameter):
+        if _has_values(parameter):
             yield "parameter", attribute, parameter
     for attribute, buffer in module._buffers.items():
-        if (
-            buffer is not None
-            and not is_shapeless(buffer)
-            and attribute not in module._non_persistent_buffers_set
-        ):
+        if _has_values(buffer) and attribute not in module._non_persistent_buffers_set:
             yield "buffer", attribute, buffer
 
 
 def is_shapeless(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+
+
+def _has_values(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return tensor is not None and not is_shapeless(tensor) and tensor.device.type != "meta"
 
 
 def is_lazy(module: nn.Module) -> bool:

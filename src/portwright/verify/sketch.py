@@ -20,7 +20,7 @@ class Sketcher:
     """
 
     def __init__(self) -> None:
-        self._signs = torch.empty(0, dtype=torch.float64)
+        self._signs = torch.empty(0, dtype=torch.float64, device="cpu")
 
     def __call__(self, tensor: torch.Tensor) -> npt.NDArray[np.float64]:
         flat = tensor.detach()
@@ -29,7 +29,7 @@ class Sketcher:
         if flat.is_complex():
             flat = torch.view_as_real(flat.resolve_conj())
         flat = flat.reshape(-1).cpu()
-        total = torch.zeros(_BUCKETS, dtype=torch.float64)
+        total = torch.zeros(_BUCKETS, dtype=torch.float64, device="cpu")
         for start in range(0, flat.numel(), _CHUNK):
             chunk = flat[start : start + _CHUNK].to(torch.float64)
             signed = chunk * self._sign_of(start, chunk.numel())

@@ -172,6 +172,32 @@ def test_fused_values_that_are_the_same_are_found_by_them() -> None:
     assert back["key.weight"].layout == Layout(cut=(0, 8, 16))
 
 
+def test_two_attentions_in_a_layer() -> None:
+    class Decoder(nn.Module):
+        """A block that looks at itself and at a memory, with its attentions made in either order."""
+
+        def __init__(self, make: Any, names: tuple[str, str], order: tuple[str, str]) -> None:
+            super().__init__()
+            self.names = names
+            self.steps = nn.ModuleList(nn.ModuleDict({name: make() for name in order}) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for step in self.steps:
+                x = x + step[self.names[0]](x)
+                x = x + step[self.names[1]](x.flip(1))
+            return x
+
+    torch.manual_seed(0)
+    one = Decoder(lambda: TorchAttention(8, 2), ("own", "memory"), ("own", "memory"))
+    other = Decoder(lambda: Attention(8, 2), ("b", "a"), ("a", "b"))
+    x = torch.randn(2, 5, 8)
+    for original, ported in ((one, other), (other, one)):
+        for parameter in ported.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        copy_over(original, ported, x)
+        torch.testing.assert_close(ported(x), original(x))
+
+
 def test_order_of_calls_tells_equal_layers_apart() -> None:
     class Twins(nn.Module):
         def __init__(self, names: tuple[str, str], order: tuple[str, str]) -> None:
