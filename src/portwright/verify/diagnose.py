@@ -62,10 +62,17 @@ def _initial(comparison: Comparison) -> Difference | None:
         return None
     first = comparison.initial[0]
     a, b = (f"mean {t.mean:.4g}, deviation {t.deviation:.4g}" for t in (first.original, first.ported))
+    rest = " Given the original's values, all steps agree." if comparison.numbers_agree else ""
     return Difference(
-        1, "initial", first.name, f"It starts from another distribution: {a} in the original, {b} in the port.", a, b,
-        diagnosis="initialisation", parameters=tuple(d.name for d in comparison.initial),
-    )  # fmt: skip
+        1,
+        "initial",
+        first.name,
+        f"It starts from another distribution: {a} in the original, {b} in the port.{rest}",
+        a,
+        b,
+        diagnosis="initialisation",
+        parameters=tuple(d.name for d in comparison.initial),
+    )
 
 
 def _batch(comparison: Comparison, step: int) -> Difference:
@@ -92,6 +99,8 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     losses, gradients = comparison.beyond(step, "loss"), comparison.beyond(step, "gradient")
     if not losses and not gradients:
         return None
+    if losses and _backwards(comparison, step):
+        return _backwards(comparison, step)
     place = locate(comparison, step)
     if place is None and not losses:
         return None
@@ -99,6 +108,25 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     if place is None or place.parameter is None:
         return _at_loss(comparison, step, held, place)
     return _at_module(comparison, step, held, place)
+
+
+def _backwards(comparison: Comparison, step: int) -> Difference | None:
+    """Another number of backward passes in the step, and other losses with it."""
+    mine, theirs = (len(r.steps[step - 1].losses) for r in (comparison.original, comparison.ported))
+    if mine == theirs:
+        return None
+    order = forward_order(comparison.original)
+    found = _held(
+        comparison,
+        step,
+        comparison.beyond(step, "loss")[0],
+        "loss",
+        order[-1] if order else None,
+        "accumulation",
+        f"A step of the port adds up {theirs} backward {'pass' if theirs == 1 else 'passes'}, where one of the "
+        f"original adds up {mine}: look at gradient accumulation.",
+    )
+    return replace(found, original=mine, ported=theirs, distance=None, bound=None)
 
 
 def _at_module(comparison: Comparison, step: int, held: Held, place: Located) -> Difference:

@@ -42,21 +42,26 @@ def front_end_words(verdict: dict[str, Any]) -> str:
 def _equal(proof: Proof) -> list[str]:
     lines = [f"equal over {count(proof.steps, 'step')}: {SETTLED[proof.settled_by or 'dtype']}"]
     lines.append(f"  loss {show_losses(proof, 0)} to {show_losses(proof, -1)}")
-    for quantity, row in proof.worst.items():
-        where = f" at step {row['step']}" + (f", {row['name']}" if row["name"] else "")
-        if row["worst_distance"]:
-            by = "" if row["decided_by"] == "dtype" else " (measured noise)"
-            lines.append(
-                f"  {_NAMES[quantity]}: worst distance {row['worst_distance']:.2g} of {row['bound']:.2g}{by}{where}"
-            )
-        else:
-            lines.append(f"  {_NAMES[quantity]}: no distance")
+    lines += [_distance_line(quantity, row) for quantity, row in proof.worst.items()]
+    if proof.settled_by == "float64" and proof.float64:
+        lines.append("  in float64:")
+        lines += [f"  {_distance_line(quantity, row)}" for quantity, row in proof.float64.items()]
     matched = matched_words(proof.matches)
     if matched:
         lines.append(f"  matched: {matched}")
     if proof.dropout == "off":
         lines.append(f"  dropout: {dropout_words(proof)}")
     return lines
+
+
+def _distance_line(quantity: str, row: dict[str, Any]) -> str:
+    if not row["worst_distance"]:
+        return f"  {_NAMES[quantity]}: no distance"
+    by = "" if row["decided_by"] == "dtype" else " (measured noise)"
+    where = f" at step {row['step']}" + (f", {row['name']}" if row["name"] else "")
+    return (
+        f"  {_NAMES[quantity]}: worst distance {row['worst_distance']:.2g} of {row['bound']:.2g}{by}{where}"
+    )
 
 
 def show_losses(proof: Proof, place: int) -> str:
@@ -124,6 +129,8 @@ def subject(found: Difference) -> str:
 def values_words(found: Difference) -> str:
     """Both values, where they are numbers, and the distance with its bound."""
     if found.quantity not in ("loss", "gradient", "update", "buffer"):
+        return ""
+    if found.diagnosis == "accumulation" and found.distance is None:
         return ""
     what = "" if found.quantity == "loss" else "norm "
     text = f"{what}{number(found.original)} in the original, {number(found.ported)} in the port"

@@ -238,6 +238,12 @@ def test_losses_are_compared_one_by_one_or_by_their_sum() -> None:
     assert part(original, with_step(make(), 1, losses=(3.1,))).quantity == "loss"
 
 
+def test_another_number_of_backward_passes_is_named() -> None:
+    found = part(with_step(make(), 1, losses=(1.0, 2.0)), with_step(make(), 1, losses=(1.0,)))
+    assert (found.step, found.diagnosis, found.original, found.ported) == (1, "accumulation", 2, 1)
+    assert "1 backward pass," in found.reason
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "same"),
     [
