@@ -43,18 +43,18 @@ def _layers(options: NetworkOptions) -> Iterator[tuple[str, str]]:
     yield from _block("stem", "initial_convolution")
     core = "net_core"
     for level in range(options.depth):
-        ours = f"levels.{level}"
-        yield from _series(f"{ours}.down", f"{core}.down_blocks", options.blocks_per_layer, options)
+        down, up = f"down.{level}", f"up.{level}"
+        yield from _series(f"{down}.blocks", f"{core}.down_blocks", options.blocks_per_layer, options)
         if options.downsampling == "max_pooling":
-            yield from _block(f"{ours}.shrink.block", f"{core}.downsample.bottleneck")
+            yield from _block(f"{down}.shrink.block", f"{core}.downsample.bottleneck")
         else:
-            yield from _block(f"{ours}.shrink", f"{core}.downsample")
+            yield from _block(f"{down}.shrink", f"{core}.downsample")
         is_interpolated = options.upsampling == "interpolation"
         yield from _block(
-            f"{ours}.grow", f"{core}.upsample.bottleneck" if is_interpolated else f"{core}.upsample"
+            f"{up}.grow", f"{core}.upsample.bottleneck" if is_interpolated else f"{core}.upsample"
         )
-        yield from _block(f"{ours}.skip.block", f"{core}.connection.bottleneck")
-        yield from _series(f"{ours}.up", f"{core}.up_blocks", options.blocks_per_layer, options)
+        yield from _block(f"{up}.skip", f"{core}.connection.bottleneck")
+        yield from _series(f"{up}.blocks", f"{core}.up_blocks", options.blocks_per_layer, options)
         core += ".main_module"
     core += ".main_module"
     enter, leave = ("merger", "splitter") if options.is_3d else ("bottleneck", "unbottleneck")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from plane_norm import is_eager
 from torch import Tensor, nn
 from uresnet_blocks import (
@@ -27,33 +25,41 @@ from portwright import UserError
 NUM_CLASSES = 3
 
 
-class Level(nn.Module):
-    """One resolution: blocks on the way down, the way to the next level and back, a skip, and blocks on the way up."""
+class Descent(nn.Module):
+    """Blocks of one resolution on the way down, and the way to the next; gives what goes there and what is kept for the way up."""
 
     def __init__(self, level: int, options: NetworkOptions) -> None:
         super().__init__()
         here, below = options.num_filters(level), options.num_filters(level + 1)
-        self.down = make_series(options.blocks_per_layer, here, options)
+        self.blocks = make_series(options.blocks_per_layer, here, options)
         if options.downsampling == "max_pooling":
             self.shrink: nn.Module = PooledDown(here, below, options)
         else:
             slope = 0.0 if options.is_3d else LEAK
             self.shrink = ConvBlock(here, below, options, kernel=2, stride=2, slope=slope)
+        self.is_3d = options.is_3d
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.blocks(x)
+        return self.shrink(made), made if self.is_3d else x
+
+
+class Ascent(nn.Module):
+    """The way back up to a resolution, where what was kept there joins in, and its blocks: after the joining in 2D, before it in 3D."""
+
+    def __init__(self, level: int, options: NetworkOptions) -> None:
+        super().__init__()
+        here, below = options.num_filters(level), options.num_filters(level + 1)
         up = InterpolatedUp if options.upsampling == "interpolation" else TransposedUp
         self.grow = up(below, here, options)
         self.skip = make_skip(here, options)
-        self.up = make_series(options.blocks_per_layer, here, options)
+        self.blocks = make_series(options.blocks_per_layer, here, options)
         self.is_3d = options.is_3d
 
-    def descend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the next level gets, and what is kept for the way up: in 2D what came in, in 3D what the blocks made of it."""
-        blocks = self.down(x)
-        return self.shrink(blocks), blocks if self.is_3d else x
-
-    def ascend(self, x: Tensor, skipped: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
         x = self.grow(x)
-        merged: Tensor = self.skip(self.up(x), skipped) if self.is_3d else self.up(self.skip(x, skipped))
-        return merged
+        joined: Tensor = self.skip(self.blocks(x), kept) if self.is_3d else self.blocks(self.skip(x, kept))
+        return joined
 
 
 def make_skip(num_filters: int, options: NetworkOptions) -> nn.Module:
@@ -73,24 +79,28 @@ class UResNet(nn.Module):
         self.options = options
         first, deepest = options.num_filters(0), options.num_filters(options.depth)
         self.stem = ConvBlock(1, first, options, kernel=5)
-        self.levels = nn.ModuleList(Level(level, options) for level in range(options.depth))
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()  # of each level, full resolution first
+        for level in range(options.depth):
+            self.down.append(Descent(level, options))
+            self.up.append(Ascent(level, options))
         self.deepest = (NeighbourPlanes if options.is_3d else MergedPlanes)(deepest, options)
         self.final = make_series(options.blocks_final, first, options)
         self.head = nn.Conv2d(first, NUM_CLASSES, 1, bias=options.bias)
         if not options.is_3d:
-            self.apply(init_xavier)
+            by_level = [part for pair in zip(self.down, self.up, strict=True) for part in pair]
+            for part in (self.stem, *by_level, self.deepest, self.final, self.head):
+                part.apply(init_xavier)
 
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
         x = self.stem(put_channels_last(images.transpose(0, 1).flatten(0, 1).unsqueeze(1)))
-        kept = []
-        levels: list[Any] = list(self.levels)
-        for level in levels:
-            x, skipped = level.descend(x)
-            kept.append(skipped)
+        skipped = []
+        for descend in self.down:
+            x, kept = descend(x)
+            skipped.append(kept)
         x = self.deepest(x)
-        for level in reversed(levels):
-            x = level.ascend(x, kept.pop())
+        for ascend in reversed(self.up):
+            x = ascend(x, skipped.pop())
         logits: Tensor = self.head(self.final(x))
         return logits
 

@@ -159,14 +159,15 @@ class ConcatSkip(nn.Module):
 
     def __init__(self, num_filters: int, options: NetworkOptions) -> None:
         super().__init__()
-        self.block = ConvBlock(2 * num_filters, num_filters, options, kernel=1)
+        self.conv = nn.Conv2d(2 * num_filters, num_filters, 1, bias=options.bias)
+        self.norm = make_norm(num_filters, options)
+        self.num_norms = count_norms(options, merged=False)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
-        conv = self.block.conv
-        of_x, of_skipped = conv.weight.chunk(2, dim=1)
-        both, second = F.conv2d(x, of_x, conv.bias), F.conv2d(skipped, of_skipped)
+        of_x, of_skipped = self.conv.weight.chunk(2, dim=1)
+        both, second = F.conv2d(x, of_x, self.conv.bias), F.conv2d(skipped, of_skipped)
         both = both.add_(second) if is_eager(both) else both + second
-        return finish(both, self.block.norm, self.block.num_norms, self.block.slope)
+        return finish(both, self.norm, self.num_norms, LEAK)
 
 
 class SumSkip(nn.Module):
