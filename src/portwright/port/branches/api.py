@@ -15,7 +15,7 @@ from portwright.port.branches.branch import add_branch
 from portwright.port.branches.dialect import DIALECTS, Dialect
 from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.switch import add_member
-from portwright.port.check import Selection, check_source, unreadable
+from portwright.port.check import Selection, as_seen, check_source, unreadable
 from portwright.port.files import show
 from portwright.port.finding import Edit, Finding
 from portwright.port.patch import Patch
@@ -113,9 +113,13 @@ def _port_file(
     """Whether the file trains; adds its patch and its findings to the port."""
     file = File(source, project, selection.targets)
     left: list[Finding] = []
-    if source.path.suffix == ".ipynb":
-        return False
     try:
+        if source.path.suffix == ".ipynb" and file.flow.backward_calls:
+            raise Refusal(
+                file.flow.backward_calls[0],
+                "a notebook's cells run in any order",
+                "Write the training as a script (jupyter nbconvert --to script), and port that.",
+            )
         trains = _has_branch(file, dialect)
         branch = None if trains else add_branch(file, dialect)
         if branch is not None:
@@ -157,8 +161,8 @@ def _port_file(
 
 
 def _has_branch(file: File, dialect: Dialect) -> bool:
-    """A file that uses the vendor's package already is the author's, or was ported before."""
-    return dialect.name in file.tree.scope.bindings
+    """A file that runs the vendor's step already: its author's work, or of an earlier port."""
+    return bool(file.calls(*dialect.step_calls))
 
 
 def _patched(source: Source, edits: Sequence[Edit]) -> Source:
@@ -202,7 +206,7 @@ def _finding(
 ) -> Finding:
     start = file.source.span(node)[0] if hasattr(node, "lineno") else 0
     line, column = file.source.position(start)
-    return Finding(
+    finding = Finding(
         code=code,
         path=str(file.source.path),
         line=line,
@@ -213,3 +217,4 @@ def _finding(
         targets=(dialect.target,),
         end_line=getattr(node, "end_lineno", line) or line,
     )
+    return as_seen(file.source, finding)

@@ -31,6 +31,7 @@ class Dialect:
     name: str  # that the import binds
     optimizers: tuple[str, ...]  # of torch's, those that the device has
     evaluates: bool  # whether it has an executor for evaluation of its own
+    step_calls: tuple[str, ...]  # what a file with a branch calls
 
     def loss(self, text: str) -> str:
         """The loss as the wrapper returns it."""
@@ -69,6 +70,7 @@ class Ipu(Dialect):
     import_lines = ("try:", "    import poptorch", "except ImportError:", "    poptorch = None")
     optimizers = ("SGD", "Adam", "AdamW", "RMSprop")
     evaluates = True
+    step_calls = ("poptorch.trainingModel",)
 
     def loss(self, text: str) -> str:
         return f'poptorch.identity_loss({text}, reduction="mean")'
@@ -107,6 +109,7 @@ class Rdu(Dialect):
     )
     optimizers = ("SGD", "AdamW")
     evaluates = False
+    step_calls = ("sambaflow.samba.session.run",)
 
     def is_loss_first(self) -> bool:
         return True

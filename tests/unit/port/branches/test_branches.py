@@ -217,6 +217,32 @@ def test_an_enumeration_in_a_file_that_was_not_named(tmp_path: Path) -> None:
     assert "modes.py, which was not named" in done.left[0].message
 
 
+def test_a_notebook_is_left_with_the_reason(tmp_path: Path) -> None:
+    lines = [
+        line + "\n"
+        for line in (
+            "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n" + PLAIN
+        ).splitlines()
+    ]
+    cell = {"cell_type": "code", "source": lines, "metadata": {}, "outputs": [], "execution_count": None}
+    path = tmp_path / "train.ipynb"
+    path.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    before = path.read_bytes()
+    done = port_branches([path], ["ipu"], select=["PW6"], write=True)
+    assert [f.code for f in done.left] == ["PW003"]
+    assert "notebook" in done.left[0].message
+    assert done.left[0].message.startswith("cell 1")
+    assert path.read_bytes() == before
+
+
+def test_an_import_alone_is_no_branch(tmp_path: Path) -> None:
+    path = write(tmp_path, "import poptorch\n" + PLAIN)
+    assert port_branches([path], ["ipu"], select=["PW6"], write=True).changed
+    text = path.read_text()
+    assert "poptorch.trainingModel(" in text
+    assert port_branches([path], ["ipu"], select=["PW6"]).changed == []
+
+
 def test_write_and_undo(tmp_path: Path) -> None:
     from portwright.port.undo import undo
 
