@@ -22,6 +22,7 @@ class LegalForm(Rule):
     layers: ClassVar[Mapping[str, str]] = {}
     functions: ClassVar[Mapping[str, str]] = {}
     methods: ClassVar[Mapping[str, str]] = {}  # a tensor's method: the form takes the tensor first
+    library: ClassVar[str] = "portwright.layers.legal"
     reason: ClassVar[str]
 
     def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:

@@ -50,6 +50,7 @@ class TransformerStack(LegalForm):
     words = ("Transformer", "MultiheadAttention")
     reason = "torch's own reads back whether its mask is causal"
     cure = "Use the layer of the same name in portwright.layers, which computes the same and has the same weights."
+    library = "portwright.layers"
     layers = {f"torch.nn.{name}": name for name in ATTENTION_LAYERS}
 
     def find(self, file: File) -> Iterator[Finding]:
