@@ -649,7 +649,7 @@ def _sort_settings(plan: Plan) -> None:
 
     def keys(part: Slice) -> list[Key]:
         wanted: set[Key] = {*part.settings, *(v for v in part.needs if v in plan.constants)}
-        return [k for k in settings.entries if k in wanted and k not in plan.pinned]
+        return [k for k in settings.entries if k in wanted and not _stays(plan, k)]
 
     step_needs = set(plan.step.needs)
     evaluation = plan.evaluation
@@ -673,15 +673,40 @@ def _sort_settings(plan: Plan) -> None:
     for key in keys(evaluated):
         if "model" not in settings.entries[key].sections:
             settings.use(key, "eval_input")
-    if _whole_namespace(plan):
-        for key, entry in settings.entries.items():
-            if isinstance(key, Setting) and not entry.sections:
-                settings.use(key, "model")
+    users = (
+        (plan.model, "model"),
+        (plan.step, "model"),
+        (plan.train, "train_input"),
+        (plan.evaluated, "eval_input"),
+    )
+    for user, section in users:
+        for space in user.needs & plan.program.namespaces:
+            _use_whole(plan, space, section)
     settings.own["optimizer"] = plan.tuning.section
     for name, comment in plan.tuning.comments.items():
         settings.comments["optimizer", name] = comment
 
 
-def _whole_namespace(plan: Plan) -> bool:
-    needs = plan.model.needs | plan.train.needs | plan.evaluated.needs | plan.step.needs
-    return bool(needs & plan.program.namespaces)
+def _stays(plan: Plan, key: Key) -> bool:
+    """Whether a setting stays a constant of its file, because functions read it as a global."""
+    if isinstance(key, Var):
+        return key in plan.pinned
+    return key.space in plan.pinned and key.space in plan.program.tables
+
+
+def _use_whole(plan: Plan, space: Var, section: str) -> None:
+    """Settings that are handed on as one: those that any code mentions."""
+    words: set[object] = set()
+    trees: list[ast.AST] = [plan.program.entry.tree.module]
+    for unit in plan.program.workspace.units():
+        trees.append(unit.tree.module)
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                words.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words.add(node.value)
+    for key, entry in plan.settings.entries.items():
+        is_used = isinstance(key, Setting) and key.space == space and key.key in words
+        if is_used and not entry.sections and not _stays(plan, key):
+            plan.settings.use(key, section)

@@ -122,6 +122,7 @@ class Program:
         self.main = Frame(entry, entry.tree.module)
         self.instances: dict[Var, Instance] = {}
         self.namespaces: set[Var] = set()
+        self.tables: set[Var] = set()  # settings in a dict: config["lr"]
         self.aliases: dict[Var, Var] = {}  # `self.model = model`: two names of one object
         self.phases: tuple[ast.Constant, ast.Constant] | None = (
             None  # the texts for training and for evaluation
@@ -410,12 +411,21 @@ class Program:
         """What an expression stands for: a variable where it only names one."""
         if isinstance(expr, ast.Name):
             return self.lookup(frame, expr.id)
-        if isinstance(expr, ast.Attribute) and isinstance(expr.value, ast.Name):
-            if frame.instance is not None and expr.value.id == frame.own:
-                return self._first(Var(frame.instance.number, expr.attr))
-            base = self.lookup(frame, expr.value.id)
+        if (
+            isinstance(expr, ast.Attribute)
+            and isinstance(expr.value, ast.Name)
+            and frame.instance is not None
+            and expr.value.id == frame.own
+        ):
+            return self._first(Var(frame.instance.number, expr.attr))
+        if isinstance(expr, ast.Attribute) and isinstance(expr.value, (ast.Name, ast.Attribute)):
+            base = self.reference(expr.value, frame)
             if isinstance(base, Var) and base in self.namespaces:
                 return Setting(base, expr.attr)
+        if isinstance(expr, ast.Subscript) and isinstance(expr.value, (ast.Name, ast.Attribute)):
+            table = self.reference(expr.value, frame)
+            if isinstance(table, Var) and table in self.tables and isinstance(expr.slice, ast.Constant):
+                return Setting(table, str(expr.slice.value))
         return Given(expr, frame)
 
     def occurrences(self, node: ast.AST, frame: Frame) -> list[Occurrence]:
@@ -434,11 +444,7 @@ class Program:
             if node.id not in hidden:
                 yield Occurrence(node, self.lookup(frame, node.id), not isinstance(node.ctx, ast.Load))
             return
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id not in hidden
-        ):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and _root_name(node) not in (None, *hidden):
             ref = self.reference(node, frame)
             if isinstance(ref, (Var, Setting)):
                 yield Occurrence(node, ref, not isinstance(node.ctx, ast.Load))
@@ -499,6 +505,12 @@ def _phases(node: ast.For) -> tuple[ast.Constant, ast.Constant] | None:
         if len(texts) == len(node.iter.elts) and len(training) == 1 and others
         else None
     )
+
+
+def _root_name(node: ast.expr) -> str | None:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _is_main_guard(node: ast.If) -> bool:

@@ -45,6 +45,13 @@ def _needed(plan: Plan) -> set[Var]:
 def _settle_settings(plan: Plan) -> None:
     account, settings, values = plan.account, plan.settings, plan.anatomy.values
     for line in values.argparse_lines:
+        if any(
+            o.node is getattr(line.node, "value", None)
+            for s, o in values.options.items()
+            if s.space in plan.program.tables
+        ):
+            account.place(line.frame.unit, line.node, "configs/params.yaml")
+            continue
         calls = {o.node: s for s, o in values.options.items()}
         key = next((calls[n] for n in ast.walk(line.node) if isinstance(n, ast.Call) and n in calls), None)
         entry = settings.entries.get(key) if key is not None else None

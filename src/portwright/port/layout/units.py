@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,15 @@ class Workspace:
             source = self.project.overlay.get(path) or read_source(path)
             self._units[path] = Unit(path, source, self.project)
         return self._units[path]
+
+    def units(self) -> list[Unit]:
+        """The files that were read so far, those that can be."""
+        found = []
+        for unit in self._units.values():
+            with contextlib.suppress(UnreadableError):
+                unit.tree  # noqa: B018
+                found.append(unit)
+        return found
 
     def definition(self, reference: str | None) -> tuple[Unit, ast.stmt] | None:
         """The project's function or class that a resolved name stands for."""

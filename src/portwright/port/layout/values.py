@@ -33,6 +33,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.backends.mps.is_available": lambda: False, "torch.accelerator.is_available": lambda: False,
 }  # fmt: skip
 
+_CHANGES = frozenset({"update", "pop", "setdefault", "clear", "popitem"})
+
 
 class UnknownError(Exception):
     """A value that only a run would tell."""
@@ -46,7 +48,7 @@ class Option:
     default: Any
     help: str
     unit: Unit
-    node: ast.Call
+    node: ast.expr
     is_known: bool = True
 
 
@@ -66,6 +68,7 @@ class Values:
         for _ in range(6):  # a name of a name of a name
             if not self._find_aliases():
                 break
+        self._find_tables()
 
     # -- definitions ---------------------------------------------------------------------------------------------
 
@@ -193,6 +196,64 @@ class Values:
         for item in flatten(program.items):
             if isinstance(item, Line) and _is_of_parser(item.node, item.frame.unit):
                 self.argparse_lines.add(item)
+
+    def _find_tables(self) -> None:
+        """Settings that a script keeps in a dict of plain values, which nothing changes later."""
+        program = self.program
+        changed: set[Var] = set()
+        for item in flatten(program.items):
+            for node in ast.walk(item.node):
+                target = (
+                    node.func.value
+                    if isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr in _CHANGES
+                    else node
+                )
+                if target is node and not (
+                    isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+                ):
+                    continue
+                root = target.value if isinstance(target, ast.Subscript) else target
+                ref = (
+                    program.reference(root, item.frame)
+                    if isinstance(root, (ast.Name, ast.Attribute))
+                    else None
+                )
+                if isinstance(ref, Var):
+                    changed.add(ref)
+        found: dict[Var, tuple[dict[Any, Any], ast.expr, Line]] = {}
+        for var, definitions in self.definitions.items():
+            value, frame, line = definitions[0]
+            if len(definitions) != 1 or var in changed or not isinstance(line, Line) or value is None:
+                continue
+            if not (
+                isinstance(value, ast.Dict)
+                or (
+                    isinstance(value, ast.Call)
+                    and isinstance(value.func, ast.Name)
+                    and value.func.id == "dict"
+                )
+            ):
+                continue
+            known = self.try_evaluate(value, frame)
+            if (
+                isinstance(known, dict)
+                and known
+                and all(isinstance(k, str) and k.isidentifier() and _is_plain(v) for k, v in known.items())
+            ):
+                found[var] = (known, value, line)
+        for var, (known, value, line) in found.items():
+            program.tables.add(var)
+            program.namespaces.add(var)
+            self.argparse_lines.add(line)
+            for key, default in known.items():
+                self.options[Setting(var, key)] = Option(key, default, "", line.frame.unit, value)
+        if found:
+            program.forget()
+            self.definitions.clear()
+            self.stores.clear()
+            self._collect()
 
     def _parse_call(self, call: ast.Call, frame: Frame) -> tuple[list[ast.Call], Unit]:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("parse_args", "parse_known_args"):
@@ -412,6 +473,10 @@ def loads_checkpoint(node: ast.AST) -> bool:
     if not isinstance(node, ast.If):
         return False
     return any(isinstance(n, ast.Attribute) and n.attr == "load_state_dict" for n in ast.walk(node))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _add_argument_calls(scope: ast.AST) -> list[ast.Call]:

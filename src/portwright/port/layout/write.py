@@ -85,11 +85,25 @@ class Writer:
         for var in plan.pinned:
             naming.names[var] = var.name
         for space in plan.program.namespaces - plan.pinned:
-            naming.names[space] = f"settings({root})"
+            naming.names[space] = (
+                self._table(space, section, root) if space in plan.program.tables else f"settings({root})"
+            )
         return naming
+
+    def _table(self, space: Var, section: str, root: str) -> str:
+        """A dict of settings, made anew of the params."""
+        settings = self.plan.settings
+        rows = [
+            f'"{k.key}": {settings.at(k, section, root)}'
+            for k in settings.entries
+            if isinstance(k, Setting) and k.space == space
+        ]
+        return f"{{{', '.join(rows)}}}"
 
     def _setting(self, setting: Setting, section: str, root: str) -> str:
         plan = self.plan
+        if setting.space in plan.pinned and setting.space in plan.program.tables:
+            return f'{setting.space.name}["{setting.key}"]'
         if setting in plan.settings.entries:
             return plan.settings.at(setting, section, root)
         stored = plan.anatomy.values.stores.get(setting)
@@ -104,6 +118,12 @@ class Writer:
         self.parts[part].globals |= naming.globals
         entry = self.plan.program.entry
         used = {var for line in lines for var in self.plan.slicer.of_line(line)[0]}
+        used |= {
+            s.space
+            for line in lines
+            for s in self.plan.slicer.of_line(line)[2]
+            if s.space in self.plan.program.tables
+        }
         self.parts[part].globals |= {Global(entry, v.name) for v in used if v in self.plan.pinned}
 
     def lines(
@@ -513,7 +533,7 @@ class Writer:
         self.parts["utils"].imports.append("from argparse import Namespace")
         rows = []
         for key in plan.settings.entries:
-            if isinstance(key, Setting):
+            if isinstance(key, Setting) and key.space not in plan.program.tables:
                 rows.append(f"{INDENT * 2}{key.key}={plan.settings.at(key, 'train_input')},\n")
         for setting, stored in plan.anatomy.values.stores.items():
             value = (
@@ -621,6 +641,17 @@ class Writer:
         plan = self.plan
         var = plan.program.lookup(plan.program.main, name)
         assert isinstance(var, Var)
+        if var in plan.program.tables:
+            made = [
+                line
+                for line in plan.anatomy.setup
+                if line in plan.anatomy.values.argparse_lines and var in plan.slicer.of_line(line)[1]
+            ]
+            plan.account.leave(
+                plan.program.entry, made[0].node, f"functions read '{name}' as a global, so its values stand in {part}.py and params.yaml does not reach them",
+                "Hand the settings to these functions as arguments.", NOT_SAID,
+            )  # fmt: skip
+            return "".join(plan.renderer.line(line, Naming(), "") for line in made)
         if var in plan.program.namespaces:
             rows = ", ".join(
                 f"{k.key}={e.value!r}" for k, e in plan.settings.entries.items() if isinstance(k, Setting)
