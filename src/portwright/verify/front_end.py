@@ -190,6 +190,8 @@ def _can_ask(name: str) -> bool:
 
 def _with_rest(verdict: FrontEndVerdict, rest: FrontEndVerdict) -> FrontEndVerdict:
     """A batch that the loader refuses hides the step: what is said to the rest of it is told beside."""
+    if rest.stage == "loader":
+        return verdict
     told = f"accepted, {rest.ops} ops" if rest.accepted else f"refused, {rest.stage}: {rest.words}"
     return replace(
         verdict,

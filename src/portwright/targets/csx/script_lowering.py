@@ -125,7 +125,7 @@ class ScriptLowering:
         lines = self._lines = SourceLines(backend, step.__code__)
         traced = cstorch.trace(step)
         self._stage = "loader"
-        fed = [tensor.detach().clone().contiguous() for tensor in watched.plan.fed]
+        fed = [_plain(tensor) for tensor in watched.plan.fed]
         loader = cstorch.utils.data.DataLoader(make_batches, fed)
         with lines.following():
             for batch in cstorch.utils.data.DataExecutor(loader, num_steps=1):
@@ -155,6 +155,12 @@ class ScriptLowering:
 def make_batches(fed: list[Tensor]) -> Any:
     """What the SDK's loader calls: the batch of the script, twice, since it wants to look ahead."""
     return torch.utils.data.DataLoader([fed] * 2, batch_size=None)  # type: ignore[arg-type]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor as a loader gives it: no gradient, no part of a larger one; a sparse one is the SDK's to refuse."""
+    copied = tensor.detach().clone()
+    return copied.contiguous() if copied.layout is torch.strided else copied
 
 
 def _first_words(error: BaseException) -> str:
