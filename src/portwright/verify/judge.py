@@ -80,7 +80,7 @@ def _judge_mode(
     noted.comparison, noted.difference = comparison, first_difference(comparison)
     if noted.difference is None:
         noted.settled_by = "noise"
-        if any(h.bound.value > _VAGUE for h in comparison.held):
+        if _vague_steps(comparison):
             _confirm_in_float64(runs, mode, noted)
         return noted
     if not _is_exact(noted.difference, mode) and not _is_clear(comparison, noted.difference):
@@ -117,11 +117,22 @@ def _in_float64(runs: Runs, mode: Dropout, noted: Judgement) -> Comparison | Non
     return again
 
 
+def _vague_steps(comparison: Comparison) -> list[int]:
+    """Steps in which the bound of a loss or gradient says little.
+
+    Updates are left out: Adam makes large ones of gradients that are nothing but rounding, and they reach no output.
+    """
+    telling = ("loss", "gradient")
+    return [
+        h.measure.step for h in comparison.held if h.bound.value > _VAGUE and h.measure.quantity in telling
+    ]
+
+
 def _note_where_vague(comparison: Comparison | None, noted: Judgement, where: str) -> None:
-    vague = [h.measure.step for h in comparison.held if h.bound.value > _VAGUE] if comparison else []
+    vague = _vague_steps(comparison) if comparison else []
     if vague:
         noted.notes.append(
-            f"From step {min(vague)} on one rounding in the original's weights{where} moves some of its numbers by more than "
+            f"From step {min(vague)} on one rounding in the original's weights{where} moves some of its gradients by more than "
             f"{_VAGUE / NOISE_FACTOR:.1%} of their size: agreement there says little."
         )
 

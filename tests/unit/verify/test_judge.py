@@ -60,7 +60,7 @@ def test_where_even_float64_is_no_help_a_note_says_so(tmp_path: Path) -> None:
     chaos = {"original_64": make(), "ported_64": make(noise=0.01), "original_64_noise": make(noise=0.02)}
     found = judge(Made(tmp_path, **loud, **chaos))
     assert (found.difference, found.settled_by) == (None, "float64")
-    assert "in float64, moves some of its numbers" in " ".join(found.notes)
+    assert "in float64, moves some of its gradients" in " ".join(found.notes)
 
 
 def test_a_fault_below_the_noise_is_found_in_float64(tmp_path: Path) -> None:
