@@ -99,13 +99,15 @@ def question(name: str, module: ModuleType) -> Question:
     else:
 
         def loop(net: Any, batch: Any, criterion: nn.Module) -> None:
-            module.train(net, [batch], criterion, _optimizer())
+            module.train(net, [batch if len(batch) > 1 else batch[0]], criterion, _optimizer())
 
         def make() -> nn.Module:
             made.append(module.Net(**module.SIZES))
             return made[-1]
 
-        batch = tuple(t if t.is_floating_point() else t.int() for t in module.batches()[0])
+        given = module.batches()[0]
+        parts = (given,) if isinstance(given, Tensor) else given
+        batch = tuple(t if t.is_floating_point() else t.int() for t in parts)
         criterion = LOSSES.get(name, nn.CrossEntropyLoss())
     return Question(
         make, batch, loss_of=lambda net, given: loss_of_loop(loop, Compiled(made[-1], net), given, criterion)
