@@ -35,7 +35,7 @@ SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 LOSSES = {"subclass": nn.NLLLoss(), "translation": nn.CrossEntropyLoss(ignore_index=1)}
 
 
-class _Reached(Exception):  # noqa: N818  (it is no error)
+class _Reached(Exception):
     """The loss is there; what the loop does with it is the step's."""
 
 
