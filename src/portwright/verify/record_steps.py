@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,51 +16,14 @@ from portwright.verify.record_digest import digest, sums, walk
 from portwright.verify.record_graph import graph_of, leaves_of
 from portwright.verify.record_links import Links, Rehearsal
 from portwright.verify.record_names import Named, Names, is_lazy
+from portwright.verify.record_open import Mark, OpenStep
+from portwright.verify.record_options import plain_options
 from portwright.verify.record_rehearsal import rehearse
 from portwright.verify.record_seeds import Streams
-from portwright.verify.recording import Draw, Group, ModuleOutput, Step, TensorDigest
+from portwright.verify.recording import Draw, Group, ModuleOutput, Step
 from portwright.verify.sketch import Sketcher
 
 _BIG_BUFFER = 2**16  # elements; above, a buffer is read again only when torch says that it was written to
-
-
-@dataclass
-class _Mark:
-    """Where the calls of one root begin, and the end of its graph."""
-
-    outputs: int
-    inputs: int
-    draws: int
-    node: Any = None
-
-
-@dataclass
-class _Open:
-    """The step that is being made."""
-
-    losses: list[float] = field(default_factory=list)
-    loss_dtype: str = ""
-    loss_devices: list[str] = field(default_factory=list)
-    asked: list[torch.Tensor] = field(default_factory=list)  # by autograd.grad, a loss if there is no other
-    batch: list[TensorDigest] = field(default_factory=list)
-    inputs: list[TensorDigest] = field(default_factory=list)
-    outputs: list[ModuleOutput] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
-    stale: set[int] = field(default_factory=set)  # parameters that had a gradient before the first backward
-    has_begun: bool = False
-    gradients: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    no_gradient: list[str] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    updated: set[int] = field(default_factory=set)  # parameters of the optimizer
-    is_by_hand: bool = False  # a backward that may be followed by an update without an optimizer
-    marks: list[_Mark] = field(default_factory=list)  # of each root's call, in the first step
-
-    def drop_unused(self, graph: Mapping[Any, None]) -> None:
-        """Forgets calls before the first one that the loss depends on, such as a look at a model's shapes."""
-        used = next((mark for mark in self.marks if mark.node in graph), None)
-        if used is not None:
-            del self.outputs[: used.outputs], self.inputs[: used.inputs], self.draws[: used.draws]
-        self.marks.clear()
 
 
 class Watch:
@@ -88,8 +50,8 @@ class Watch:
         self.counts = False  # whether the module call under way is one of training
         self._last_counted = False
         self._is_evaluation = False
-        self._open = _Open()
-        self._spare = _Open()  # calls of modules in evaluation mode, which may turn out to be trained
+        self._open = OpenStep()
+        self._spare = OpenStep()  # calls of modules in evaluation mode, which may turn out to be trained
         self.batches = Batches()
         self._has_loader = False  # whether steps are fed by one
         self._versions: dict[str, tuple[int, int]] = {}
@@ -127,7 +89,7 @@ class Watch:
         if not self._is_evaluation:
             into.batch += [digest(t) for t in self.batches.take(fed)]
         if has_weights and not self.steps:
-            into.marks.append(_Mark(len(into.outputs), len(into.inputs) - len(fed), len(into.draws)))
+            into.marks.append(Mark(len(into.outputs), len(into.inputs) - len(fed), len(into.draws)))
 
     def fed(self, target: torch.Tensor) -> None:
         """A loss function that is no module is given a target."""
@@ -137,7 +99,7 @@ class Watch:
             self._target.inputs.append(digest(target, with_values=not target.is_floating_point()))
 
     @property
-    def _target(self) -> _Open:
+    def _target(self) -> OpenStep:
         return self._spare if self._is_evaluation else self._open
 
     def leave(self, module: nn.Module, result: Any, line: str) -> None:
@@ -225,7 +187,7 @@ class Watch:
         """The script trains in evaluation mode: what looked like an evaluation was the step."""
         spare, now = self._spare, self._open
         now.outputs, now.draws, now.inputs, now.marks = spare.outputs, spare.draws, spare.inputs, spare.marks
-        self._spare = _Open()
+        self._spare = OpenStep()
 
     def _add_leaves(self, losses: list[torch.Tensor]) -> None:
         """Names weights that neither a module nor an optimizer holds, found by walking from the loss."""
@@ -294,14 +256,7 @@ class Watch:
 
     def _describe(self, group: dict[str, Any]) -> Group:
         names = [name for p in group["params"] if (name := self.names.name_of(p)) is not None]
-        options: dict[str, Any] = {}
-        for key, value in group.items():
-            if key in ("params", "param_names"):
-                continue
-            plain = _plain_option(value)
-            if plain is not _NOT_PLAIN:
-                options[key] = plain
-        return Group(tuple(self.links.names_in_original(names)), options)
+        return Group(tuple(self.links.names_in_original(names)), plain_options(group))
 
     def _close(self, optimizer: str, number: int) -> None:
         index = len(self.steps) + 1
@@ -334,7 +289,7 @@ class Watch:
                 devices=tuple(sorted(devices)),
             )
         )
-        self._open, self._spare = _Open(), _Open()
+        self._open, self._spare = OpenStep(), OpenStep()
         self.streams.start("step", index)
         self._done()
 
@@ -370,20 +325,3 @@ def _is_set(gradient: torch.Tensor | None) -> bool:
     if gradient is None:
         return False
     return bool(gradient._values().any() if gradient.is_sparse else gradient.any())
-
-
-_NOT_PLAIN = object()
-
-
-def _plain_option(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 else _NOT_PLAIN
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.integer | np.floating):
-        return float(value)
-    if isinstance(value, list | tuple):
-        items = [_plain_option(item) for item in value]
-        if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
-            return tuple(float(item) for item in items)
-    return _NOT_PLAIN
