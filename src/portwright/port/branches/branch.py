@@ -255,6 +255,17 @@ def _describe(
         (call, f"backward() and what follows it are left to the {where}") for call in anatomy.backward
     ]
     branch.made += [(node, f"evaluation runs on the {where} too") for node in uses.evaluated]
+    for node in ast.walk(anatomy.frame):
+        is_read = isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
+        if is_read and anatomy.file.resolve(node) is None:
+            branch.notes.append(
+                (
+                    node,
+                    f"gradients are read on the host here, and on the {where} they stay there",
+                    f"Leave it out when the {where} is used.",
+                )
+            )
+            break
     if anatomy.accumulation is not None:
         branch.notes.append(
             (

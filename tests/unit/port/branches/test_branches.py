@@ -235,6 +235,14 @@ def test_a_notebook_is_left_with_the_reason(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_what_works_only_on_the_host_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path, PLAIN + "    print(model.weight.grad.norm())\n")
+    done = port_branches([path], ["ipu"], select=["PW6"])
+    assert done.changed
+    assert [(f.code, f.line) for f in done.left] == [("PW003", 12)]
+    assert "gradients are read on the host" in done.left[0].message
+
+
 def test_an_import_alone_is_no_branch(tmp_path: Path) -> None:
     path = write(tmp_path, "import poptorch\n" + PLAIN)
     assert port_branches([path], ["ipu"], select=["PW6"], write=True).changed
