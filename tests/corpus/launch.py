@@ -1,0 +1,59 @@
+"""Runs a public project's script as its author would have, on a machine that the author did not have.
+
+    launch.py [--cwd DIR] [--path DIR ...] [--no-cuda] [--old-names] -- SCRIPT [ARGUMENTS ...]
+
+The script itself is not touched. `--cwd` is where it expects to be started, `--path` where it expects its packages;
+`--no-cuda` makes `.cuda()` stay where it is, for scripts that never ask whether there is a GPU; `--old-names` gives back
+names that newer libraries have dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    split = sys.argv.index("--")
+    parser = argparse.ArgumentParser(prog="launch.py")
+    parser.add_argument("--cwd", type=Path)
+    parser.add_argument("--path", type=Path, action="append", default=[])
+    parser.add_argument("--no-cuda", action="store_true")
+    parser.add_argument("--old-names", action="store_true")
+    options = parser.parse_args(sys.argv[1:split])
+    script = Path(sys.argv[split + 1]).resolve()
+    sys.argv = [str(script), *sys.argv[split + 2 :]]
+    sys.path[0:1] = [str(script.parent), *(str(path.resolve()) for path in options.path)]
+    if options.cwd is not None:
+        os.chdir(options.cwd)
+    if options.no_cuda:
+        _stay_on_the_host()
+    if options.old_names:
+        _give_old_names_back()
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _stay_on_the_host() -> None:
+    import torch
+
+    def stay(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    torch.Tensor.cuda = stay  # type: ignore[method-assign]
+    torch.nn.Module.cuda = stay  # type: ignore[method-assign]
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+
+
+def _give_old_names_back() -> None:
+    import numpy
+
+    for name, meaning in (("int", int), ("float", float), ("bool", bool), ("long", numpy.int64)):
+        if not hasattr(numpy, name):
+            setattr(numpy, name, meaning)
+
+
+main()

@@ -1,0 +1,69 @@
+"""Minimal programs that the real front end refuses for the reason for which it refuses a project of the corpus.
+
+Each `code` defines `make_model` and `batch`; tests/vendor/test_corpus_refusals.py asks the front end about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why projects are refused after a port, and the least that shows it."""
+
+    projects: tuple[str, ...]
+    reason: str
+    code: str
+    words: str  # part of what the front end says to it
+
+
+REFUSALS = (
+    Refusal(
+        ("word_language_model", "awd-lstm-lm", "attention-is-all-you-need"),
+        "The loop flattens the targets before the step, so that the parts of a batch have different first dimensions, which"
+        " the SDK's loader does not take. Feed them as they are, batch first, and flatten them in the step (by hand: the function that"
+        " cuts the batches serves the evaluation too).",
+        """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 20)
+
+    def forward(self, words, targets):
+        return nn.functional.cross_entropy(self.table(words).view(-1, 20), targets)
+
+
+make_model = Net
+batch = (torch.zeros(8, 4, dtype=torch.long), torch.zeros(32, dtype=torch.long))
+""",
+        "Only uniform batch sizes are supported",
+    ),
+    Refusal(
+        ("activity-recognition",),
+        "The dataset yields numpy's float64, and the loop casts each batch. float64 has no type on the device, so the cast belongs into"
+        " the dataset; from the source alone one cannot tell what a file of arrays holds.",
+        """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(9, 6)
+
+    def forward(self, sample):
+        return self.layer(sample.float()).sum()
+
+
+make_model = Net
+batch = torch.zeros(4, 9, dtype=torch.float64)
+""",
+        "unsupported input dtype: 'f64'",
+    ),
+)

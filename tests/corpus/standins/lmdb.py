@@ -1,0 +1,1 @@
+"""Not lmdb: imported by datasets that the corpus does not use."""

@@ -1,0 +1,5 @@
+"""Not matplotlib: nothing is drawn."""
+
+from quiet import Quiet
+
+use = Quiet()

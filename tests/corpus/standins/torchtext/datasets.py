@@ -1,0 +1,5 @@
+from torchtext.data import Dataset
+
+
+class TranslationDataset(Dataset):
+    pass

@@ -1,0 +1,1 @@
+"""Imported by projects of the corpus, never called."""

@@ -1,0 +1,5 @@
+"""Not visdom: its windows show nothing."""
+
+from quiet import Quiet as Visdom
+
+__all__ = ["Visdom"]
