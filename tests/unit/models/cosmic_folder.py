@@ -21,18 +21,20 @@ FOLDER = find_models()["cosmictagger"]
 
 
 def load(name: str) -> ModuleType:
-    """A module of the folder under a name of its own, since every model has a data.py; what it imports lies beside it."""
-    if str(FOLDER) not in sys.path:
-        sys.path.insert(0, str(FOLDER))
-    if name not in ("model", "data", "utils", "run"):
-        return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(f"cosmictagger_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pydantic looks its annotations up there
-    spec.loader.exec_module(module)
-    return module
+    """A module of the folder, which is on the path for so long only: every model has a data.py, so ours gets another name."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        if name not in ("model", "data", "utils", "run"):
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(f"cosmictagger_{name}", FOLDER / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # pydantic looks its annotations up there
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(FOLDER))
 
 
 def original_checkout() -> Path:
