@@ -1,6 +1,7 @@
-"""Runs an original script, its port, and its port on a stand-in for the vendor's software, in one process.
+"""Runs an original script, its ports, and its ports on stand-ins for the vendor's software, in one process.
 
-Prints what each of them printed, as JSON. usage: run_all.py ORIGINAL PORTED VENDORS ASK...
+Prints what each of them printed, as JSON. usage: run_all.py ORIGINAL VENDORS {"target": [PORTED, [ASK, ...]], ...}, where the
+last target may be one whose stand-in changes torch.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ def run(script: str, *args: str) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    original, ported, vendors, *ask = sys.argv[1:]
+    original, vendors, ports = sys.argv[1:]
     import torch  # noqa: F401  once, before any of them is measured against another
 
-    results = {"original": run(original), "ported": run(ported)}
-    flags = [word for word in ask if "=" not in word]
-    os.environ.update(dict(word.split("=", 1) for word in ask if "=" in word))
-    results["absent"] = run(ported, *flags)
-    sys.path.insert(0, vendors)
-    results["vendor"] = run(ported, *flags)
+    results = {"original": run(original)}
+    for target, (ported, ask) in json.loads(ports).items():
+        flags = [word for word in ask if "=" not in word]
+        results[f"{target} ported"] = run(ported)
+        os.environ.update(dict(word.split("=", 1) for word in ask if "=" in word))
+        results[f"{target} absent"] = run(ported, *flags)
+        sys.path.insert(0, vendors)
+        results[f"{target} vendor"] = run(ported, *flags)
+        sys.path.remove(vendors)
+        os.environ.pop("ACCELERATOR", None)
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("poptorch", "sambaflow")]:
+            sys.modules.pop(name)
     print(json.dumps(results))

@@ -22,63 +22,54 @@ CASES = {
     "arguments": ("arguments.py", ["--device", "{}"]),
     "loop": ("loop.py", ["--{}"]),
     "handed over": ("handed_over.py", ["ACCELERATOR={}"]),
-    "trainer": ("trainer_project", ["--compute-mode", "{TARGET}", "--optimizer", "{OPT}"]),
+    "trainer": ("trainer_project", ["--compute-mode", "{TARGET}"]),
 }
 
 
-def port_to(path: Path, target: str, out: Path) -> None:
-    port_branches([path], [target], out=out)
-
-
-@pytest.mark.parametrize("target", ["ipu", "rdu"])
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_branch_computes_what_the_host_computes(case: str, target: str, tmp_path: Path) -> None:
-    name, ask = CASES[case]
-    source = FIXTURES / name
-    if target == "rdu" and case == "trainer":  # SambaFlow has no Adam
-        source = tmp_path / "original"
-        source.mkdir()
-        for file in (FIXTURES / name).rglob("*.py"):
-            (source / file.relative_to(FIXTURES / name)).parent.mkdir(exist_ok=True)
-            text = file.read_text()
-            text = text.replace("torch.optim.Adam(", "torch.optim.AdamW(").replace("torch.optim.RMSprop(self._net.parameters(), 1.0, eps=1e-4)", "torch.optim.SGD(self._net.parameters(), 1.0)")  # fmt: skip
-            (source / file.relative_to(FIXTURES / name)).write_text(text)
-    out = tmp_path / "ported"
-    port_to(source, target, out)
-    main = "main.py" if source.is_dir() else source.name
-    words = [w.format(target, TARGET=target.upper(), OPT="adam") for w in ask]
-    logs = {
-        "POPTORCH_LOG": str(tmp_path / "log.json"),
-        "SAMBA_LOG": str(tmp_path / "log.json"),
-        "RDU_PEF": "x.pef",
-    }
-    original = source / main if source.is_dir() else source
+def run_all(original: Path, ports: dict[str, tuple[Path, list[str]]], logs: Path) -> dict[str, str]:
+    """What the original and its ports print, on the host and on the stand-ins; the vendors' own counts go to `logs`."""
+    given = {target: [str(path), ask] for target, (path, ask) in ports.items()}
+    names = {"POPTORCH_LOG": str(logs / "ipu.json"), "SAMBA_LOG": str(logs / "rdu.json"), "RDU_PEF": "x.pef"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "run_all.py"), str(original), str(out / main), str(HERE / "vendors"), *words],
-        capture_output=True, text=True, env={**os.environ, **logs, "PYTHONDONTWRITEBYTECODE": "1"}, check=False,
+        [sys.executable, str(HERE / "run_all.py"), str(original), str(HERE / "vendors"), json.dumps(given)],
+        capture_output=True, text=True, env={**os.environ, **names, "PYTHONDONTWRITEBYTECODE": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    results: dict[str, str] = json.loads(done.stdout)
+    return results
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_branch_computes_what_the_host_computes(case: str, tmp_path: Path) -> None:
+    name, ask = CASES[case]
+    source = FIXTURES / name
+    main = "main.py" if source.is_dir() else source.name
+    ports = {}
+    for target in ("rdu", "ipu"):
+        port_branches([source], [target], out=tmp_path / target)
+        words = [w.format(target, TARGET=target.upper()) for w in ask]
+        ports[target] = (tmp_path / target / main, words)
+        assert check([tmp_path / target], [target], ["PW6"], use_cache=False)[0] == []
+        assert port_branches([tmp_path / target], [target], select=["PW6"]).changed == []
+    results = run_all(source / main if source.is_dir() else source, ports, tmp_path)
     assert len(results["original"].splitlines()) >= 6, results["original"]
-    assert results["ported"] == results["original"]
-    assert "not installed" in results["absent"]
-    assert results["vendor"] == results["original"]
-    calls = json.loads((tmp_path / "log.json").read_text())
-    if target == "ipu":
-        assert calls["training"] >= 4
-        assert calls["copyWeightsToHost"] >= 1
-        assert calls["setOptimizer"] > 1
-        if case != "loop":
-            assert calls["inference"] >= 4
-    else:
-        assert calls["run"] >= 4
-        assert calls["to_cpu"] >= 1
-    assert check([out], [target], ["PW6"], use_cache=False)[0] == []
-    assert port_branches([out], [target], select=["PW6"]).changed == []
+    for target in ports:
+        assert results[f"{target} ported"] == results["original"]
+        assert "not installed" in results[f"{target} absent"]
+        assert results[f"{target} vendor"] == results["original"]
+    ipu = json.loads((tmp_path / "ipu.json").read_text())
+    assert ipu["training"] >= 4
+    assert ipu["copyWeightsToHost"] >= 1
+    assert ipu["setOptimizer"] > 1
+    if case != "loop":
+        assert ipu["inference"] >= 4
+    rdu = json.loads((tmp_path / "rdu.json").read_text())
+    assert rdu["run"] >= 4
+    assert rdu["to_cpu"] >= 1
 
 
 def test_rdu_compiles_first(tmp_path: Path) -> None:
-    port_to(FIXTURES / "globals.py", "rdu", tmp_path / "ported")
+    port_branches([FIXTURES / "globals.py"], ["rdu"], out=tmp_path / "ported")
     done = subprocess.run(
         [sys.executable, str(tmp_path / "ported" / "globals.py")], capture_output=True, text=True, check=False,
         env={**os.environ, "ACCELERATOR": "rdu", "PYTHONPATH": str(HERE / "vendors")},
@@ -183,16 +174,12 @@ def test_both_vendors_can_have_a_branch_in_one_file(tmp_path: Path) -> None:
     path.write_bytes((FIXTURES / "globals.py").read_bytes())
     for target in ("ipu", "rdu"):
         assert port_branches([path], [target], select=["PW6"], write=True).left == []
-    for target in ("ipu", "rdu"):
-        assert port_branches([path], [target], select=["PW6"]).changed == []
-        done = subprocess.run(
-            [sys.executable, str(HERE / "run_all.py"), str(FIXTURES / "globals.py"), str(path), str(HERE / "vendors"), f"ACCELERATOR={target}"],
-            capture_output=True, text=True, env={**os.environ, "RDU_PEF": "x.pef"}, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        results = json.loads(done.stdout)
-        assert results["ported"] == results["vendor"] == results["original"]
-        assert "not installed" in results["absent"]
+    assert all(port_branches([path], [target], select=["PW6"]).changed == [] for target in ("ipu", "rdu"))
+    ports = {target: (path, [f"ACCELERATOR={target}"]) for target in ("rdu", "ipu")}
+    results = run_all(FIXTURES / "globals.py", ports, tmp_path)
+    for target in ports:
+        assert results[f"{target} ported"] == results[f"{target} vendor"] == results["original"]
+        assert "not installed" in results[f"{target} absent"]
 
 
 @pytest.mark.parametrize(
