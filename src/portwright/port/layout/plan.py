@@ -536,18 +536,15 @@ def _cut_evaluation(plan: Plan) -> None:
     anatomy = plan.anatomy
     anchor = plan.train_loader or (anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)  # type: ignore[union-attr]
     plan.evaluation = choose(anatomy, plan.evaluations, anchor)
-    if plan.evaluation is None:
-        found = _other_loader(plan)
-        if found is not None:
-            plan.eval_loader = found
-            plan.evaluated = plan.slicer.cut(anatomy.setup, [found], without=gone(plan, anatomy.setup))
-            _with_seeds(plan, plan.evaluated, [])
-        return
-    skipped = gone(plan, anatomy.setup)
-    if _is_loader(plan, *plan.evaluation.loader):
-        plan.eval_loader = plan.evaluation.loader
-        plan.evaluated = plan.slicer.cut(anatomy.setup, [plan.eval_loader], without=skipped)
+    understood = plan.evaluation is not None and _is_loader(plan, *plan.evaluation.loader)
+    plan.eval_loader = (
+        plan.evaluation.loader if plan.evaluation is not None and understood else _other_loader(plan)
+    )
+    if plan.eval_loader is not None:
+        plan.evaluated = plan.slicer.cut(anatomy.setup, [plan.eval_loader], without=gone(plan, anatomy.setup))
         _with_seeds(plan, plan.evaluated, [])
+    if plan.evaluation is None:
+        return
     before = [line for line in anatomy.setup if line in anatomy.setup_of_epoch]
     assert plan.target is not None
     if plan.by_hand is None:
@@ -569,7 +566,13 @@ def _other_loader(plan: Plan) -> tuple[ast.expr, Frame] | None:
                 and _EVALUATES.search(ref.name)
                 and kind_of(plan.anatomy, ref).endswith("DataLoader")
             ):
-                return target, line.frame
+                read = (
+                    ast.copy_location(ast.Name(target.id, ast.Load()), target)
+                    if isinstance(target, ast.Name)
+                    else None
+                )
+                if read is not None:
+                    return read, line.frame
     return None
 
 

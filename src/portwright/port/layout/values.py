@@ -59,7 +59,8 @@ class Values:
         self.program = program
         self.options: dict[Setting, Option] = {}
         self.definitions: dict[Var, list[tuple[ast.expr | None, Frame, Item]]] = {}
-        self.stores: dict[Setting, list[tuple[ast.expr | None, Frame]]] = {}
+        self._stores: dict[Setting, list[tuple[ast.expr | None, Frame, Item]]] = {}
+        self._asked: set[Item] = set()
         self.argparse_lines: set[Line] = set()
         self.alias_lines: set[Item] = set()
         self._find_arguments()
@@ -131,7 +132,7 @@ class Values:
         self.alias_lines |= lines
         self.program.forget()
         self.definitions.clear()
-        self.stores.clear()
+        self._stores.clear()
         self._collect()
         return True
 
@@ -150,14 +151,41 @@ class Values:
                 if isinstance(occurrence.ref, Var):
                     self.definitions.setdefault(occurrence.ref, []).append((own, value[1], item))
                 elif isinstance(occurrence.ref, Setting):
-                    self.stores.setdefault(occurrence.ref, []).append((own, value[1]))
+                    self._stores.setdefault(occurrence.ref, []).append((own, value[1], item))
 
     def _note_stores(self, node: ast.AST, frame: Frame, item: Item) -> None:
         for occurrence in self.program.occurrences(node, frame):
             if occurrence.stores and isinstance(occurrence.ref, Var):
                 self.definitions.setdefault(occurrence.ref, []).append((None, frame, item))
             elif occurrence.stores and isinstance(occurrence.ref, Setting):
-                self.stores.setdefault(occurrence.ref, []).append((None, frame))
+                self._stores.setdefault(occurrence.ref, []).append((None, frame, item))
+
+    @property
+    def stores(self) -> dict[Setting, list[tuple[ast.expr | None, Frame]]]:
+        """Settings that the script changes, and to what; not those that it changes only with other settings."""
+        found = {s: [(v, f) for v, f, i in rows if self._happens(i, s)] for s, rows in self._stores.items()}
+        return {setting: rows for setting, rows in found.items() if rows}
+
+    def _happens(self, item: Item, setting: Setting) -> bool:
+        """Whether a block that changes a setting does so with the script's own defaults, as far as its tests are known."""
+        if not isinstance(item, Line) or not isinstance(item.node, ast.If) or item in self._asked:
+            return True
+        self._asked.add(item)
+        try:
+            return self._stored_in(item.node, item.frame, setting)
+        finally:
+            self._asked.discard(item)
+
+    def _stored_in(self, node: ast.stmt, frame: Frame, setting: Setting) -> bool:
+        if not any(o.stores and o.ref == setting for o in self.program.occurrences(node, frame)):
+            return False
+        if not isinstance(node, ast.If):
+            return True
+        try:
+            taken = node.body if self.evaluate(node.test, frame) else node.orelse
+        except UnknownError:
+            taken = [*node.body, *node.orelse]
+        return any(self._stored_in(statement, frame, setting) for statement in taken)
 
     def value_of(self, var: Var) -> tuple[ast.expr, Frame] | None:
         """The one expression that a variable is assigned, if there is only one."""
@@ -252,7 +280,7 @@ class Values:
         if found:
             program.forget()
             self.definitions.clear()
-            self.stores.clear()
+            self._stores.clear()
             self._collect()
 
     def _parse_call(self, call: ast.Call, frame: Frame) -> tuple[list[ast.Call], Unit]:

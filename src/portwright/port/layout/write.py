@@ -536,12 +536,19 @@ class Writer:
             if isinstance(key, Setting) and key.space not in plan.program.tables:
                 rows.append(f"{INDENT * 2}{key.key}={plan.settings.at(key, 'train_input')},\n")
         for setting, stored in plan.anatomy.values.stores.items():
-            value = (
-                plan.anatomy.values.try_evaluate(stored[0][0], stored[0][1], default=...)
-                if stored[0][0] is not None
-                else ...
+            if setting in plan.settings.entries:
+                continue
+            default = (
+                plan.anatomy.values.options[setting].default
+                if setting in plan.anatomy.values.options
+                else None
             )
-            rows.append(f"{INDENT * 2}{setting.key}={None if value is ... else value!r},\n")
+            value = (
+                default
+                if stored[0][0] is None
+                else plan.anatomy.values.try_evaluate(*stored[0], default=default)
+            )
+            rows.append(f"{INDENT * 2}{setting.key}={value!r},\n")
         return (
             f'def settings(params):\n{INDENT}"""The settings under the names that the script\'s code knows them by."""\n'
             f"{INDENT}return Namespace(\n{''.join(rows)}{INDENT})\n"
