@@ -153,6 +153,9 @@ def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | Non
         "loss-function",
         "The outputs of all layers agree and the loss does not: it is computed otherwise.",
     )
+    if not comparison.original.steps[step - 1].outputs:
+        word = "forward"
+        sentence = "The loss differs, and no module is called whose output would tell where."
     if ratio and (
         is_whole(abs(ratio))
         or is_whole(1 / abs(ratio))

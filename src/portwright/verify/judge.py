@@ -76,7 +76,10 @@ def _judge_mode(
     if not is_last:
         return None  # masks may have been drawn in another order: again without them
     noted = Judgement(comparison, difference, mode)
-    comparison = compare(original, ported, runs.original(mode, perturb=_rounding(original)))
+    try:
+        comparison = compare(original, ported, runs.original(mode, perturb=_rounding(original)))
+    except PortwrightError as error:
+        noted.notes.append(f"The noise of the original could not be measured: {error}")
     noted.comparison, noted.difference = comparison, first_difference(comparison)
     if noted.difference is None:
         noted.settled_by = "noise"

@@ -55,6 +55,13 @@ def test_a_noise_that_swallows_everything_is_not_believed(tmp_path: Path) -> Non
     assert "From step 1 on" in " ".join(unsure.notes)
 
 
+def test_a_noise_that_cannot_be_measured_leaves_the_verdict_to_the_dtype(tmp_path: Path) -> None:
+    failing = ScriptFailed("it fails with other weights.", "", "", 0)
+    found = judge(Made(tmp_path, original=make(), ported=make(factor=2.0), original_noise=failing))
+    assert found.difference is not None
+    assert "could not be measured" in found.notes[0]
+
+
 def test_where_even_float64_is_no_help_a_note_says_so(tmp_path: Path) -> None:
     loud = {"original": make(), "ported": make(noise=0.2), "original_noise": make(noise=0.2)}
     chaos = {"original_64": make(), "ported_64": make(noise=0.01), "original_64_noise": make(noise=0.02)}
