@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from portwright.errors import UserError
-from portwright.port.api import check
+from portwright.port.api import check, port
 from portwright.port.branches.api import port_branches
 
 HERE = Path(__file__).parent
@@ -236,6 +236,15 @@ def test_an_import_alone_is_no_branch(tmp_path: Path) -> None:
     text = path.read_text()
     assert "poptorch.trainingModel(" in text
     assert port_branches([path], ["ipu"], select=["PW6"]).changed == []
+
+
+def test_it_is_a_style_of_port(tmp_path: Path) -> None:
+    path = write(tmp_path, PLAIN)
+    done = port([path], ["ipu"], ["PW6"], style="branches")
+    assert done.changed
+    assert done.diff.count("+    ipu_training = poptorch.trainingModel(") == 1
+    assert {f.code for f in done.fixed} == {"PW004"}
+    assert done == port_branches([path], ["ipu"], select=["PW6"])
 
 
 def test_write_and_undo(tmp_path: Path) -> None:
