@@ -90,7 +90,7 @@ def _port_root(
             if patch.is_change:
                 overlay[path] = patch.after
                 project.forget(path)
-                forget(project, path)
+                forget(project)
                 changed.add(str(path))
         waiting = [path for path in files if needs.get(path, set()) & changed]
         if not waiting:

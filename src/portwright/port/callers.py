@@ -25,7 +25,7 @@ _MOST_FILES = 2000
 _FEW_FILES = 200  # up to so many, files without a step of their own are looked into for the second hop
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b([^#\n(]*(?:\([^)]*\))?[^#\n]*)", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
-_STEP = re.compile(rb"\.backward\(|\bdef[ \t]+(?:forward|training_step|forward_step)\b")
+_STEP_SIGNS = (b".backward(", b"def forward", b"def training_step")
 
 
 @dataclass
@@ -35,7 +35,6 @@ class _Known:
     num_files: int = 0
     with_step: set[Path] = field(default_factory=set)
     digests: dict[Path, str] = field(default_factory=dict)
-    steps: dict[Path, Steps | None] = field(default_factory=dict)
     called: dict[tuple[Path, int], frozenset[str]] = field(default_factory=dict)
 
 
@@ -47,11 +46,10 @@ def remember_members(project: Project, files: Iterable[Path]) -> None:
     _known.setdefault(project, _Known()).members = tuple(files)
 
 
-def forget(project: Project, path: Path) -> None:
-    """Looks at a file anew; its text has changed."""
+def forget(project: Project) -> None:
+    """Looks at steps anew; the text of a file has changed."""
     known = _known.get(project)
     if known is not None:
-        known.steps.pop(path, None)
         known.called.clear()
 
 
@@ -65,18 +63,13 @@ def functions_called_from_steps(steps: Steps, hops: int) -> set[str]:
             continue
         key = (importer, hops - 1)
         if key not in known.called:
-            known.called[key] = _called(project, known, importer, hops - 1)
+            steps_there = _make_steps(project, importer)
+            # Only names are kept: trees that stay alive make every collection of garbage slower.
+            known.called[key] = frozenset(steps_there.calls_to_other_files(hops - 1) if steps_there else ())
         project.consulted[str(importer)] = known.digests[importer]
         prefix = f"{path}::"
         found.update(name[len(prefix) :] for name in known.called[key] if name.startswith(prefix))
     return found
-
-
-def _called(project: Project, known: _Known, path: Path, hops: int) -> frozenset[str]:
-    if path not in known.steps:
-        known.steps[path] = _make_steps(project, path)
-    steps = known.steps[path]
-    return frozenset() if steps is None else frozenset(steps.calls_to_other_files(hops))
 
 
 def _make_steps(project: Project, path: Path) -> Steps | None:
@@ -100,7 +93,7 @@ def _importers(project: Project, known: _Known, path: Path) -> Sequence[Path]:
             except UnreadableError:
                 continue
             known.digests[file] = digest(data)
-            if _STEP.search(data):
+            if any(sign in data for sign in _STEP_SIGNS):
                 known.with_step.add(file)
             for word in {word for line in _IMPORT.findall(data) for word in _WORD.findall(line)}:
                 known.importing.setdefault(word, []).append(file)
