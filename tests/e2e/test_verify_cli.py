@@ -91,6 +91,26 @@ def test_an_original_that_ends_early_is_compared_as_far_as_it_goes(folder: Path)
     assert "they part at step 4, the number of steps" in shorter.stdout
 
 
+def test_a_layout_that_run_trains_is_proven_against_the_script(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "transformer" / "train.py"
+    (tmp_path / "train.py").write_text(script.read_text())
+    words = ["port", "train.py", "--target", "csx", "--style", "layout", "--out", "ported"]
+    subprocess.run([sys.executable, "-m", "portwright", *words], cwd=tmp_path, capture_output=True)
+    port = "ported/run.py CPU --mode train --params ported/configs/params.yaml"
+    done = call(tmp_path, "train.py", port, "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    assert (proof["equal"], proof["target"], proof["on_target"], proof["dropout"]) == (
+        True,
+        "CPU",
+        True,
+        "off",
+    )
+    assert {p.name for p in tmp_path.iterdir()} == {"train.py", "ported", "proof.json"}, (
+        "no run directory is left"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

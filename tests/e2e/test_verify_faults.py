@@ -116,6 +116,8 @@ FAULTS = [
     # Two optimizers in turn: each of their updates is a step.
     Fault("second_rate", "dropout", {"lr=2e-3": "lr=2.02e-3"}, 2, "optimizer", "maker.one.weight", "learning-rate"),
     Fault("maker_trained_too", "dropout", {"        maker_optimizer.zero_grad()\n": ""}, 4, "gradient", "maker.two.bias", "zero-grad"),
+    # A network that amplifies rounding: a fault is found beside it.
+    Fault("one_percent", "deep", {"        optimizer.step()": "        for p in network.parameters():\n            p.grad.mul_(1.01)\n        optimizer.step()"}, 1, "gradient", "21.bias", "gradient-scale"),
     # Buffers.
     Fault("running_mean", "convolution", {"self.bn1 = nn.BatchNorm2d(channels)": "self.bn1 = nn.BatchNorm2d(channels, momentum=0.2)"}, 1, "buffer", "block1.bn1.running_mean", "buffer"),
 ]  # fmt: skip
@@ -188,6 +190,7 @@ HARMLESS = {
             "self.block2(self.block1(self.stem(x)))": "self.blocks(self.stem(x))",
         },
     ),
+    "rounding_amplified": ("deep", {"self.bn(self.conv(x))": "self.bn((self.conv.weight.flatten(1) @ F.unfold(x, 3, padding=1)).view_as(x))"}),
     "one_backward": (
         "convolution",
         {
