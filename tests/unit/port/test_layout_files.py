@@ -311,3 +311,88 @@ def test_json_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {"changed", "fixed", "left", "placed", "dissolved"} <= document.keys()
     assert all({"path", "line", "statement", "where"} <= row.keys() for row in document["placed"])
     assert all({"path", "line", "statement", "into"} <= row.keys() for row in document["dissolved"])
+
+
+def test_settings_in_a_dict_become_params(tmp_path: Path) -> None:
+    text = 'config = {"hidden": 7, "lr": 0.3, "epochs": 4, "size": 16}\n' + HEAD.replace(
+        "nn.Linear(4, 1)", 'nn.Sequential(nn.Linear(4, config["hidden"]), nn.Linear(config["hidden"], 1))'
+    )
+    text = (
+        text.replace("batch_size=8", 'batch_size=config["size"]')
+        + SGD.replace("0.1", 'config["lr"]')
+        + LOOP.replace("range(3)", 'range(config["epochs"])')
+    )
+    done, files = layout(tmp_path, text)
+    values = params(files)
+    assert values["model"] == {"hidden": 7}
+    assert values["train_input"] == {"size": 16}
+    assert values["optimizer"]["learning_rate"] == 0.3
+    assert values["runconfig"]["num_epochs"] == 4
+    assert not codes(done)
+
+
+def test_a_break_after_so_many_steps_is_max_steps(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + SGD
+        + "for i, (x, y) in enumerate(loader):\n    if i >= 5:\n        break\n"
+        + "\n".join(line[4:] for line in LOOP.splitlines()[3:])
+    )
+    done, files = layout(tmp_path, text)
+    assert params(files)["runconfig"]["max_steps"] == 5
+    assert "num_epochs" not in params(files)["runconfig"]
+    assert not codes(done)
+
+
+def test_where_the_script_stands_is_asked(tmp_path: Path) -> None:
+    done, _ = layout(
+        tmp_path,
+        "import os\nhere = os.path.dirname(__file__)\n"
+        + HEAD.replace("torch.randn(64, 1)", "torch.load(here)")
+        + SGD
+        + LOOP,
+    )
+    assert codes(done) == ["PW703"]
+    assert [f.line for f in done.left if f.code == "PW703"] == [2]
+
+
+def test_a_loader_for_validation_is_found_by_its_name(tmp_path: Path) -> None:
+    text = HEAD + "val_loader = DataLoader(TensorDataset(torch.ones(8, 4), torch.ones(8, 1)))\n" + SGD + LOOP
+    text += "    print(sum(criterion(model(x), y).item() for x, y in val_loader))\n"
+    _, files = layout(tmp_path, text)
+    evaluation = files["data.py"].partition("def get_eval_dataloader(params):")[2]
+    assert "torch.ones(8, 4)" in evaluation
+    assert "return val_loader" in evaluation
+
+
+def test_a_part_of_a_package_keeps_its_package(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("INPUTS = 4\n")
+    (package / "net.py").write_text(
+        "from torch import nn\nfrom .sizes import INPUTS\n\n\ndef make():\n    return nn.Linear(INPUTS, 1)\n"
+    )
+    (package / "train.py").write_text(
+        "from .net import make\n" + HEAD.replace("nn.Linear(4, 1)", "make()") + SGD + LOOP
+    )
+    port([package / "train.py"], ["csx"], style="layout", out=tmp_path / "out")
+    assert "from pkg.net import make" in (tmp_path / "out" / "model.py").read_text()
+    assert {p.name for p in (tmp_path / "out" / "pkg").iterdir()} == {"__init__.py", "net.py", "sizes.py"}
+
+
+def test_tabs_crlf_and_letters_of_all_kinds(tmp_path: Path) -> None:
+    text = (
+        HEAD.replace("model =", "größe = 4  # Breite\nmodel =").replace(
+            "nn.Linear(4, 1)", "nn.Linear(größe, 1)"
+        )
+        + SGD
+        + LOOP.replace("    ", "\t")
+    )
+    script = tmp_path / "train.py"
+    script.write_bytes(text.replace("\n", "\r\n").encode())
+    done = port([script], ["csx"], style="layout", out=tmp_path / "out")
+    assert not codes(done)
+    assert yaml.safe_load((tmp_path / "out" / "configs" / "params.yaml").read_text())["model"] == {"größe": 4}
+    assert b"\r" not in (tmp_path / "out" / "model.py").read_bytes()
+    assert "# Breite" in (tmp_path / "out" / "configs" / "params.yaml").read_text()

@@ -244,7 +244,7 @@ def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
         ref = anatomy.program.reference(node, frame)
         if isinstance(ref, Var) and ref in anatomy.devices:
             return True
-        stored = anatomy.values.stores.get(ref, []) if isinstance(ref, Setting) else []
+        stored = anatomy.values.stores_of(ref) if isinstance(ref, Setting) else []
         if any(v is not None and v is not node and is_device(anatomy, v, f) for v, f in stored):
             return True
         name = node.id if isinstance(node, ast.Name) else node.attr

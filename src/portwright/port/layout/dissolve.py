@@ -139,6 +139,8 @@ class Dissolver:
             return SAVES
         if dotted.startswith("torch.nn.utils.clip_grad"):
             return UPDATES
+        if dotted.startswith("sys.path."):
+            return "modules of the project are copied beside run.py"
         if dotted.startswith(
             ("torch.cuda.", "torch.backends.", "gc.", "torch.set_num_threads", "torch.distributed.")
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.dissolve import ARGUMENTS, OTHERWISE, REPORTS, UPDATES, harmless
 from portwright.port.layout.plan import Plan
 from portwright.port.layout.program import Header, Item, Line, Loop, Var
@@ -22,8 +23,11 @@ def settle(plan: Plan) -> None:
     for loop in (anatomy.epoch_loop, anatomy.batch_loop):
         if loop is not None:
             into = "runconfig.num_epochs" if loop is anatomy.epoch_loop else "run() goes over the batches"
+            if loop is anatomy.batch_loop and plan.by_hand is not None:
+                into = "get_train_dataloader() of data.py; what it draws at random comes from the loader's own stream"
             account.dissolve(loop.frame.unit, loop.node, into)
     _settle_settings(plan)
+    _find_own_file(plan)
     needed = _needed(plan)
     for item in plan.program.items:
         _settle_item(plan, item, needed)
@@ -32,6 +36,18 @@ def settle(plan: Plan) -> None:
             statement, (ast.Import, ast.ImportFrom)
         ) and "portwright" not in plan.program.entry.text(statement):
             account.place(plan.program.entry, statement, "where its names are used")
+
+
+def _find_own_file(plan: Plan) -> None:
+    """`__file__` means another folder in the layout than it did in the script."""
+    unit = plan.program.entry
+    for name in unit.tree.all(ast.Name):
+        statement = unit.tree.statement_of(name)
+        if name.id == "__file__" and statement is not None:
+            plan.account.leave(
+                unit, name, "the script asks where it stands (__file__), and its layout stands elsewhere",
+                "Name the folder in configs/params.yaml, or copy what is read there to the layout.", NOT_SAID,
+            )  # fmt: skip
 
 
 def _needed(plan: Plan) -> set[Var]:

@@ -163,8 +163,11 @@ class Values:
     @property
     def stores(self) -> dict[Setting, list[tuple[ast.expr | None, Frame]]]:
         """Settings that the script changes, and to what; not those that it changes only with other settings."""
-        found = {s: [(v, f) for v, f, i in rows if self._happens(i, s)] for s, rows in self._stores.items()}
+        found = {setting: self.stores_of(setting) for setting in self._stores}
         return {setting: rows for setting, rows in found.items() if rows}
+
+    def stores_of(self, setting: Setting) -> list[tuple[ast.expr | None, Frame]]:
+        return [(v, f) for v, f, i in self._stores.get(setting, []) if self._happens(i, setting)]
 
     def _happens(self, item: Item, setting: Setting) -> bool:
         """Whether a block that changes a setting does so with the script's own defaults, as far as its tests are known."""
@@ -414,7 +417,7 @@ class Values:
         if name == "getattr" and len(node.args) in (2, 3) and isinstance(node.args[1], ast.Constant):
             member = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
             ref = self.program.reference(member, frame)
-            if isinstance(ref, Setting) and (ref in self.options or ref in self.stores):
+            if isinstance(ref, Setting) and (ref in self.options or ref in self._stores):
                 return self._named(member, frame, depth)
             if isinstance(ref, Setting) and len(node.args) == 3:
                 return self.evaluate(node.args[2], frame, depth)
@@ -425,7 +428,7 @@ class Values:
     def _named(self, node: ast.Name | ast.Attribute, frame: Frame, depth: int) -> Any:
         ref = self.program.reference(node, frame)
         if isinstance(ref, Setting):
-            stored = self.stores.get(ref)
+            stored = self.stores_of(ref)
             if stored:
                 if len(stored) != 1 or stored[0][0] is None:
                     raise UnknownError

@@ -106,7 +106,7 @@ class Writer:
             return f'{setting.space.name}["{setting.key}"]'
         if setting in plan.settings.entries:
             return plan.settings.at(setting, section, root)
-        stored = plan.anatomy.values.stores.get(setting)
+        stored = plan.anatomy.values.stores_of(setting)
         if stored and len(stored) == 1 and stored[0][0] is not None:
             value = plan.anatomy.values.try_evaluate(stored[0][0], stored[0][1], default=...)
             if value is not ...:
