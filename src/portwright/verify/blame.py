@@ -19,6 +19,7 @@ _ABOUT = {
     "dropout": ("PW319", "PW340", "PW3"),
     "initial": ("PW3",),
     "parameter": ("PW310", "PW3"),
+    "output": ("PW3", "PW2", "PW5"),
     "loss": ("PW3", "PW328", "PW2", "PW409", "PW5"),
     "gradient": ("PW408", "PW405", "PW402", "PW2", "PW4", "PW3"),
     "optimizer": ("PW403", "PW404", "PW4"),

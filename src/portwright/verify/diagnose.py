@@ -9,7 +9,7 @@ from portwright.verify.compare import Comparison, Held, StepFacts
 from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
 from portwright.verify.diagnose_forward import Located, forward_order, locate
 from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, is_whole, scale_of
-from portwright.verify.difference import Difference, count, listing, number
+from portwright.verify.difference import Difference, Where, count, listing, number
 
 
 def first_difference(comparison: Comparison) -> Difference | None:
@@ -133,12 +133,17 @@ def _at_module(comparison: Comparison, step: int, held: Held, place: Located) ->
     line = place.ported.line if place.ported else ""
     before = f", or on the way to it from '{place.before}'" if place.before else ""
     other = place.ported.kind if place.ported and place.ported.kind != place.kind else ""
+    quantity: Where = "loss"
+    values = (held.measure.original, held.measure.ported, held.measure.distance, held.bound.value)
+    if held.measure.quantity != "loss":  # what little it does to the loss is within its bound
+        quantity = "output"
+        squares = [o.square for o in (place.original, place.ported) if o is not None]
+        values = (math.sqrt(squares[0]), math.sqrt(squares[-1]), place.distance, place.bound)
     return Difference(
-        step, "loss", place.parameter,
+        step, quantity, place.parameter,
         f"The first output that differs is that of '{place.module}' ({place.kind}{f', in the port {other}' if other else ''}): "
         f"the forward pass differs in it{before}.",
-        held.measure.original, held.measure.ported, place.distance, held.bound.value, held.bound.decided_by,
-        "forward", place.module, line,
+        *values, held.bound.decided_by, "forward", place.module, line,
         parameters=tuple(h.measure.name for h in comparison.beyond(step, "gradient")),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ class Located:
     original: ModuleOutput
     ported: ModuleOutput | None
     distance: float
+    bound: float
 
 
 def forward_order(recording: Recording) -> list[str]:
@@ -55,7 +56,7 @@ def locate(comparison: Comparison, step: int) -> Located | None:
         bound = max(_ROUNDINGS * EPSILON["float32"] * step, NOISE_FACTOR * noises.get(place, 0.0))
         if distance > bound:
             parameter = _parameter_at(comparison.original, mine, place)
-            return Located(output.module, output.kind, before, parameter, output, other, distance)
+            return Located(output.module, output.kind, before, parameter, output, other, distance, bound)
         before = output.module
     return None
 

@@ -13,6 +13,7 @@ Where = Literal[
     "initial",
     "batch",
     "dropout",
+    "output",
     "loss",
     "gradient",
     "optimizer",

@@ -26,7 +26,7 @@ _CLEAR = 100.0
 _VAGUE = 0.01
 _CLEAN = 1e-9  # distances in float64 of scripts that really compute in it
 _NO_CAST = 1e-5  # more than a cast to float32 on the way can do to the first loss
-_NUMBERS = frozenset({"batch", "dropout", "loss", "gradient", "update", "buffer"})
+_NUMBERS = frozenset({"batch", "dropout", "output", "loss", "gradient", "update", "buffer"})
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _is_clean_until(again: Comparison, found: Difference) -> bool:
     for quantity in QUANTITIES[: {"gradient": 1, "update": 2, "buffer": 3}.get(found.quantity, 0)]:
         before += [h.measure.distance for h in again.at(found.step, quantity)]
     if not before:
-        return any(h.measure.distance > _NO_CAST for h in again.beyond(found.step, "loss"))
+        return any(h.measure.distance > _NO_CAST for h in again.beyond(found.step))
     return statistics.median(before) < _CLEAN
 
 

@@ -116,6 +116,7 @@ def subject(found: Difference) -> str:
         "initial": f"initial values{name}",
         "batch": "the batch",
         "dropout": "dropout",
+        "output": f"the output of {found.module}; first parameter {found.parameter}",
         "loss": f"the loss; first parameter {found.parameter}" if found.parameter else "the loss",
         "gradient": f"gradient{name}",
         "optimizer": f"the optimizer's {found.option}{name}",
@@ -128,7 +129,7 @@ def subject(found: Difference) -> str:
 
 def values_words(found: Difference) -> str:
     """Both values, where they are numbers, and the distance with its bound."""
-    if found.quantity not in ("loss", "gradient", "update", "buffer"):
+    if found.quantity not in ("output", "loss", "gradient", "update", "buffer"):
         return ""
     if found.diagnosis == "accumulation" and found.distance is None:
         return ""

@@ -303,3 +303,15 @@ def test_a_tensor_with_no_true_gradient_does_not_raise_an_alarm() -> None:
         for index in range(1, 7):
             recording.arrays[f"gradient/{index}/first.bias"] = 1e-9 * random.standard_normal(64)
     assert not compare(original, ported).beyond(1, "gradient")
+
+
+def test_an_output_whose_loss_agrees_is_named_as_such() -> None:
+    ported = make(factor=1.01)
+    outputs = ported.steps[0].outputs
+    found = part(
+        make(),
+        with_step(ported, 1, outputs=(outputs[0], replace(outputs[1], square=outputs[1].square * 1.1))),
+    )
+    assert (found.step, found.quantity, found.module, found.parameter) == (1, "output", "last", "last.weight")
+    assert found.distance > found.bound
+    assert found.ported > found.original
