@@ -182,6 +182,14 @@ def test_layout_computes_what_the_script_does(
     assert moved  # both trained
 
 
+def test_batches_drawn_by_hand_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draws are others than the script's, so only that it learns is seen."""
+    make_layout(SCRIPTS / "char_model.py", tmp_path / "out")
+    outcome = run_layout(tmp_path / "out", Watch(), monkeypatch, "--model_dir", str(tmp_path / "run"))
+    assert outcome["status"] == 0
+    assert outcome["values"]["train/loss"] < 1.5  # chance is 3.3
+
+
 def test_layout_runs_in_all_modes(tmp_path: Path) -> None:
     """The user's own commands, on the shipped example."""
     command = [

@@ -611,15 +611,18 @@ class Writer:
         definitions, entry = plan.definitions, plan.program.entry
         ordered = sorted(part.definitions, key=lambda n: definitions.homes[n].lineno)
         wanted = {g.name for g in part.globals if g.unit is entry}
-        blocks: list[str] = []
-        constants = ""
+        pieces: list[
+            tuple[int, bool, str]
+        ] = []  # in the script's order, since one may run what another defines
         written: set[Line] = set()
         for each in ordered:
             if definitions.is_definition(each):
                 wanted |= definition_globals(entry, definitions.homes[each])
-                blocks.append(definitions.text(each).strip("\n") + "\n")
+                pieces.append(
+                    (definitions.homes[each].lineno, True, definitions.text(each).strip("\n") + "\n")
+                )
             else:
-                constants += self._constant(name, each, wanted, written)
+                pieces += self._constant(name, each, wanted, written)
         imports = definitions.import_text(entry, {n for n in wanted if definitions.is_import(n)})
         foreign = definitions.foreign_text(part.globals)
         others: dict[str, list[str]] = {}
@@ -637,13 +640,21 @@ class Writer:
             dict.fromkeys(line for line in [*imports, *foreign, *part.imports] if line not in future)
         )
         second = "\n".join(own)
-        if constants:
-            blocks.insert(0, constants)
+        blocks: list[str] = []
+        was_constant = False
+        for _, is_definition, text in sorted(pieces, key=lambda p: p[0]):
+            if was_constant and not is_definition:
+                blocks[-1] += text
+            else:
+                blocks.append(text)
+            was_constant = not is_definition
         body = "\n\n".join([*blocks, *part.code])
         head = "\n\n".join(text for text in ("\n".join(future), first, second) if text)
         return f'"""{title}"""\n\n' + (f"{head}\n\n\n" if head else "\n") + body
 
-    def _constant(self, part: str, name: str, wanted: set[str], written: set[Line]) -> str:
+    def _constant(
+        self, part: str, name: str, wanted: set[str], written: set[Line]
+    ) -> list[tuple[int, bool, str]]:
         """A global that definitions read: the statements that make it, at the top of their file."""
         plan = self.plan
         var = plan.program.lookup(plan.program.main, name)
@@ -658,7 +669,7 @@ class Writer:
                 plan.program.entry, made[0].node, f"functions read '{name}' as a global, so its values stand in {part}.py and params.yaml does not reach them",
                 "Hand the settings to these functions as arguments.", NOT_SAID,
             )  # fmt: skip
-            return "".join(plan.renderer.line(line, Naming(), "") for line in made)
+            return [(line.node.lineno, False, plan.renderer.line(line, Naming(), "")) for line in made]
         if var in plan.program.namespaces:
             rows = ", ".join(
                 f"{k.key}={e.value!r}" for k, e in plan.settings.entries.items() if isinstance(k, Setting)
@@ -669,20 +680,20 @@ class Writer:
                 "Hand the settings to these functions as arguments.", NOT_SAID,
             )  # fmt: skip
             self.parts[part].imports.append("from argparse import Namespace")
-            return f"{name} = Namespace({rows})\n"
+            return [(line.node.lineno, False, f"{name} = Namespace({rows})\n")]
         naming = Naming(
             setting=lambda s: repr(plan.settings.entries[s].value) if s in plan.settings.entries else s.key
         )
         needed = plan.slicer.cut(plan.anatomy.setup, variables=[var])
-        text = ""
+        pieces = []
         for line in needed.lines:
             if line in written or line in plan.anatomy.values.argparse_lines:
                 continue
             written.add(line)
-            text += plan.renderer.line(line, naming, "")
+            pieces.append((line.node.lineno, False, plan.renderer.line(line, naming, "")))
             plan.account.place(line.frame.unit, line.node, f"{part}.py")
         wanted |= needed_names(plan, needed.lines)
-        return text
+        return pieces
 
 
 def _returning(body: str, returned: str, indent: str) -> str:
