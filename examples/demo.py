@@ -122,7 +122,7 @@ def shown(command: list[str]) -> str:
 def write_page(out: Path, rows: list[tuple[Task, float]]) -> None:
     items = "".join(
         f"<li><h2>{html.escape(task.title)}</h2><pre>{html.escape(shown(task.command))}</pre>"
-        f"<p>{seconds:.0f} s{f', <a href={task.page}>{task.page}</a>' if task.page else ''}</p></li>"
+        f"<p>{seconds:.0f} s{_link(task.page)}</p></li>"
         for task, seconds in rows
     )
     style = (
@@ -134,6 +134,10 @@ def write_page(out: Path, rows: list[tuple[Task, float]]) -> None:
         f"<!doctype html><meta charset=utf-8><title>Portwright demo</title><style>{style}</style>"
         f"<h1>From a plain script to a proven port</h1><ol>{items}</ol>",
     )
+
+
+def _link(page: str) -> str:
+    return f', <a href="{page}">{page}</a>' if page else ""
 
 
 if __name__ == "__main__":

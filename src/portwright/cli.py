@@ -355,7 +355,7 @@ def port(
     Status 0 where nothing is left, 1 where findings are.
     """
     from portwright.port.api import port as port_paths
-    from portwright.port.report import port_report
+    from portwright.port.report import port_report, summarise_port
 
     done = port_paths(
         paths, target or [], select or [], ignore or [],
@@ -364,7 +364,7 @@ def port(
     if as_json:
         rows = {name: [f.as_dict() for f in getattr(done, name)] for name in ("fixed", "left")}
         account = {"placed": done.placed, "dissolved": done.dissolved} if style == "layout" else {}
-        _print_json({"changed": done.changed, **rows, **account})
+        _print_json({"changed": done.changed, **rows, **account, "summary": summarise_port(done)})
     else:
         if not write and out is None:
             sys.stdout.write(done.diff)

@@ -10,7 +10,7 @@ from pathlib import Path
 from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text
 from portwright.port.finding import Finding
-from portwright.port.report import summarise, text_report
+from portwright.port.report import summarise, summary, text_report
 from portwright.port.report_html import html_report
 from portwright.port.report_sarif import sarif_report
 from portwright.port.rule import Rule
@@ -28,6 +28,7 @@ def write_report(
         sys.stdout.write(text)
     else:
         atomic_write_text(out, text)
+        print(f"{summary(findings)}\nreport: {out}", file=sys.stderr)
 
 
 def render(findings: Sequence[Finding], rules: Sequence[Rule], format: str) -> str:
