@@ -1,8 +1,9 @@
 """Runs a public project's script as its author would have, on a machine that the author did not have.
 
-    launch.py [--cwd DIR] [--path DIR ...] [--no-cuda] [--old-names] -- SCRIPT [ARGUMENTS ...]
+    launch.py [--cwd DIR] [--path DIR ...] [--no-cuda] [--old-names] [--no-graph] -- SCRIPT [ARGUMENTS ...]
 
 The script itself is not touched. `--cwd` is where it expects to be started, `--path` where it expects its packages;
+`--no-graph` leaves tensorboard without a picture of the model;
 `--no-cuda` makes `.cuda()` stay where it is, for scripts that never ask whether there is a GPU; `--old-names` gives back
 names that newer libraries have dropped.
 """
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--path", type=Path, action="append", default=[])
     parser.add_argument("--no-cuda", action="store_true")
     parser.add_argument("--old-names", action="store_true")
+    parser.add_argument("--no-graph", action="store_true")
     options = parser.parse_args(sys.argv[1:split])
     script = Path(sys.argv[split + 1]).resolve()
     sys.argv = [str(script), *sys.argv[split + 2 :]]
@@ -34,6 +36,8 @@ def main() -> None:
         _stay_on_the_host()
     if options.old_names:
         _give_old_names_back()
+    if options.no_graph:
+        _draw_no_graph()
     runpy.run_path(str(script), run_name="__main__")
 
 
@@ -46,6 +50,15 @@ def _stay_on_the_host() -> None:
     torch.Tensor.cuda = stay  # type: ignore[method-assign]
     torch.nn.Module.cuda = stay  # type: ignore[method-assign]
     torch.cuda.synchronize = lambda *args, **kwargs: None
+
+
+def _draw_no_graph() -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    def draw_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    SummaryWriter.add_graph = draw_nothing  # type: ignore[method-assign]
 
 
 def _give_old_names_back() -> None:

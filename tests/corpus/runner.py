@@ -46,6 +46,7 @@ class Project:
     needs: tuple[str, ...] = ()
     no_cuda: bool = False
     old_names: bool = False
+    no_graph: bool = False
 
     @property
     def folder(self) -> str:
@@ -154,6 +155,7 @@ def command(project: Project, copy: str) -> str:
         options += ["--path", str(Path(root) / path)]
     options += ["--no-cuda"] if project.no_cuda and copy == "original" else []
     options += ["--old-names"] if project.old_names else []
+    options += ["--no-graph"] if project.no_graph else []
     if options:
         return shlex.join([str(HERE / "launch.py"), *options, "--", script]) + f" {project.args}".rstrip()
     return f"{script} {project.args}".rstrip()
