@@ -66,7 +66,8 @@ class Notebook(Source):
 
     def _spans(self) -> list[tuple[int, int]]:
         starts = [start for _, start in self.cells]
-        return list(zip(starts, [*starts[1:], len(self.data)], strict=True))
+        ends = [*starts[1:], len(self.data)] if starts else []  # a notebook may be all prose
+        return list(zip(starts, ends, strict=True))
 
     def _error(self, code: bytes) -> UnreadableError | None:
         try:
@@ -97,8 +98,7 @@ class Notebook(Source):
     def to_bytes(self) -> bytes:
         notebook = json.loads(self.document)
         style = _style_of(self.document, notebook)
-        ends = [*(start for _, start in self.cells[1:]), len(self.data)]
-        for (index, start), end in zip(self.cells, ends, strict=True):
+        for (index, _), (start, end) in zip(self.cells, self._spans(), strict=True):
             cell = notebook["cells"][index]
             text = self.data[start : end - 1].decode("utf-8")
             if text == _cell_text(cell):

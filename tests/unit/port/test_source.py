@@ -201,6 +201,17 @@ def test_what_is_no_notebook_is_one_finding(tmp_path: Path, content: str) -> Non
     assert [f.code for f in check_path(path, Project(tmp_path), CSX)] == ["PW001"]
 
 
+@pytest.mark.parametrize("cells", [notebook([]), {"cells": []}])
+def test_a_notebook_without_code_has_no_findings_and_stays_as_it_is(
+    tmp_path: Path, cells: dict[str, object]
+) -> None:
+    path = tmp_path / "x.ipynb"
+    cells["about"] = "import torch"
+    path.write_text(json.dumps(cells, indent=1))
+    assert check_path(path, Project(tmp_path), CSX) == []
+    assert ported(path) == path.read_bytes()
+
+
 def test_a_cell_that_is_no_python_does_not_hide_the_others(tmp_path: Path) -> None:
     path = tmp_path / "x.ipynb"
     cells = [
