@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,9 @@ def test_results_are_of_these_projects_and_reach_the_goal() -> None:
 def test_no_line_of_a_result_names_a_folder_of_a_machine() -> None:
     text = (HERE / "results.json").read_text()
     assert not re.search(r"/(?:tmp|home|root|work|Users)/", text)
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    tool = HERE.parents[1] / "tools" / "make_corpus_table.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
