@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from portwright import __version__
 from portwright.errors import ExitStatus, PortwrightError
@@ -373,7 +374,14 @@ def port(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
-@app.command(short_help="Prove that two training scripts compute the same.")
+class _QuotedCommands(TyperCommand):
+    """Takes "-m package.train" for a command in quotes, and not for an option -m."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"python {a}" if a.startswith("-m ") else a for a in args])
+
+
+@app.command(cls=_QuotedCommands, short_help="Prove that two training scripts compute the same.")
 def verify(
     original: Annotated[
         str, typer.Argument(help='The original\'s command in quotes: "train.py --epochs 1".')

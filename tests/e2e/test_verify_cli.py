@@ -128,3 +128,13 @@ def test_bad_input_is_one_line_and_status_2(folder: Path, words: tuple[str, ...]
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (folder / "proof.json").exists()
+
+
+def test_a_module_is_no_option(folder: Path) -> None:
+    package = folder / "tools"  # the letter o is an option of verify, too
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(SCRIPT)
+    done = call(folder, "-m tools.train 25", "SEED=1 python -m tools.train", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("equal over 3 steps")
