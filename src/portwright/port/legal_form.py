@@ -124,8 +124,10 @@ def _only_named(file: File, node: ast.AST) -> bool:
 
 def is_grouped(call: ast.Call | None, position: int) -> bool:
     """Whether a convolution may have several groups; they stand at `position` where they are not named."""
-    if call is None or has_star(call):
+    if call is None:
         return False
     given = keyword(call, "groups")
+    if given is None and has_star(call):
+        return False
     value = given.value if given else call.args[position] if len(call.args) > position else None
     return value is not None and not (isinstance(value, ast.Constant) and value.value == 1)

@@ -4,6 +4,7 @@ import ast
 
 from portwright.port.finding import Safety
 from portwright.port.legal_form import LegalForm, is_grouped
+from portwright.port.rewrite import has_star, is_constant, keyword
 from portwright.port.rule import File
 
 
@@ -50,6 +51,8 @@ class GroupedConvolution(LegalForm):
 
     def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
         last = name.rpartition(".")[2]
+        if call is not None and keyword(call, "groups") is None and has_star(call):
+            return any(given.arg is None for given in call.keywords) and _passes_groups_on(file)
         return is_grouped(call, 7 if last.startswith("ConvTranspose") else 6)
 
     def safety_of(self, file: File, name: str) -> Safety:
@@ -58,6 +61,17 @@ class GroupedConvolution(LegalForm):
             isinstance(outer, ast.Compare) for use in file.uses(name) for outer in file.tree.ancestors(use)
         )
         return "unsafe" if asked else "safe"
+
+
+def _passes_groups_on(file: File) -> bool:
+    """Whether a block of the file's own is given groups by name: where it hands on all that it is given, they are among it."""
+    for call in file.tree.all(ast.Call):
+        given = keyword(call, "groups")
+        if given is None or is_constant(given.value, 1, None):
+            continue
+        if not (file.resolve(call.func) or "").startswith(("torch.", "portwright.")):
+            return True
+    return False
 
 
 RULE = GroupedConvolution()
