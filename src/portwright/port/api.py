@@ -113,7 +113,7 @@ def port(
     too_large: list[Path] = []
     codes = [rule.code for rule in selection.rules]
     origin = make_origin(
-        common_folder(paths), paths, next(iter(selection.targets)), codes, unsafe, made.fixed
+        common_folder(paths, files), paths, next(iter(selection.targets)), codes, unsafe, made.fixed
     )
     if write:
         write_in_place(made, origin)

@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -165,7 +166,7 @@ def write_copy(
     Returns files that were not copied: too large, or nothing that can be read.
     """
     _check_out(out, paths)
-    top = common_folder(paths)
+    top = common_folder(paths, files)
     wanted = _companions(paths, files, top, out)
     left_out = []
     written: dict[str, str] = {}
@@ -230,9 +231,18 @@ def _check_out(out: Path, paths: Sequence[Path]) -> None:
             )
 
 
-def common_folder(paths: Sequence[Path]) -> Path:
+def common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
+    """What a copy begins at: the folder of the files; of a package that imports itself by its name, the one above it."""
     folders = [str(p.absolute() if p.is_dir() else p.absolute().parent) for p in paths]
-    return Path(os.path.normpath(os.path.commonpath(folders)))
+    top = Path(os.path.normpath(os.path.commonpath(folders)))
+    if not (top / "__init__.py").is_file():
+        return top
+    above = top
+    while (above / "__init__.py").is_file() and above.parent != above:
+        above = above.parent
+    name = top.relative_to(above).parts[0]
+    by_name = re.compile(rb"^[ \t]*(from|import)[ \t]+" + re.escape(name).encode() + rb"\b", re.MULTILINE)
+    return above if any(by_name.search(path.read_bytes()) for path in files if _is_readable(path)) else top
 
 
 def _companions(paths: Sequence[Path], files: Sequence[Path], top: Path, out: Path) -> list[Path]:

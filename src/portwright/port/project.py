@@ -77,6 +77,8 @@ def find_root(path: Path) -> Path:
     for candidate in (folder, *folder.parents):
         if any((candidate / sign).exists() for sign in _ROOT_SIGNS):
             return candidate
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        folder = folder.parent  # a package is imported by its name, from the folder above it
     return folder
 
 

@@ -231,3 +231,24 @@ def test_saved_originals_name_their_files_relative_to_the_project(project: Path)
     write(project / "train.py")
     (saved,) = (project / STORE).iterdir()
     assert [row["path"] for row in json.loads((saved / "files.json").read_text())] == ["train.py"]
+
+
+@pytest.mark.parametrize("named", ["spam", "spam/train.py"])
+def test_a_package_that_imports_itself_by_name_keeps_its_name_in_a_copy(named: str, tmp_path: Path) -> None:
+    package = tmp_path / "project" / "spam"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model.py").write_text("def make():\n    return 'made'\n")
+    (package / "train.py").write_text(
+        "import torch\nfrom spam.model import make\nprint(make(), torch.__name__)\n"
+    )
+    api.port([tmp_path / "project" / named], ["csx"], out=tmp_path / "out")
+    assert {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*.py")} == {
+        "spam/__init__.py",
+        "spam/model.py",
+        "spam/train.py",
+    }
+    (package / "train.py").write_text("from .model import make\nprint(make())\n")
+    api.port([tmp_path / "project" / named], ["csx"], out=tmp_path / "flat")
+    assert (tmp_path / "flat" / "train.py").is_file(), "relative imports hold under any name"
+    assert (tmp_path / "flat" / "model.py").is_file()
