@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import unwrap
 from portwright.port.rule import File, Rule
+from portwright.port.spelling import torch_name
 
 
 class TorchCompiler(Rule):
@@ -68,6 +69,12 @@ class TorchCompiler(Rule):
                     alone = file.source.data[start : file.source.span(decorator)[0]].strip() == b"@"
                     edits = [Edit(start, end, "")] if alone else []
                     yield self.report(file, decorator, f"{name} compiles for a CPU or GPU", edits)
+        module = torch_name(file)
+        for info in file.tree.all(ast.ClassDef):
+            for base in info.bases:
+                if file.resolve(base) == "torch.jit.ScriptModule":
+                    edits = [file.replace(base, f"{module}.nn.Module")] if module else []
+                    yield self.report(file, base, "a ScriptModule is compiled for a CPU or GPU", edits)
         for call in file.calls("torch.jit.save", "torch.jit.load", "torch.jit.freeze"):
             yield self.report(file, call, f"{file.resolve(call.func)} belongs to torch's own compiler")
 
