@@ -118,14 +118,14 @@ def test_from_check_to_a_port_that_computes_the_same_and_back(project: Path) -> 
 
 def test_documents(project: Path) -> None:
     checked = json.loads(portwright(project, "check", "train.py", "-t", "csx", "--json").stdout)
-    assert list(checked) == ["findings"]
+    assert list(checked) == ["findings", "summary"]
     assert list(checked["findings"][0]) == [
         "code", "path", "line", "column", "message", "cure", "safety", "targets",
     ]  # fmt: skip
     ported = json.loads(
         portwright(project, "port", ".", "-t", "csx", "--out", "ported", "--unsafe", "--json").stdout
     )
-    assert list(ported) == ["changed", "fixed", "left"]
+    assert list(ported) == ["changed", "fixed", "left", "summary"]
     assert ported["changed"] == ["train.py"]
     assert {f["safety"] for f in ported["fixed"]} == {"safe", "unsafe"}
     assert {f["safety"] for f in ported["left"]} == {"manual"}

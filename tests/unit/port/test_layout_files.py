@@ -396,3 +396,68 @@ def test_tabs_crlf_and_letters_of_all_kinds(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "out" / "configs" / "params.yaml").read_text())["model"] == {"größe": 4}
     assert b"\r" not in (tmp_path / "out" / "model.py").read_bytes()
     assert "# Breite" in (tmp_path / "out" / "configs" / "params.yaml").read_text()
+
+
+WARM_UP = """
+def warm_up(optimizer, count):
+    def factor(step):
+        return min(1.0, (step + 1) / count)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+class Ramp:
+    def __init__(self, optimizer, count):
+        self.optimizer, self.count, self.step_number = optimizer, count, 0
+
+    def step(self):
+        self.step_number += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.step_number / self.count)
+
+
+class Poly(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer, count):
+        self.count = count
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [rate * (1 - self.last_epoch / self.count) for rate in self.base_lrs]
+"""
+
+
+@pytest.mark.parametrize("made", ["warm_up(optimizer, 8)", "Ramp(optimizer, 8)", "Poly(optimizer, count=99)"])
+def test_a_scheduler_of_the_project_is_asked_for_its_rates(made: str, tmp_path: Path) -> None:
+    head = HEAD.replace("loader =", WARM_UP + "\nloader =", 1)
+    done, files = layout(
+        tmp_path, f"{head}{SGD}ramp = {made}\n{LOOP}        ramp.step()\n        print(loss.item())\n"
+    )
+    assert f"scheduler = {made}" in files["utils.py"]
+    assert 'params["optimizer"]["learning_rate"] = learning_rates(params)' in files["utils.py"]
+    assert [f.code for f in done.left if f.code != "PW101"] == []
+    rows = {row["statement"]: row["into"] for row in done.dissolved}
+    assert "schedule" in rows["ramp.step()"]
+
+
+def test_what_may_change_the_optimizer_is_not_taken_for_a_report(tmp_path: Path) -> None:
+    text = "class Ramp:\n    def __init__(self, optimizer):\n        self.of = optimizer\n    def advance(self):\n"
+    text += "        self.of.param_groups[0]['lr'] *= 0.9\n"
+    done, _ = layout(tmp_path, f"{HEAD}{text}{SGD}ramp = Ramp(optimizer)\n{LOOP}        ramp.advance()\n")
+    assert [f.message for f in done.left if f.code == "PW701"] == [
+        "run() has no place for this: ramp.advance()"
+    ]
+
+
+@pytest.mark.parametrize("start", ["sys.exit(main())", "exit(main())", "raise SystemExit(main())"])
+def test_a_script_that_ends_with_its_status_is_followed(start: str, tmp_path: Path) -> None:
+    body = (SGD + LOOP + "return 0\n").replace("\n", "\n    ")
+    done, files = layout(tmp_path, f"import sys\n{HEAD}\ndef main():\n    {body}\n{start}\n")
+    assert params(files)["runconfig"]["num_epochs"] == 3
+    assert codes(done) == []
+
+
+def test_a_step_that_is_not_reached_is_named(tmp_path: Path) -> None:
+    text = HEAD + SGD + "def step(x, y):\n    criterion(model(x), y).backward()\n    optimizer.step()\n"
+    done, _ = layout(tmp_path, text + "losses = [step(x, y) for x, y in loader]\n")
+    assert [(f.code, f.line) for f in done.left] == [
+        ("PW702", text.split("\n").index("    optimizer.step()"))
+    ]

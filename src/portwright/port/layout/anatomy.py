@@ -63,10 +63,13 @@ def dissect(program: Program, values: Values) -> Anatomy:
     ]
     unit = program.entry
     if not found:
+        calls = (n for n in unit.tree.all(ast.Call) if is_backward(n))
         raise RefusalError(
             "no loop that calls backward() was found on the way from the script's start",
-            "Name the script that trains, or use --style in-place.",
+            "Name the script that trains; call what trains in a plain for loop (no list of calls, no library's runner); "
+            "or use --style in-place.",
             unit,
+            next(calls, None),
         )
     loops, backward = found[0]
     if len(found) > 1:
@@ -286,8 +289,34 @@ def _find_optimizer(anatomy: Anatomy) -> None:
             f"{len(schedulers)} schedulers change one learning rate", IN_PLACE, place.frame.unit, place.node
         )
     anatomy.optimizer = optimizers.pop()
-    anatomy.scheduler = schedulers.pop() if schedulers else None
+    anatomy.scheduler = schedulers.pop() if schedulers else _own_scheduler(anatomy, anatomy.optimizer)
     anatomy.model = _find_model(anatomy)
+
+
+def _own_scheduler(anatomy: Anatomy, optimizer: Var) -> Var | None:
+    """What the project makes of the optimizer and steps beside it: a class of its own, or a function that returns one."""
+    for item in anatomy.all_lines:
+        for call in (n for n in ast.walk(item.node) if isinstance(n, ast.Call)):
+            if not (
+                isinstance(item, Line) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+            ):
+                continue
+            ref = anatomy.program.reference(call.func.value, item.frame)
+            if isinstance(ref, Var) and ref != optimizer and is_made_of(anatomy, ref, optimizer):
+                return ref
+    return None
+
+
+def is_made_of(anatomy: Anatomy, var: Var, optimizer: Var) -> bool:
+    """Whether a variable holds what a call returned that was given the optimizer, and so may change it."""
+    return any(
+        isinstance(value, ast.Call)
+        and any(
+            anatomy.program.reference(a, frame) == optimizer
+            for a in (*value.args, *(k.value for k in value.keywords))
+        )
+        for value, frame, _ in definitions_of(anatomy, var)
+    )
 
 
 def is_optimizer(kind: str) -> bool:

@@ -33,6 +33,8 @@ from portwright.port.source import Source, UnreadableError
 
 # The layout is their cure: the loop, its optimizer, schedule and checkpoints are run()'s now.
 _CURED = ("PW401", "PW402", "PW403", "PW404", "PW405", "PW406", "PW407", "PW505", "PW507")
+# set_defaults runs the script's scheduler on the host, before the first step; nothing imports left_over.py.
+_AHEAD, _OFF_THE_DEVICE = ("PW403", "PW404"), ("utils.py", "left_over.py")
 
 
 @dataclass
@@ -201,7 +203,8 @@ def _finish(made: Made, out: Path, rules: Selection, allow: Sequence[Safety]) ->
                 overlay[path] = patch.after
                 project.forget(path)
                 made.files[path.relative_to(folder).as_posix()] = patch.after.to_bytes()
-            left += patch.left
+            is_host = path.parent == folder and path.name in _OFF_THE_DEVICE
+            left += [f for f in patch.left if not is_host or f.code not in _AHEAD]
         except UnreadableError as error:
             left.append(unreadable(path, error, rules.targets))
     return left

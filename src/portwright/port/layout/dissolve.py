@@ -147,6 +147,8 @@ class Dissolver:
             return PLACES
         if dotted.startswith(_LOGGING_MODULES):
             return LOGS
+        if isinstance(func, ast.Attribute) and func.attr == "step" and self._is_scheduler(func.value, frame):
+            return UPDATES  # before the look into a method of the project's own scheduler
         called = self.program.callee(call, frame)
         if called is not None and not self.program.trains(call, frame):
             return self._of_function(called[1], self.program.module_frame(called[0]))
@@ -187,6 +189,12 @@ class Dissolver:
         if isinstance(owner, Var) and kind_of(self.anatomy, owner).startswith(_LOGGING_MODULES):
             return LOGS
         return None
+
+    def _is_scheduler(self, node: ast.expr, frame: Frame) -> bool:
+        return (
+            self.anatomy.scheduler is not None
+            and self.program.reference(node, frame) == self.anatomy.scheduler
+        )
 
     def _of_function(self, function: ast.AST, frame: Frame) -> str | None:
         """A function of the script that only seeds, prints or saves."""

@@ -150,6 +150,9 @@ class Program:
             return made
         if not self.trains(node, frame) and not self._builds(node, frame):
             return [Line(node, frame)]
+        ended = self._ends_with(node, frame)
+        if ended is not None:
+            return self._inline(ended, node, frame, None)
         match node:
             case ast.For() if _phases(node) is not None:
                 # `for phase in ["train", "val"]`: run() has modes for them, and training is the first.
@@ -190,6 +193,18 @@ class Program:
                 return [*self._inline(inner, node, frame, None), Line(node, frame)]
             return [Line(node, frame)]  # loss.backward() itself, in an odd place
         return [Line(node, frame)]
+
+    def _ends_with(self, node: ast.stmt, frame: Frame) -> ast.Call | None:
+        """The call in `sys.exit(main())` and `raise SystemExit(main())`, whose result is the script's status."""
+        match node:
+            case ast.Expr(value=ast.Call(func=func, args=[ast.Call() as call], keywords=[])):
+                name = frame.unit.names.resolve(func) or (func.id if isinstance(func, ast.Name) else "")
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=name), args=[ast.Call() as call], keywords=[])):
+                pass
+            case _:
+                return None
+        ends = name in ("sys.exit", "exit", "quit", "SystemExit", "os._exit", "asyncio.run")
+        return call if ends and self.callee(call, frame) is not None else None
 
     def _inline(self, call: ast.Call, node: ast.stmt, frame: Frame, target: ast.expr | None) -> list[Item]:
         if is_backward(call):

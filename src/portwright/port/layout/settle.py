@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from portwright.port.layout.account import NOT_SAID
+from portwright.port.layout.anatomy import is_made_of
 from portwright.port.layout.dissolve import ARGUMENTS, OTHERWISE, REPORTS, UPDATES, harmless
 from portwright.port.layout.plan import Plan
 from portwright.port.layout.program import Header, Item, Line, Loop, Var
@@ -147,15 +148,21 @@ def _why_needless(plan: Plan, line: Line, needed: set[Var]) -> str | None:
         and line not in plan.anatomy.teardown
     ):
         return None
-    if plan.slicer.effects(line) & needed:
+    touched = plan.slicer.effects(line)
+    if touched & needed or any(_holds_optimizer(plan, var) for var in touched):
         return None
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         func = node.value.func
-        if isinstance(func, ast.Attribute) and plan.slicer.effects(line):
+        if isinstance(func, ast.Attribute) and touched:
             return REPORTS  # losses.append(...), meter.update(...)
         later = line in plan.anatomy.after_step or line in plan.anatomy.after_epoch
         return REPORTS if later and plan.program.callee(node.value, line.frame) is not None else None
     return REPORTS
+
+
+def _holds_optimizer(plan: Plan, var: Var) -> bool:
+    optimizer = plan.anatomy.optimizer
+    return optimizer is not None and is_made_of(plan.anatomy, var, optimizer)
 
 
 def _is_consumed(plan: Plan, line: Line) -> bool:
