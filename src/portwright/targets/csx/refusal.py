@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,6 +26,11 @@ _UNKNOWN_CURE = (
     "If 'run.py CPU --validate_only' fails at the same line, the model itself is at fault; else rewrite the line, or try --legalise: half "
     "precision is always on here, and a traced tensor has no values."
 )
+_LOADER = "/cerebras/pytorch/utils/data/"
+_LOADER_CURE = (
+    "Give all tensors of a batch the same first dimension, of one size for all batches; what is no part of a batch (a graph, a "
+    "mask of the whole) belongs into the model, as a buffer."
+)
 _CURE = "Rewrite this line with ops that 'portwright ops --target csx' lists, or try --legalise."
 
 
@@ -44,8 +50,20 @@ def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusa
         (place, scope), phase = lines.current, "backward"
         module = _path(scope, root)
     if place is None:
-        return None
+        return _explain_loader(error)
     return _refusal(op, module, place, _first_line(text), phase)
+
+
+def _explain_loader(error: BaseException) -> Refusal | None:
+    """What the SDK's own loader does not take of a batch; what the user's data set raises inside it is none of these."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _LOADER not in Path(trace.tb_frame.f_code.co_filename).as_posix():
+        return None
+    return Refusal(
+        op="the batch", module="", file=None, line=None, reason=_first_line(str(error)), cure=_LOADER_CURE, phase="loader"
+    )  # fmt: skip
 
 
 def _explain_lowering(document: dict[str, Any], lines: SourceLines, root: nn.Module) -> Refusal:

@@ -208,14 +208,15 @@ class CsxSession:
                 f"the SDK {sdk_version()} failed in its own code, {refusal.file}:{refusal.line}: {refusal.reason}",
                 "Change what the step asks of it (optimizer, schedule, loss scaling), and see --debug.",
             )
-        where = f"{refusal.file}:{refusal.line}" if refusal.file else "a line that the SDK does not name"
+        place = f"{refusal.file}:{refusal.line}" if refusal.file else "a line that the SDK does not name"
+        where = "" if refusal.phase == "loader" else f" at {place}"
         module = f", module {refusal.module}" if refusal.module else ""
         gradient = " (in its gradient)" if refusal.phase == "backward" else ""
         named = ("op", "module", "file", "line", "reason", "cure", "phase")
         refused = {name: getattr(refusal, name) for name in named}
         verdict = {"accepted": False, "sdk": sdk_version(), "step": phase, "refused": [refused]}
         return UnsupportedError(
-            f"Cerebras's front end (SDK {sdk_version()}) refuses {refusal.op} at {where}{module}{gradient}: {refusal.reason}",
+            f"Cerebras's front end (SDK {sdk_version()}) refuses {refusal.op}{where}{module}{gradient}: {refusal.reason}",
             refusal.cure,
             details={"refused": [refused], "validated": verdict},
         )
