@@ -85,7 +85,7 @@ class LegalForm(Rule):
             legal, imports = legal_import(file)
             start, end = file.source.span(call)
             tensor = text_of(file, call.func.value)
-            inner = _arguments_text(file, call)
+            inner = arguments_text(file, call)
             text = f"{legal}.{form}({tensor}{', ' if inner else ''}{inner})"
             yield self.report(
                 file, call, f".{method}(): {self.reason}", [Edit(start, end, text)], imports,
@@ -95,7 +95,7 @@ class LegalForm(Rule):
             yield self.report(file, call, f".{method}(): {self.reason}", cure=str(needed))
 
 
-def _arguments_text(file: File, call: ast.Call) -> str:
+def arguments_text(file: File, call: ast.Call) -> str:
     """What stands between a call's parentheses."""
     assert isinstance(call.func, ast.Attribute)
     _, after = file.source.span(call.func)

@@ -1,6 +1,50 @@
 from __future__ import annotations
 
-from portwright.port.legal_form import LegalForm
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.legal_form import LegalForm, arguments_text
+from portwright.port.rewrite import legal_import, text_of
+from portwright.port.rule import File
+
+_IN_PLACE = ("index_add_", "index_fill_", "index_copy_", "index_put_")
+_FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like"})
+_FRESH_METHODS = frozenset({"new_zeros", "new_ones", "new_empty", "new_full", "clone"})
+
+
+def _is_fresh(file: File, value: ast.expr) -> bool:
+    """Whether an expression makes memory that nothing else can see."""
+    if not isinstance(value, ast.Call):
+        return False
+    head, _, last = (file.resolve(value.func) or "").rpartition(".")
+    return (head == "torch" and last in _FRESH) or (
+        isinstance(value.func, ast.Attribute) and value.func.attr in _FRESH_METHODS
+    )
+
+
+def _has_no_other_name(file: File, statement: ast.stmt, name: str) -> bool:
+    """Whether a tensor was made in the same block, and only written into since: then another object may take its name."""
+    block = file.tree.block_of(statement)
+    for before in reversed(block[: block.index(statement)]):
+        if isinstance(before, ast.Assign) and [file.segment(t) for t in before.targets] == [name]:
+            return _is_fresh(file, before.value) and not _mentions(before.value, name)
+        if _written_name(before) != name and _mentions(before, name):
+            return False
+    return False
+
+
+def _written_name(statement: ast.stmt) -> str | None:
+    """The name of `name.index_add_(...)` as a statement, where its arguments do not keep it."""
+    match statement:
+        case ast.Expr(ast.Call(func=ast.Attribute(ast.Name(name), attr), args=args, keywords=keywords)):
+            kept = any(_mentions(a, name) for a in [*args, *(k.value for k in keywords)])
+            return name if attr in _IN_PLACE and not kept else None
+    return None
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node))
 
 
 class IndexedWrite(LegalForm):
@@ -26,7 +70,9 @@ class IndexedWrite(LegalForm):
     ```
 
     ## Safety
-    Safe: a gather or scatter of the same elements. The in-place methods are left to you.
+    Safe: a gather or scatter of the same elements. A method that writes in place (`x.index_add_()`) becomes an assignment:
+    safe where the tensor was made just before, unsafe where another name of it could keep the old values, and
+    left to you where its result is used.
     """
 
     code = "PW334"
@@ -52,6 +98,32 @@ class IndexedWrite(LegalForm):
         "scatter_reduce": "scatter_reduce",
         "take": "take",
     }
+
+    def find(self, file: File) -> Iterator[Finding]:
+        yield from super().find(file)
+        for call in file.methods(*_IN_PLACE):
+            if file.flow.in_step(call) and self._is_tensor(file, call):
+                yield self._in_place(file, call)
+
+    def _in_place(self, file: File, call: ast.Call) -> Finding:
+        assert isinstance(call.func, ast.Attribute)
+        receiver, form = call.func.value, call.func.attr.removesuffix("_")
+        legal, imports = legal_import(file)
+        inner = arguments_text(file, call)
+        text = f"{legal}.{form}({text_of(file, receiver)}{', ' if inner else ''}{inner})"
+        statement = file.tree.statement_of(call)
+        alone = isinstance(statement, ast.Expr) and statement.value is call
+        edits, safe = [Edit(*file.source.span(call), text)], _is_fresh(file, receiver)
+        if alone and isinstance(receiver, ast.Name):
+            assert statement is not None
+            edits = [Edit(*file.source.span(call), f"{receiver.id} = {text}")]
+            safe = _has_no_other_name(file, statement, receiver.id)
+        elif not safe:
+            edits = []
+        return self.report(
+            file, call, f".{call.func.attr}(): {self.reason}", edits, imports if edits else (),
+            cure=f"Assign the result of legal.{form}, which computes the same.", safety="safe" if safe else "unsafe",
+        )  # fmt: skip
 
 
 RULE = IndexedWrite()
