@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import has_star, keyword, set_keyword
 from portwright.port.rule import File, Rule
-from portwright.port.tree import FUNCTIONS, Binding
+from portwright.port.tree import FUNCTIONS, Binding, is_name
 
 _MAKERS = ("zeros", "ones", "full", "arange", "linspace", "eye", "tensor", "empty")
 _TENSOR_SIGNS = frozenset(
@@ -44,6 +45,25 @@ _TENSOR_SIGNS = frozenset(
 )
 
 
+# Layers whose input is one tensor; recurrent ones may be given packed sequences, which have no device.
+_TAKES_A_TENSOR = re.compile(
+    r"(torch\.nn|portwright\.layers\.legal)\.(\w*Embedding\w*|Linear|Bilinear|Conv\w+|\w+Norm\w*|\w+Pool\w+)$"
+)
+
+
+def _goes_into_layer(file: File, call: ast.AST, name: str) -> bool:
+    """Whether a call is that of such a layer of the class, with the name as its input."""
+    if not (isinstance(call, ast.Call) and call.args and is_name(call.args[0], name)):
+        return False
+    if not (isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self")):
+        return False
+    info = file.tree.class_of(call)
+    made = info.attributes.get(call.func.attr, []) if info else []
+    return bool(made) and all(
+        isinstance(m, ast.Call) and _TAKES_A_TENSOR.match(file.resolve(m.func) or "") for m in made
+    )
+
+
 def _is_moved(file: File, call: ast.Call) -> bool:
     """`torch.zeros(3).to(x.device)` says where it goes."""
     outer = file.tree.parents.get(call)
@@ -75,7 +95,7 @@ def _input_of(file: File, call: ast.Call) -> str | None:
                 and node.attr in _TENSOR_SIGNS
                 and isinstance(node.value, ast.Name)
                 and node.value.id == argument.arg
-            ):
+            ) or _goes_into_layer(file, node, argument.arg):
                 return argument.arg
     return None
 
