@@ -66,4 +66,29 @@ batch = torch.zeros(4, 9, dtype=torch.float64)
 """,
         "unsupported input dtype: 'f64'",
     ),
+    Refusal(
+        ("pytorch-flows",),
+        "The order of the variables is turned around by an index that is an array of numpy's; the backward pass of such an index in a later"
+        " dimension is not lowered. legal.getitem with the order as a list, or legal.flip, is accepted, by hand.",
+        """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.order = np.arange(6)[::-1].copy()
+
+    def forward(self, x):
+        return (self.layer(x)[:, self.order] * x).sum()
+
+
+make_model = Net
+batch = torch.zeros(4, 6)
+""",
+        "failed to legalize operation 'torch.prim.ListConstruct'",
+    ),
 )

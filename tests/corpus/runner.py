@@ -183,16 +183,18 @@ def portwright(
 def check_and_port(place: Path, env: Mapping[str, str], result: Result) -> None:
     """check, port --out, port again, compile. A crash is a failure; findings are not."""
     checked = portwright(["check", "original", "-t", "csx", "--json"], place, env)
-    if checked.returncode not in (0, 1):
+    if checked.returncode not in (0, 1) or not checked.stdout:
         raise Failure(f"check ended with {checked.returncode}: {checked.stderr[-400:]}")
     result.findings = len(json.loads(checked.stdout)["findings"])
     ported = portwright(["port", "original", "-t", "csx", "--out", "ported", "--json"], place, env)
-    if ported.returncode not in (0, 1):
+    if ported.returncode not in (0, 1) or not ported.stdout:
         raise Failure(f"port ended with {ported.returncode}: {ported.stderr[-400:]}")
     answer = json.loads(ported.stdout)
     result.fixed, result.left = len(answer["fixed"]), len(answer["left"])
     result.left_codes = sorted({finding["code"] for finding in answer["left"]})
     again = portwright(["port", "ported", "-t", "csx", "--json"], place, env)
+    if again.returncode not in (0, 1) or not again.stdout:
+        raise Failure(f"a second port ended with {again.returncode}: {again.stderr[-400:]}")
     result.second_port_changes = len(json.loads(again.stdout)["changed"])
     result.compiles = _compile(place, env)
 
