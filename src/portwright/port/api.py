@@ -17,6 +17,7 @@ from portwright.port.files import find_files, show
 from portwright.port.finding import Finding, Safety
 from portwright.port.many import check_files
 from portwright.port.origin import make_origin
+from portwright.port.patch import places_before
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,23 @@ def port(
     return PortResult(
         changed=[show(path) for path in sorted(made.changed)],
         fixed=[_shown(f) for f in made.fixed],
-        left=[_shown(f) for f in made.left],
+        left=[_shown(f) for f in _where_they_stand(made, write, out, common_folder(paths, files))],
         diff=made.diff(),
         not_copied=[show(path) for path in too_large],
         not_ported=[show(path) for path in not_ported(files)],
     )
+
+
+def _where_they_stand(made: Port, write: bool, out: Path | None, top: Path) -> list[Finding]:
+    """What is left, in the files that a person has now: rewritten, a copy of them, or untouched."""
+    if write:
+        return made.left
+    if out is not None:
+        return [replace(f, path=str(out / Path(f.path).relative_to(top))) for f in made.left]
+    changed = {str(path) for path in made.changed}
+    found = [f for f in made.left if f.path not in changed]
+    found += [f for patch in made.changed.values() for f in places_before(patch)]
+    return sorted(found, key=lambda f: f.place)
 
 
 def of_part(selection: Selection, part: str) -> Selection:

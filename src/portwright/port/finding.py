@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Safety = Literal["safe", "unsafe", "manual"]
+_CELL = re.compile(r"cell (\d+): ")
 SAFETIES: tuple[Safety, ...] = ("safe", "unsafe", "manual")
 
 
@@ -39,8 +41,10 @@ class Finding:
     instead_of: str = ""  # the code of a finding at the same place that gives way where this one may be fixed
 
     @property
-    def place(self) -> tuple[str, int, int, str]:
-        return (self.path, self.line, self.column, self.code)
+    def place(self) -> tuple[str, int, int, int, str]:
+        """What findings are sorted by; in a notebook lines are counted in each cell."""
+        cell = _CELL.match(self.message) if self.path.endswith(".ipynb") else None
+        return (self.path, int(cell[1]) if cell else 0, self.line, self.column, self.code)
 
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON form."""

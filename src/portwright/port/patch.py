@@ -64,6 +64,36 @@ def make_patch(source: Source, project: Project, selection: Selection, allow: Se
     return Patch(source, source, [], left)
 
 
+def places_before(patch: Patch) -> list[Finding]:
+    """What is left in the file after, where a person sees it in the file before."""
+    before, after = patch.before, patch.after
+    origin = _origins(before, after)
+    places = {line: after.place(line, 1) for line in range(1, len(after.line_starts) + 1)}
+    moved = []
+    for finding in patch.left:
+        for line, (seen, _, where) in places.items():
+            if seen == finding.line and finding.message.startswith(where):
+                first = max((o for at, o in origin.items() if at <= line), default=1)
+                message = finding.message.removeprefix(where)
+                moved.append(as_seen(before, replace(finding, line=first, end_line=first, message=message)))
+                break
+        else:
+            moved.append(finding)
+    return moved
+
+
+def _origins(before: Source, current: Source) -> dict[int, int]:
+    """For lines that stayed, or were rewritten line by line, the lines that they were."""
+    matcher = difflib.SequenceMatcher(
+        None, current.text.splitlines(), before.text.splitlines(), autojunk=False
+    )
+    found: dict[int, int] = {}
+    for tag, a0, a1, b0, b1 in matcher.get_opcodes():
+        if tag == "equal" or (tag == "replace" and a1 - a0 == b1 - b0):
+            found |= {a0 + i + 1: b0 + i + 1 for i in range(a1 - a0)}
+    return found
+
+
 def _without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     replaced = {(f.instead_of, f.line, f.column) for f in findings if f.instead_of}
     return [f for f in findings if (f.code, f.line, f.column) not in replaced]
@@ -74,12 +104,7 @@ def _later(before: Source, current: Source, wanted: Sequence[Finding], known: se
     new = [f for f in wanted if f.code not in known]
     if not new:
         return []
-    origin: dict[int, int] = {}
-    matcher = difflib.SequenceMatcher(
-        None, current.text.splitlines(), before.text.splitlines(), autojunk=False
-    )
-    for block in matcher.get_matching_blocks():
-        origin |= {block.a + i + 1: block.b + i + 1 for i in range(block.size)}
+    origin = _origins(before, current)
     seen = []
     for finding in new:
         line = max((o for at, o in origin.items() if at <= finding.line), default=1)

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -252,3 +253,51 @@ def test_a_package_that_imports_itself_by_name_keeps_its_name_in_a_copy(named: s
     api.port([tmp_path / "project" / named], ["csx"], out=tmp_path / "flat")
     assert (tmp_path / "flat" / "train.py").is_file(), "relative imports hold under any name"
     assert (tmp_path / "flat" / "model.py").is_file()
+
+
+LEFT = """import torch
+
+
+def train(model, loader, optimizer):
+    model.cuda()
+    for x in loader:
+        x = x.cuda()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_what_is_left_stands_where_it_is_said_to(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    script = project / "train.py"
+    script.write_text(LEFT)
+
+    def left(**options: Any) -> list[str]:
+        done = api.port([script], ["csx"], ["PW401", "PW502"], **options)
+        found = [(Path(f.path), f.line) for f in done.left]
+        return [f"{path}: {path.read_text().splitlines()[line - 1].strip()}" for path, line in found]
+
+    assert left() == ["train.py: loss.backward()"], "nothing was written: the lines are those of the file"
+    assert left(out=project / "out") == ["out/train.py: loss.backward()"]
+    assert left(write=True) == ["train.py: loss.backward()"]
+    assert "cuda" not in script.read_text()
+
+
+def test_what_is_left_of_a_notebook_is_in_the_order_of_its_cells(project: Path) -> None:
+    texts = ["import torch\nmodel.cuda()\n" + LEFT, "x = 1\n", LEFT.partition("\n\n\n")[2]]
+    cells = [
+        {
+            "cell_type": "code",
+            "id": str(i),
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": t,
+        }
+        for i, t in enumerate(texts)
+    ]
+    book = project / "book.ipynb"
+    book.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    done = api.port([book], ["csx"], ["PW401", "PW502"])
+    assert [(f.message.partition(":")[0], f.line) for f in done.left] == [("cell 1", 11), ("cell 3", 6)]
