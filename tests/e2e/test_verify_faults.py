@@ -144,6 +144,20 @@ HARMLESS = {
             "        self.head = nn.Linear(16, 13)\n\n": "        self.position = PositionalEncoding(16)\n        self.embed = nn.Embedding(13, 16)\n\n",
         },
     ),
+    "twins_reordered": (
+        "attention",
+        {
+            "        self.query = nn.Linear(width, width)\n        self.key = nn.Linear(width, width)\n        self.value = nn.Linear(width, width)\n": "        self.value = nn.Linear(width, width)\n        self.query = nn.Linear(width, width)\n        self.key = nn.Linear(width, width)\n",
+            "        self.first = Block(16, 2)\n        self.second = Block(16, 2)\n": "        self.second = Block(16, 2)\n        self.first = Block(16, 2)\n",
+        },
+    ),
+    "twins_exchanged": (
+        "attention",
+        {
+            "self.query = nn.Linear(width, width)\n        self.key": "self.key = nn.Linear(width, width)\n        self.query",
+            "self.split(self.query(x)), self.split(self.key(x))": "self.split(self.key(x)), self.split(self.query(x))",
+        },
+    ),
     "fused": (
         "attention",
         {

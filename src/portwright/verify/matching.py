@@ -1,6 +1,6 @@
 """Finds which tensors of a port are which of the original's, across renames, other orders and other layouts.
 
-In the order of certainty: equal values that are no constants, equal names, parts of a fused tensor, and at last the
+In the order of certainty: equal values that are no constants (unless they went round among the same names), equal names, parts of a fused tensor, and at last the
 likeliest alignment of what is left, by shape, name, neighbours and the order in which modules are called.
 """
 
@@ -92,7 +92,58 @@ class _Matching:
                 layout = find_layout(original.values, other.values)
                 if layout is not None and original.kind == other.kind:
                     links.append(Link(original.name, (other.name,), layout, by))
-        self.add(links)
+        self.add(self._in_turn(links))
+
+    def _in_turn(self, links: list[Link]) -> list[Link]:
+        """Values that changed places among the same names: the lines that make the layers stand in another order.
+
+        Each then drew what another one had drawn. The names decide, unless only the values keep the order of the calls,
+        as they do where names were exchanged.
+        """
+        ours = {known.plain_names[0]: known for known in self.originals}
+        theirs = {known.plain_names[0]: known for known in self.ported}
+        mine = {link.original: self._known[link.original].plain_names[0] for link in links}
+        leads = {
+            mine[link.original]: self._theirs[link.ported[0]].plain_names[0]
+            for link in links
+            if link.by == "values"
+        }
+        turned: dict[str, Link] = {}
+        for cycle in _cycles(leads):
+            by_name = {name: fits_by_shape(ours[name], theirs[name]) for name in cycle if name in theirs}
+            if len(by_name) < len(cycle) or None in by_name.values():
+                continue
+            calls = [ours[name].called for name in cycle]
+            if _keep_order(calls, [theirs[leads[name]].called for name in cycle]) and not _keep_order(
+                calls, [theirs[name].called for name in cycle]
+            ):
+                continue
+            for name, layout in by_name.items():
+                if layout is not None:
+                    turned[name] = Link(ours[name].name, (theirs[name].name,), layout, "order")
+        return [turned.get(mine[link.original], link) for link in links]
+
+
+def _cycles(leads: dict[str, str]) -> Iterable[list[str]]:
+    """Names that lead to one another and back, each ring once; leads that go out of the names end nowhere."""
+    seen: set[str] = set()
+    for start in leads:
+        ring, name = [start], leads[start]
+        while name in leads and name not in ring and name not in seen:
+            ring.append(name)
+            name = leads[name]
+        if name == start and len(ring) > 1:
+            yield ring
+        seen.update(ring)
+
+
+def _keep_order(calls: list[int], others: list[int]) -> bool:
+    """Whether both lists are sorted by the same order; never called (-1) says nothing."""
+    if min(*calls, *others) < 0:
+        return False
+    return sorted(range(len(calls)), key=calls.__getitem__) == sorted(
+        range(len(others)), key=others.__getitem__
+    )
 
 
 def _layout_of(original: Known, other: Known) -> Layout | None:

@@ -364,3 +364,46 @@ def test_find_layout_of_other_numbers_is_none() -> None:
 def test_nothing_to_match() -> None:
     assert match_tensors([], []) == []
     assert match_tensors([Known("a", torch.ones(3))], []) == []
+
+
+class Twins(nn.Module):
+    """Layers of one shape, made in one order and called in another."""
+
+    def __init__(self, made: str, called: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.called = called
+        for name in made:
+            setattr(self, name, nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in self.called:
+            x = torch.relu(getattr(self, name)(x))
+        return x
+
+
+@pytest.mark.parametrize("made", ["bac", "cab", "cba"])
+def test_layers_of_one_shape_that_are_made_in_another_order_keep_their_names(made: str) -> None:
+    x = torch.randn(2, 4)
+    original, ported = Twins("abc", "abc"), Twins(made, "abc")
+    links = copy_over(original, ported, x)
+    assert all(link.ported == (link.original,) for link in links)
+    assert torch.equal(original(x), ported(x))
+
+
+def test_layers_that_exchanged_their_names_are_found_by_the_order_of_their_calls() -> None:
+    x = torch.randn(2, 4)
+    original, ported = Twins("abc", "abc"), Twins("bac", "bac")
+    links = copy_over(original, ported, x)
+    assert {link.original: link.ported for link in links}["a.weight"] == ("b.weight",)
+    assert torch.equal(original(x), ported(x))
+
+
+def test_names_that_moved_on_by_one_are_no_exchange() -> None:
+    original = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    ported = nn.Sequential(nn.Identity(), *(nn.Linear(3, 3) for _ in range(3)))
+    for ours, theirs in zip(original, ported[1:], strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    links = match_tensors(known_of(original), known_of(ported))
+    assert {link.original: link.ported[0] for link in links}["0.weight"] == "1.weight"
+    assert {link.original: link.ported[0] for link in links}["1.weight"] == "2.weight"
