@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -514,12 +515,19 @@ def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+def _tell_failure(line: str, status: ExitStatus, message: str, cure: str, details: Mapping[str, Any]) -> None:
+    """One line on stderr; with --json the document of a failure too, as run.py writes it."""
+    if "--json" in sys.argv[1:]:
+        _print_json({**details, "status": int(status), "error": message, "cure": cure})
+    print(f"error: {line}", file=sys.stderr)
+
+
 def main() -> None:
     """The console script: every error is one line with its cure."""
     try:
         status = app(standalone_mode=False)
     except PortwrightError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell_failure(str(error), error.status, error.message, error.cure, error.details)
         sys.exit(int(error.status))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(int(ExitStatus.INTERRUPTED))
@@ -530,7 +538,10 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         if error.format_message():
-            print(f"error: {error.format_message()} See 'portwright --help'.", file=sys.stderr)
+            cure = "See 'portwright --help'."
+            _tell_failure(
+                f"{error.format_message()} {cure}", ExitStatus.USAGE, error.format_message(), cure, {}
+            )
         sys.exit(int(ExitStatus.USAGE))
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -250,3 +250,24 @@ def test_public_projects_are_ported_without_a_crash_and_once() -> None:
                     patch.after, Project(find_root(path), overlay), selection, ("safe", "unsafe")
                 )
                 assert not again.is_change, path
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        (["check", "nowhere.py", "--json"], 2, "'nowhere.py' does not exist"),
+        (["port", "train.py", "--target", "cxs", "--json"], 2, "unknown target 'cxs'"),
+        (["port", "train.py", "--tarjet", "csx", "--json"], 2, "No such option: --tarjet"),
+        (["undo", "train.py", "--json"], 2, "nothing was saved"),
+        (["verify", "train.py", "nowhere.py", "--json"], 2, "no script nowhere.py"),
+        (["verify", "train.py", "train.py", "--front-end", "ipu", "--json"], 1, "IPU has no front end"),
+    ],
+)
+def test_a_failure_is_a_document_too(words: list[str], status: int, error: str, project: Path) -> None:
+    done = portwright(project, *words)
+    assert done.returncode == status
+    document = json.loads(done.stdout)
+    assert list(document) == ["status", "error", "cure"]
+    assert document["status"] == status
+    assert error in document["error"]
+    assert done.stderr.startswith("error: ")
