@@ -447,21 +447,29 @@ def verify(
             python=python,
             report=report,
         )
-        verdict = None if front_end is None else ask_front_end(ported, front_end, timeout_seconds=timeout)
-    if verdict is not None:
+        verdict, not_asked = None, None
+        if front_end is not None:
+            try:
+                verdict = ask_front_end(ported, front_end, timeout_seconds=timeout)
+            except PortwrightError as error:  # what was proven, or was not, is told all the same
+                not_asked = error
+                proof.notes.append(f"The front end could not be asked: {error}")
+    if front_end is not None:
         from portwright.verify.proof_page import write_page
 
-        proof.front_end = verdict.as_dict()
+        proof.front_end = verdict.as_dict() if verdict is not None else None
         proof.write(out)
         if html is not None:
             write_page(proof, html)
-    if as_json:
-        _print_json(proof.as_dict())
-    else:
+    if not as_json:
         print(render(proof))
         print(f"  proof: {out}{f', page: {html}' if html else ''}")
+    elif not_asked is None or proof.status:  # else the failure is the one document
+        _print_json(proof.as_dict())
     if proof.status:
         raise typer.Exit(int(proof.status))
+    if not_asked is not None:
+        raise not_asked
     if verdict is not None and not verdict.accepted:
         raise typer.Exit(int(ExitStatus.FINDINGS))
 

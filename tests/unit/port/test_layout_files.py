@@ -461,3 +461,11 @@ def test_a_step_that_is_not_reached_is_named(tmp_path: Path) -> None:
     assert [(f.code, f.line) for f in done.left] == [
         ("PW702", text.split("\n").index("    optimizer.step()"))
     ]
+
+
+def test_a_progress_bar_that_need_not_be_installed_is_one(tmp_path: Path) -> None:
+    bar = "try:\n    from tqdm import tqdm\nexcept ImportError:\n    tqdm = lambda x, **_: x\n"
+    loop = LOOP.replace("in loader", "in tqdm(loader, disable=True)")
+    done, files = layout(tmp_path, bar + HEAD + SGD + loop)
+    assert "tqdm" not in files["data.py"]
+    assert codes(done) == []

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from made_recordings import Made, make, with_step
+from typer.testing import CliRunner
 
+from portwright.cli import app
+from portwright.errors import UserError
 from portwright.verify.api import make_proof
 from portwright.verify.judge import judge
 from portwright.verify.place import find_place
@@ -131,3 +134,29 @@ def test_a_page_is_drawn_for_any_number_of_steps(tmp_path: Path, steps: int) -> 
     page = make_page(proof_of(tmp_path, original=make(steps), ported=make(steps)))
     assert f"Equal over {steps} step" in page
     assert "nan" not in page
+
+
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_front_end_that_cannot_be_asked_hides_no_proof(
+    equal: bool, as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = proof_of(tmp_path, original=make(), ported=make(keeps_gradient=not equal), original_noise=make())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("'b.py' imports cv2, which the environment lacks.", "Install it there.")
+
+    monkeypatch.setattr("portwright.verify.front_end.require_front_end", lambda target: None)
+    monkeypatch.setattr("portwright.verify.front_end.ask_front_end", refuse)
+    monkeypatch.setattr("portwright.verify.api.verify", lambda *_, **__: proof)
+    words = ["verify", "a.py", "b.py", "--front-end", "csx", "--out", str(tmp_path / "proof.json")]
+    done = CliRunner().invoke(app, words + ["--json"] * as_json)
+    told = json.loads((tmp_path / "proof.json").read_text())
+    assert (told["equal"], told["front_end"]) == (equal, None)
+    assert "cv2" in told["notes"][-1]
+    if not equal:
+        assert done.exit_code == 1
+        assert "cv2" in done.stdout
+    else:
+        assert isinstance(done.exception, UserError)
+        assert done.stdout.startswith("equal over 6 steps") is not as_json

@@ -386,6 +386,8 @@ def unwrap_iterable(anatomy: Anatomy, node: ast.expr, frame: Frame) -> tuple[ast
     for _ in range(8):
         if isinstance(node, ast.Call) and node.args:
             name = frame.unit.names.resolve(node.func) or ""
+            if isinstance(node.func, ast.Name) and node.func.id == "tqdm":
+                name = "tqdm"  # imported, or where that fails a function that does nothing
             if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
                 node, counted = node.args[0], True
                 continue
