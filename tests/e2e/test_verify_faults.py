@@ -96,6 +96,7 @@ FAULTS = [
     Fault("norm_eps", "attention", {"self.norm2 = nn.LayerNorm(width)": "self.norm2 = nn.LayerNorm(width, eps=1e-3)"}, 1, "loss", "first.norm2.weight", "forward"),
     Fault("position", "attention", {"self.table[: x.size(1)]": "self.table[1 : x.size(1) + 1]"}, 1, "loss", "first.norm1.weight", "forward"),
     Fault("position_table", "attention", {"torch.arange(longest).unsqueeze(1)": "torch.arange(1, longest + 1).unsqueeze(1)"}, 1, "initial", "position.table"),
+    Fault("behind_layers", "attention", {"return self.head(x)": "return self.head(x) * 1.01"}, 1, "loss", "head.bias", "forward"),
     Fault("swapped", "attention", {"x = self.first(x)\n        x = self.second(x)": "x = self.second(x)\n        x = self.first(x)"}, 1, "loss", "first.attention.query.weight", "forward"),
     Fault("residual", "convolution", {"F.relu(out + x)": "F.relu(out)"}, 1, "loss", "block2.conv1.weight", "forward"),
     Fault("pool", "convolution", {"nn.MaxPool2d": "nn.AvgPool2d"}, 1, "loss", "head.weight", "forward"),

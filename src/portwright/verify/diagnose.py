@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from portwright.verify.compare import Comparison, Held, StepFacts
 from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
-from portwright.verify.diagnose_forward import Located, forward_order, locate
+from portwright.verify.diagnose_forward import Located, forward_order, locate, locate_around
 from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, is_whole, scale_of
 from portwright.verify.difference import Difference, Where, count, listing, number
 
@@ -105,7 +105,7 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     if place is None and not losses:
         return None
     held = losses[0] if losses else max(gradients, key=lambda h: h.share)
-    if place is None or place.parameter is None:
+    if place is None or (place.parameter is None and place.module.startswith("<")):  # a criterion
         return _at_loss(comparison, step, held, place)
     return _at_module(comparison, step, held, place)
 
@@ -131,6 +131,7 @@ def _backwards(comparison: Comparison, step: int) -> Difference | None:
 
 def _at_module(comparison: Comparison, step: int, held: Held, place: Located) -> Difference:
     line = place.ported.line if place.ported else ""
+    name = f"'{place.module}'" if place.module else "the model"
     before = f", or on the way to it from '{place.before}'" if place.before else ""
     other = place.ported.kind if place.ported and place.ported.kind != place.kind else ""
     quantity: Where = "loss"
@@ -140,8 +141,8 @@ def _at_module(comparison: Comparison, step: int, held: Held, place: Located) ->
         squares = [o.square for o in (place.original, place.ported) if o is not None]
         values = (math.sqrt(squares[0]), math.sqrt(squares[-1]), place.distance, place.bound)
     return Difference(
-        step, quantity, place.parameter,
-        f"The first output that differs is that of '{place.module}' ({place.kind}{f', in the port {other}' if other else ''}): "
+        step, quantity, place.parameter or next(iter(forward_order(comparison.original)[-1:]), None),
+        f"The first output that differs is that of {name} ({place.kind}{f', in the port {other}' if other else ''}): "
         f"the forward pass differs in it{before}.",
         *values, held.bound.decided_by, "forward", place.module, line,
         parameters=tuple(h.measure.name for h in comparison.beyond(step, "gradient")),
@@ -161,7 +162,12 @@ def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | Non
     if not comparison.original.steps[step - 1].outputs:
         word = "forward"
         sentence = "The loss differs, and no module is called whose output would tell where."
-    if ratio and (
+    around = locate_around(comparison, step)
+    if around is not None:
+        word, place = "forward", around
+        name = f"'{around.module}' ({around.kind})" if around.module else f"the model ({around.kind})"
+        sentence = f"The outputs of all layers agree, and that of {name} around them does not: its forward() differs."
+    elif ratio and (
         is_whole(abs(ratio))
         or is_whole(1 / abs(ratio))
         or (gradient and math.isclose(ratio, gradient, rel_tol=1e-3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from portwright.verify.compare import Comparison
@@ -45,11 +46,19 @@ def forward_order(recording: Recording) -> list[str]:
 
 def locate(comparison: Comparison, step: int) -> Located | None:
     """The first module that computes something else in this step; None where all outputs that can be paired agree."""
+    return _first_apart(comparison, step, _innermost)
+
+
+def locate_around(comparison: Comparison, step: int) -> Located | None:
+    """The same among modules that hold others: theirs is what is computed behind the last layer inside."""
+    return _first_apart(comparison, step, _around)
+
+
+def _first_apart(comparison: Comparison, step: int, choose: Callable[[Step], set[str]]) -> Located | None:
     mine, theirs = comparison.original.steps[step - 1], comparison.ported.steps[step - 1]
-    pairs = _pairs(comparison, mine, theirs)
     noises = _noises(comparison, mine)
     before: str | None = None
-    for place, output, other in pairs:
+    for place, output, other in _pairs(comparison, mine, theirs, choose(mine)):
         if other is None:
             continue
         distance = output_distance(output, other)
@@ -73,10 +82,9 @@ def output_distance(a: ModuleOutput, b: ModuleOutput) -> float:
 
 
 def _pairs(
-    comparison: Comparison, mine: Step, theirs: Step
+    comparison: Comparison, mine: Step, theirs: Step, chosen: set[str]
 ) -> list[tuple[int, ModuleOutput, ModuleOutput | None]]:
-    """Each call of an innermost module of the original with the same call in the port, where there is one."""
-    inner = _innermost(mine)
+    """Each call of these modules of the original with the same call in the port, where there is one."""
     names = _module_names(comparison.ported)
     calls: defaultdict[str, list[ModuleOutput]] = defaultdict(list)
     for output in theirs.outputs:
@@ -88,7 +96,7 @@ def _pairs(
     pairs: list[tuple[int, ModuleOutput, ModuleOutput | None]] = []
     for place, output in enumerate(mine.outputs):
         number, turn[output.module] = turn[output.module], turn[output.module] + 1
-        if output.module not in inner:
+        if output.module not in chosen:
             continue
         found = calls.get(names.get(output.module, output.module), [])
         other = found[number] if number < len(found) and len(found) == mine_calls[output.module] else None
@@ -115,9 +123,16 @@ def _noises(comparison: Comparison, mine: Step) -> dict[int, float]:
 
 
 def _innermost(step: Step) -> set[str]:
+    return {o.module for o in step.outputs} - _around(step)
+
+
+def _around(step: Step) -> set[str]:
+    """Modules in which others are called; a model that is all one module is not: it has no layers to look at instead."""
     names = {o.module for o in step.outputs}
-    outer = {".".join(parts[:n]) for parts in (name.split(".") for name in names) for n in range(len(parts))}
-    return names - outer - ({""} if len(names) > 1 else set())
+    held = [name.split(".") for name in names if name and not name.startswith("<")]  # "<Loss>" stands outside
+    return names & (
+        {".".join(parts[:n]) for parts in held for n in range(1, len(parts))} | ({""} if held else set())
+    )
 
 
 def _module_names(ported: Recording) -> dict[str, str]:

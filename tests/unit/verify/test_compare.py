@@ -11,7 +11,7 @@ from portwright.verify.compare import compare
 from portwright.verify.compare_exact import initial_differences, option_differences, same_batch
 from portwright.verify.diagnose import first_difference
 from portwright.verify.measure import measure
-from portwright.verify.recording import Draw, Group, Match, Tensor, TensorDigest
+from portwright.verify.recording import Draw, Group, Match, ModuleOutput, Recording, Tensor, TensorDigest
 from portwright.verify.tolerance import Noise, base_bound
 
 
@@ -293,6 +293,45 @@ def test_the_first_module_that_differs_is_named_with_its_line() -> None:
 def test_a_loss_that_alone_differs_is_the_loss_function() -> None:
     found = part(make(), with_step(make(), 3, losses=(9.0,)))
     assert (found.step, found.diagnosis, found.parameter) == (3, "loss-function", "last.bias")
+
+
+@pytest.mark.parametrize(
+    ("called", "module", "parameter", "words"),
+    [
+        ((), "", list(SHAPES)[-1], "of the model (Net) around them does not"),
+        (("<MSELoss>",), "", list(SHAPES)[-1], "of the model (Net) around them does not"),
+    ],
+)
+def test_what_a_model_does_behind_its_last_layer_is_not_the_loss_function(
+    called: tuple[str, ...], module: str, parameter: str, words: str
+) -> None:
+    original = with_model(make(), called, scale=1.0)
+    ported = with_model(with_step(make(), 1, losses=(original.steps[0].losses[0] * 1.07,)), called, scale=1.1)
+    found = part(original, ported)
+    assert found is not None
+    assert (found.step, found.quantity, found.module, found.parameter) == (1, "loss", module, parameter)
+    assert found.diagnosis == "forward"
+    assert words in found.reason
+
+
+def test_a_model_without_layers_is_looked_at_itself() -> None:
+    original, ported = make(), with_step(make(), 1, losses=(make().steps[0].losses[0] * 1.07,))
+    one, other = (
+        with_step(r, 1, outputs=(ModuleOutput("", "Net", 8, 1.0, square), ModuleOutput("<MSELoss>", "MSELoss", 1, 1.0, 1.0)))
+        for r, square in ((original, 4.0), (ported, 5.0))
+    )  # fmt: skip
+    found = part(one, other)
+    assert found is not None
+    assert (found.diagnosis, found.module) == ("forward", "")
+    assert "that of the model (Net)" in found.reason
+
+
+def with_model(recording: Recording, called: tuple[str, ...], scale: float) -> Recording:
+    """The first step's layers with a model around them, and losses called behind it."""
+    loss = 4.0
+    behind = [ModuleOutput(name, "Loss", 1, 1.0, 1.0) for name in called]
+    outputs = (*make().steps[0].outputs, ModuleOutput("", "Net", 16, loss * scale, loss * scale**2), *behind)
+    return with_step(recording, 1, outputs=outputs)
 
 
 def test_a_tensor_with_no_true_gradient_does_not_raise_an_alarm() -> None:
