@@ -49,7 +49,7 @@ class Shape:
 SHAPES = {
     ("cpu", False): [Shape("uresnet2d", 2, 1, 7), Shape("a21", 2, 1, 9)],
     ("cpu", True): [Shape("uresnet2d", 4, 1, 5, depth=4)],
-    ("cuda", False): [Shape("uresnet2d", 1, 8, 20, 5), Shape("a21", 1, 8, 20, 5)],
+    ("cuda", False): [Shape("uresnet2d", 1, 4, 8, 3), Shape("a21", 1, 8, 8, 3)],
     ("cuda", True): [Shape("uresnet2d", 2, 2, 5, 2)],
 }
 

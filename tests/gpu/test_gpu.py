@@ -36,6 +36,7 @@ def test_contract(check) -> None:
     check(open_gpu)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_no_host_sync_at_a_step_that_is_not_logged(precision: str, optimizer: str) -> None:

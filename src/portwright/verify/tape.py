@@ -206,7 +206,7 @@ class Tape(TorchFunctionMode):
         if not (outputs or written or is_setter):
             return result
         # A leaf is no result: where a parameter of the script's own is made, nothing is trained yet.
-        trains = any(output.requires_grad and not output.is_leaf for output in outputs)
+        trains = any(_is_result(output) for output in outputs)
         is_module = isinstance(call, nn.Module)
         if not (trains or is_module or self._trains or any(self._is_followed(tensor) for tensor in inputs)):
             return result
@@ -215,7 +215,7 @@ class Tape(TorchFunctionMode):
             Entry(call, name, kept_args, kept_kwargs, outputs, written, with_grad, self._place(), training)
         )
         for tensor in inputs:
-            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._made:
+            if tensor.requires_grad and not _is_result(tensor) and id(tensor) not in self._made:
                 self.trained[id(tensor)] = tensor
         for tensor in (*outputs, *written):
             if id(tensor) not in self.trained:
@@ -248,6 +248,14 @@ class Tape(TorchFunctionMode):
 
     def _place(self) -> Place | None:
         return self._finder.find(sys._getframe(2), ())[0]
+
+
+def _is_result(tensor: Tensor) -> bool:
+    """Whether a gradient can flow to what a tensor was made of; torch refuses to say of a view made without gradients and then written to."""
+    try:
+        return tensor.requires_grad and not tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def state_of(modules: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -94,6 +94,17 @@ LOOPS: dict[str, tuple[str, int, int]] = {
             criterion(model(x), y).backward()
             opt.step()
         """, 2, 0),
+    "weights_written_in_place": (  # torch refuses to say whether such a view is a leaf
+        """
+        model = Net()
+        with torch.no_grad():
+            model.lin.weight[0].fill_(0.5)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in batches((8,), "labels"):
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            opt.step()
+        """, 2, 0),
     "arithmetic": (
         """
         model = Net()
