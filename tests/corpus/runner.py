@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -262,7 +263,8 @@ def ask_both(
 
 def _words(text: str, place: Path) -> str:
     """One line, without the paths of this machine."""
-    line = " ".join(text.replace(str(place) + "/", "").replace("../../", "").split())
+    text = re.sub(r"\S*/site-packages/", "", text.replace(str(place) + "/", "").replace("../../", ""))
+    line = " ".join(text.split())
     return line if len(line) <= 300 else line[:297] + "..."
 
 
