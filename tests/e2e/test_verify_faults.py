@@ -120,6 +120,7 @@ FAULTS = [
     # A network that amplifies rounding: a fault is found beside it.
     Fault("one_percent", "deep", {"        optimizer.step()": "        for p in network.parameters():\n            p.grad.mul_(1.01)\n        optimizer.step()"}, 1, "gradient", "21.bias", "gradient-scale"),
     # Buffers.
+    Fault("statistics", "convolution", {"self.bn1 = nn.BatchNorm2d(channels)": "self.bn1 = nn.BatchNorm2d(channels, track_running_stats=False)"}, 1, "buffer", "block1.bn1.running_mean", "statistics-lost"),
     Fault("running_mean", "convolution", {"self.bn1 = nn.BatchNorm2d(channels)": "self.bn1 = nn.BatchNorm2d(channels, momentum=0.2)"}, 1, "buffer", "block1.bn1.running_mean", "buffer"),
 ]  # fmt: skip
 

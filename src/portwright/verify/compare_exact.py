@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from portwright.verify.measure import norm
 from portwright.verify.recording import Draw, Recording, Step, Tensor, TensorDigest
 
@@ -53,6 +55,21 @@ def lost_parameters(original: Recording, ported: Recording) -> list[LostParamete
             if step is not None:
                 found.append(LostParameter(name, step, in_original))
     return found
+
+
+def lost_statistics(original: Recording, ported: Recording) -> list[str]:
+    """Running means and variances that the original's steps move and the port does not have."""
+    return [
+        name
+        for name in ported.missing
+        if name.endswith(("running_mean", "running_var"))
+        and any(_moves(original, step.index, name) for step in original.steps)
+    ]
+
+
+def _moves(recording: Recording, step: int, name: str) -> bool:
+    before, after = (recording.sketch("weight", at, name) for at in (step - 1, step))
+    return before is not None and after is not None and not np.array_equal(before, after)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from portwright.verify.compare import Comparison, Held, StepFacts
+from portwright.verify.compare_exact import lost_statistics
 from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
 from portwright.verify.diagnose_forward import Located, forward_order, locate, locate_around
 from portwright.verify.diagnose_numbers import diagnose_gradient, diagnose_update, is_whole, scale_of
@@ -18,7 +19,7 @@ def first_difference(comparison: Comparison) -> Difference | None:
         found = _in_step(comparison, step)
         if found is not None:
             return found
-    return _too_few_steps(comparison)
+    return _too_few_steps(comparison) or _statistics(comparison)
 
 
 def _in_step(comparison: Comparison, step: int) -> Difference | None:
@@ -261,4 +262,16 @@ def _too_few_steps(comparison: Comparison) -> Difference | None:
     return Difference(
         theirs + 1, "steps", None,
         f"The port ended after {count(theirs, 'step')}, where the original goes on to {mine}.", mine, theirs, diagnosis="ended-early",
+    )  # fmt: skip
+
+
+def _statistics(comparison: Comparison) -> Difference | None:
+    """No number of a training step shows it, and every evaluation does."""
+    names = tuple(lost_statistics(comparison.original, comparison.ported))
+    if not names:
+        return None
+    return Difference(
+        1, "buffer", names[0],
+        f"The steps agree, but the port keeps no {listing(names)}, with which the original evaluates.", "kept", "missing",
+        diagnosis="statistics-lost", parameters=names,
     )  # fmt: skip

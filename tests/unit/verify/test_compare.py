@@ -102,6 +102,21 @@ def test_a_lost_parameter_counts_only_when_it_was_trained() -> None:
     assert part(original, ported) is None
 
 
+def test_lost_statistics_count_only_when_the_steps_move_them() -> None:
+    original, ported = make(), make()
+    name = "norm.running_mean"
+    original.tensors.append(Tensor(name, (4,), "float32", "buffer", 0.0, 0.0))
+    ported.missing = [name]
+    original.arrays[f"initial/{name}"] = np.zeros(64)
+    for index in range(1, 7):
+        original.arrays[f"weight/{index}/{name}"] = np.zeros(64)
+    assert part(original, ported) is None
+    original.arrays[f"weight/3/{name}"] = np.ones(64)
+    found = part(original, ported)
+    assert found is not None
+    assert (found.quantity, found.parameter, found.diagnosis) == ("buffer", name, "statistics-lost")
+
+
 def test_a_parameter_that_the_port_adds_is_named() -> None:
     ported = make()
     ported.unmatched = ["extra"]
