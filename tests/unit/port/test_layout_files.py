@@ -469,3 +469,12 @@ def test_a_progress_bar_that_need_not_be_installed_is_one(tmp_path: Path) -> Non
     done, files = layout(tmp_path, bar + HEAD + SGD + loop)
     assert "tqdm" not in files["data.py"]
     assert codes(done) == []
+
+
+def test_a_schedule_of_an_optimizer_that_stays_code_is_not_lost_silently(tmp_path: Path) -> None:
+    made = "optimizer = torch.optim.SGD([{'params': model.parameters(), 'lr': 1.0}], lr=0.1)\n"
+    step = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+    done, files = layout(tmp_path, HEAD + made + step + LOOP + "    scheduler.step()\n")
+    assert "def get_optimizer" in files["model.py"]
+    assert any("StepLR is lost" in f.message for f in done.left if f.code == "PW703")
+    assert "scheduler" not in files["configs/params.yaml"]

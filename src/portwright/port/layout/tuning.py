@@ -79,7 +79,18 @@ def describe(anatomy: Anatomy) -> Tuning:
     _describe_loop(anatomy, tuning)
     if anatomy.scheduler is not None:
         made = optimizer_call(anatomy, anatomy.scheduler)
-        _describe_scheduler(anatomy, tuning, made[0], made[1])
+        if tuning.own_optimizer:
+            kind = made_by(made[0], made[1]).rpartition(".")[2] or "the scheduler"
+            tuning.problems.append(
+                Problem(
+                    f"{kind} is lost: run() leaves the learning rates of get_optimizer() as they are",
+                    "Give all parameters one rate, so that params.yaml can describe optimizer and schedule, or use --style in-place.",
+                    made[0],
+                    made[1],
+                )
+            )
+        else:
+            _describe_scheduler(anatomy, tuning, made[0], made[1])
     return tuning
 
 
