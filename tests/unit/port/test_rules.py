@@ -124,3 +124,17 @@ def test_every_known_pattern_has_a_rule() -> None:
     for pattern, listed in rows:
         assert set(listed.split()) <= codes, pattern
         assert listed, pattern
+
+
+@pytest.mark.parametrize(("norm", "safety"), [("LayerNorm(3)", "safe"), ("BatchNorm1d(3)", "unsafe")])
+def test_recomputation_of_batch_norms_is_left_as_it_is(norm: str, safety: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "from torch import nn\nfrom torch.utils.checkpoint import checkpoint\n\n\n"
+        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.norm = nn.{norm}\n\n"
+        "    def forward(self, x):\n        return checkpoint(self.norm, x)\n"
+    )
+    rule = next(rule for rule in RULES if rule.code == "PW335")
+    assert [f.safety for f in find(Source(path, path.read_bytes()), Project(tmp_path), select(rule))] == [
+        safety
+    ]

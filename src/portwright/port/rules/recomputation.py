@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from portwright.port.finding import Safety
 from portwright.port.legal_form import LegalForm
+from portwright.port.rule import File
 
 
 class Recomputation(LegalForm):
@@ -26,7 +28,8 @@ class Recomputation(LegalForm):
     ```
 
     ## Safety
-    Safe: the function is called plainly, so values and gradients are the same and only the memory differs.
+    Safe: the function is called plainly, so values and gradients are the same and only the memory differs. Unsafe in
+    a file with batch norms: torch's recomputation moves their running statistics twice a step, and a plain call once.
     """
 
     code = "PW335"
@@ -35,6 +38,9 @@ class Recomputation(LegalForm):
     reason = "recomputation is decided by the compiler there"
     cure = "Use the form of portwright.layers.legal, which computes the same."
     functions = {"torch.utils.checkpoint.checkpoint": "checkpoint"}
+
+    def safety_of(self, file: File, name: str) -> Safety:
+        return "unsafe" if b"BatchNorm" in file.source.data else "safe"
 
 
 RULE = Recomputation()
