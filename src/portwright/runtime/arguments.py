@@ -87,12 +87,27 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
     return Arguments(
         target=target,
         mode=given.pop("mode"),
-        params=given.pop("params"),
+        params=_find_params(given.pop("params"), notes),
         overrides=tuple(overrides),
         extra={name: given[name] for name in own},
         flags={name: value for name, value in given.items() if name not in own},
         notes=tuple(notes),
     )
+
+
+def script_folder() -> Path:
+    """Where the user's run.py is."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(path).resolve().parent if path else Path.cwd()
+
+
+def _find_params(given: Path, notes: list[str]) -> Path:
+    """The file as named from here; where there is none, the one of that name beside run.py, and a note says so."""
+    beside = script_folder() / given
+    if given.exists() or not beside.is_file():
+        return given
+    notes.append(f"--params {given} is not in this folder: using {beside}, beside run.py.")
+    return beside
 
 
 def make_parser(target: Target | None, script: str) -> _Parser:

@@ -19,7 +19,7 @@ from portwright.job.logs import Console
 from portwright.job.params import Params, load_params
 from portwright.job.signals import StopSignals
 from portwright.job.user_schema import schema_of_namespace
-from portwright.runtime.arguments import Arguments, parse_arguments
+from portwright.runtime.arguments import Arguments, parse_arguments, script_folder
 from portwright.target import Backend, JobSpec, Session
 
 if TYPE_CHECKING:
@@ -224,19 +224,13 @@ def _user_schemas(parts: _Parts) -> Mapping[str, Any]:
 def _model_dir(arguments: Arguments, params: Params) -> Path:
     chosen = arguments.model_dir if arguments.model_dir is not None else params.runconfig.model_dir
     if chosen is None:
-        return _script_folder() / "model_dir"
+        return script_folder() / "model_dir"
     try:
         return Path(chosen).expanduser()
     except RuntimeError as error:  # ~somebody who has no home
         raise UserError(
             f"cannot use model_dir '{chosen}': {error}", "Choose another folder with --model_dir."
         ) from error
-
-
-def _script_folder() -> Path:
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    return Path(path).resolve().parent if path else Path.cwd()
 
 
 def _level(argv: Sequence[str]) -> str:

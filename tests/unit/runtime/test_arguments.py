@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,21 @@ def test_the_users_own_flags(function: Any) -> None:
 def test_flags_for_another_target_are_not_taken() -> None:
     with pytest.raises(UserError, match="--extra"):
         parse_arguments(["CPU", *REST, "--extra", "7"], lambda: {"GPU": make_parser()})
+
+
+def test_params_that_are_beside_run_py_and_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python ported/run.py CPU --mode train --params configs/params.yaml`, from the folder above."""
+    here, there = tmp_path / "here", tmp_path / "ported"
+    for folder in (here, there / "configs"):
+        folder.mkdir(parents=True)
+    (there / "configs" / "params.yaml").touch()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(there / "run.py"))
+    words = ["CPU", "--mode", "train", "--params", "configs/params.yaml"]
+    found = parse_arguments(words)
+    assert found.params == there / "configs" / "params.yaml"
+    assert any("beside run.py" in note for note in found.notes)
+    (here / "configs").mkdir()
+    (here / "configs" / "params.yaml").touch()
+    assert parse_arguments(words).params == Path("configs/params.yaml")
+    assert parse_arguments([*words[:-1], "none.yaml"]).params == Path("none.yaml")
