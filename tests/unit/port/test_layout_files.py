@@ -478,3 +478,12 @@ def test_a_schedule_of_an_optimizer_that_stays_code_is_not_lost_silently(tmp_pat
     assert "def get_optimizer" in files["model.py"]
     assert any("StepLR is lost" in f.message for f in done.left if f.code == "PW703")
     assert "scheduler" not in files["configs/params.yaml"]
+
+
+def test_an_optimizer_that_comes_with_something_else_is_named(tmp_path: Path) -> None:
+    make = "def make(net):\n    made = torch.optim.SGD(net.parameters(), lr=0.1)\n    return made, 1\n"
+    make += "optimizer, rest = make(model)\n"
+    done, _ = layout(tmp_path, HEAD + make + LOOP)
+    (refusal,) = done.left
+    assert refusal.code == "PW702"
+    assert refusal.message.endswith("an optimizer of torch.optim: optimizer")

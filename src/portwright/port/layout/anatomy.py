@@ -257,7 +257,7 @@ def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
 
 def _find_optimizer(anatomy: Anatomy) -> None:
     program = anatomy.program
-    optimizers, schedulers = set(), set()
+    optimizers, schedulers, unknown = set(), set(), set()
     for item in anatomy.all_lines:
         for call in (n for n in ast.walk(item.node) if isinstance(n, ast.Call)):
             if isinstance(item, Line) and isinstance(call.func, ast.Attribute) and call.func.attr == "step":
@@ -269,11 +269,20 @@ def _find_optimizer(anatomy: Anatomy) -> None:
                         schedulers.add(ref)
                     elif isinstance(ref, Var) and is_optimizer(kind):
                         optimizers.add(ref)
+                    elif isinstance(ref, Var) and not kind:
+                        unknown.add(ref.name)
     place = anatomy.backward
     if len(optimizers) > 1:
         raise RefusalError(
             f"{len(optimizers)} optimizers are stepped, and run() has one",
             IN_PLACE,
+            place.frame.unit,
+            place.node,
+        )
+    if not optimizers and unknown:
+        raise RefusalError(
+            f"what is stepped here cannot be told to be an optimizer of torch.optim: {', '.join(sorted(unknown))}",
+            f"Make it in a statement of its own, optimizer = torch.optim.X(...). {IN_PLACE}",
             place.frame.unit,
             place.node,
         )
