@@ -84,6 +84,11 @@ def parse_command(command: str | Sequence[str], folder: Path) -> Command:
             f"There is no script {words[0]} in {folder}.",
             "Give the command as you would behind 'python', relative to the folder that you stand in.",
         )
+    if script.suffix == ".ipynb":
+        raise UserError(
+            f"{words[0]} is a notebook, and python runs scripts.",
+            f"Export it (jupyter nbconvert --to script {words[0]}), and give the script.",
+        )
     return Command(tuple(words), shown, environment, tuple(flags))
 
 

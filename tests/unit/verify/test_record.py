@@ -259,6 +259,13 @@ def test_commands_that_cannot_be(folder: Path, tmp_path: Path, command: str, sai
         record(command, tmp_path, Recorder(), folder)
 
 
+def test_a_notebook_is_no_command(tmp_path: Path) -> None:
+    (tmp_path / "book.ipynb").write_text("{}")
+    with pytest.raises(UserError, match="book.ipynb is a notebook") as caught:
+        record("book.ipynb", tmp_path / "out", Recorder(), tmp_path)
+    assert "nbconvert" in caught.value.cure
+
+
 def test_on_csx_a_step_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ScriptFailed, match="on CSX a step runs on the system"):
         record(LAYOUT.replace("CPU", "CSX"), tmp_path, Recorder(), folder)
