@@ -65,8 +65,9 @@ def _distance_line(quantity: str, row: dict[str, Any]) -> str:
 
 
 def show_losses(proof: Proof, place: int) -> str:
-    steps = proof.losses["original"][: proof.steps]
-    return "+".join(number(v) for v in steps[place]) if steps and steps[place] else "none"
+    # The second of two optimizers has a step of its own, without a backward pass.
+    steps = [losses for losses in proof.losses["original"][: proof.steps] if losses]
+    return "+".join(number(v) for v in steps[place]) if steps else "none"
 
 
 def dropout_words(proof: Proof) -> str:

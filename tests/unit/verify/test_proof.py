@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from portwright.cli import app
 from portwright.errors import UserError
 from portwright.verify.api import make_proof
+from portwright.verify.difference import number
 from portwright.verify.judge import judge
 from portwright.verify.place import find_place
 from portwright.verify.proof import Proof
 from portwright.verify.proof_page import make_page, write_page
-from portwright.verify.proof_text import render
+from portwright.verify.proof_text import render, show_losses
 
 
 def proof_of(folder: Path, **recordings) -> Proof:
@@ -160,3 +161,9 @@ def test_a_front_end_that_cannot_be_asked_hides_no_proof(
     else:
         assert isinstance(done.exception, UserError)
         assert done.stdout.startswith("equal over 6 steps") is not as_json
+
+
+def test_the_last_loss_shown_is_that_of_the_last_step_that_has_one(tmp_path: Path) -> None:
+    original, ported = (with_step(make(), 6, losses=()) for _ in range(2))
+    proof = proof_of(tmp_path, original=original, ported=ported)
+    assert show_losses(proof, -1) == number(original.steps[4].losses[0])
