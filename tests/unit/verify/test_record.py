@@ -261,7 +261,7 @@ def test_commands_that_cannot_be(folder: Path, tmp_path: Path, command: str, sai
 
 def test_a_notebook_is_no_command(tmp_path: Path) -> None:
     (tmp_path / "book.ipynb").write_text("{}")
-    with pytest.raises(UserError, match="book.ipynb is a notebook") as caught:
+    with pytest.raises(UserError, match=r"book\.ipynb is a notebook") as caught:
         record("book.ipynb", tmp_path / "out", Recorder(), tmp_path)
     assert "nbconvert" in caught.value.cure
 
