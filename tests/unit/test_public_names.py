@@ -32,7 +32,9 @@ def test_packages_that_are_called_stay_packages() -> None:
 
 def test_importing_portwright_stays_light() -> None:
     heavy = "{'torch', 'numpy', 'tensorflow', 'pydantic', 'rich'}"
-    code = f"import sys, portwright, portwright.port, portwright.verify; assert not {heavy} & set(sys.modules)"
+    code = (
+        f"import sys, portwright, portwright.port, portwright.verify; assert not {heavy} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from portwright.port.api import PortResult
 
 _MINUTES = {"safe": 0, "unsafe": 2, "manual": 10}  # a rough guess a finding, for planning
-_MINUTES_OF = {"PW003": 60, "PW401": 60, "PW407": 120, "PW106": 45, "PW107": 60, "PW314": 45, "PW318": 90, "PW403": 15}
+_MINUTES_OF = {
+    "PW003": 60,
+    "PW401": 60,
+    "PW407": 120,
+    "PW106": 45,
+    "PW107": 60,
+    "PW314": 45,
+    "PW318": 90,
+    "PW403": 15,
+}
 
 
 def text_report(findings: Sequence[Finding]) -> str:

@@ -105,7 +105,9 @@ class Links:
         noise = torch.randn(named.tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             disturbed = named.tensor.detach().double().cpu() * (1 + self._perturb * noise)
-            named.tensor.data.copy_(disturbed.to(named.tensor.dtype))  # weights of no module are met after their forward
+            named.tensor.data.copy_(
+                disturbed.to(named.tensor.dtype)
+            )  # weights of no module are met after their forward
 
     def settle(self, called: Mapping[int, int]) -> None:
         """Decides again what started equal, such as norms, now that the order of the calls is known."""
