@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread as pools
 import importlib.machinery
 import importlib.util
 import io
@@ -45,12 +46,19 @@ def run_as_main(words: Sequence[str]) -> None:
         told(failure)
 
     threading.excepthook = remember
+    ours = set(threading.enumerate())
     exec(code, main.__dict__)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    _join([thread for thread in threading.enumerate() if thread not in ours and not thread.daemon])
     if failed:
         raise SystemExit(1) from failed[0]  # of which the thread has told
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """As Python does where a program ends: pools finish what they were given, and a thread is waited for."""
+    if any(thread in pools._threads_queues for thread in threads):
+        pools._python_exit()
+    for thread in threads:
+        thread.join()
 
 
 def _make_main(file: str) -> types.ModuleType:
