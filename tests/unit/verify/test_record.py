@@ -269,3 +269,24 @@ def test_a_notebook_is_no_command(tmp_path: Path) -> None:
 def test_on_csx_a_step_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ScriptFailed, match="on CSX a step runs on the system"):
         record(LAYOUT.replace("CPU", "CSX"), tmp_path, Recorder(), folder)
+
+
+def test_a_pool_that_trains_and_is_left_open(tmp_path: Path) -> None:
+    """Python lets a pool finish when a program ends; a recorder that waited for its threads alone would wait for ever."""
+    script = tmp_path / "pool.py"
+    script.write_text(
+        "import torch\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(2)\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def train():\n"
+        "    for _ in range(3):\n"
+        "        optimizer.zero_grad()\n"
+        "        model(torch.ones(3, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "pool.submit(train)\n"
+    )
+    recording = record(str(script), tmp_path / "recording", Recorder(steps=5, timeout_seconds=120))
+    assert len(recording.steps) == 3
+    assert recording.ended == "script ended"
