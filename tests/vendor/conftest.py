@@ -13,7 +13,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 # A process can have one backend of the SDK. These ask it from forked children, which inherit none as long as they come first.
-_FORK = ("test_fidelity.py", "test_legal_vendor.py", "test_seed_003_vendor.py")
+_FORK = (
+    "test_fidelity.py",
+    "test_front_end_of_scripts.py",
+    "test_legal_vendor.py",
+    "test_seed_003_vendor.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
