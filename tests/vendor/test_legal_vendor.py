@@ -64,7 +64,7 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, tuple[Verdict, Verdict
     chosen = [
         item.callspec.params["case"]
         for item in request.session.items
-        if "case" in getattr(item, "callspec", _NONE).params
+        if item.path == request.path and "case" in getattr(item, "callspec", _NONE).params
     ]
     groups = [chosen[at : at + GROUP] for at in range(0, len(chosen), GROUP)]
     asked = [Question(case.make, case.batch()) for case in chosen]
