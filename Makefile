@@ -9,7 +9,7 @@ ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
 CSX := $(ENVS)/csx-2.10.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-vendor test-vendor-core csx-env lint format docs bench clean
+.PHONY: help demo test test-gpu test-vendor test-vendor-core test-vendor-sdk csx-env lint format docs bench clean
 
 help:
 	@echo "make demo         check, port, prove, lower and train a plain PyTorch script"
@@ -50,7 +50,9 @@ CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.
 test-vendor-core: csx-env
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider $(CORE)
 
-test-vendor: $(STAMP) csx-env test-vendor-core
+test-vendor: test-vendor-core test-vendor-sdk
+
+test-vendor-sdk: $(STAMP) csx-env
 	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python -m pytest -q -m vendor tests/e2e
 
