@@ -138,3 +138,18 @@ def test_recomputation_of_batch_norms_is_left_as_it_is(norm: str, safety: str, t
     assert [f.safety for f in find(Source(path, path.read_bytes()), Project(tmp_path), select(rule))] == [
         safety
     ]
+
+
+@pytest.mark.parametrize(
+    ("hook", "safety"),
+    [("", "safe"), ("layer.register_forward_hook(print)", "manual")],
+    ids=["plain", "hooked"],
+)
+def test_layers_that_hooks_look_into_are_left(hook: str, safety: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        f"from torch import nn\n\nlayer = nn.TransformerEncoderLayer(8, 2, batch_first=True)\n{hook}\n"
+    )
+    rule = next(rule for rule in RULES if rule.code == "PW340")
+    (finding,) = find(Source(path, path.read_bytes()), Project(tmp_path), select(rule))
+    assert (finding.line, finding.safety) == (3, safety)
