@@ -34,7 +34,7 @@ for line in sys.stdin:
             step = last.step if last else 0
             writer, snapshot = CheckpointWriter(directory, keep, print), HostSnapshot()
             state = [(f"model/{n}", torch.empty(30_000)) for n in range(20)] + [("optimizer/0/m", torch.empty(300_000))]
-            print("start", os.getpid(), flush=True)
+            os.write(1, b"start %d\\n" % os.getpid())
             while True:
                 step += 1
                 for _, tensor in state:
@@ -42,9 +42,9 @@ for line in sys.stdin:
                 writer.save(step, snapshot.take(state), {"step": step})
                 if step % 3:
                     writer.wait()
-                    print("saved", step, flush=True)
+                    os.write(1, b"saved %d\\n" % step)  # in one piece: print may be killed between word and line end
     os.waitpid(pid, 0)
-    print("dead", flush=True)
+    os.write(1, b"dead\\n")
 """
 
 
@@ -59,11 +59,17 @@ def test_kill_at_any_moment(tmp_path: Path, keep: int) -> None:
         env=environment,
         start_new_session=True,
     )
+    assert saver.stdin is not None
+    assert saver.stdout is not None
     try:
         _kill_and_look(saver, tmp_path, keep)
     finally:  # the fork too: left alone it would wait for a reader for ever, and we for it
         with contextlib.suppress(ProcessLookupError):
             os.killpg(saver.pid, signal.SIGKILL)
+        saver.wait()
+        for pipe in (saver.stdin, saver.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def _kill_and_look(saver: subprocess.Popen[str], tmp_path: Path, keep: int) -> None:
@@ -92,7 +98,6 @@ def _kill_and_look(saver: subprocess.Popen[str], tmp_path: Path, keep: int) -> N
         assert all(torch.all(shard.tensor == found.step) for shard in loaded.shards)
     saver.stdin.close()
     saver.wait()
-    saver.stdout.close()
     with RunDir(tmp_path).lock():
         left = [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")]
     assert left == []
