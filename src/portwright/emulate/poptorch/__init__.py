@@ -1,0 +1,1 @@
+"""PopTorch 3.4, emulated."""

@@ -1,0 +1,1 @@
+"""SambaFlow, emulated."""
