@@ -24,7 +24,11 @@ def find_targets() -> dict[str, Target]:
 
     found: dict[str, Target] = {}
     for module in pkgutil.iter_modules(portwright.targets.__path__):
-        target: Target = importlib.import_module(f"portwright.targets.{module.name}").TARGET
+        target: Target | None = getattr(
+            importlib.import_module(f"portwright.targets.{module.name}"), "TARGET", None
+        )
+        if target is None:  # what several targets share
+            continue
         if target.name.lower() != module.name:
             raise UserError(
                 f"targets/{module.name}.py defines the target {target.name}.",

@@ -171,6 +171,11 @@ class Backend(Protocol):
     @property
     def world(self) -> World: ...
 
+    @property
+    def emulates(self) -> str | None:
+        """The vendor's software whose rules are followed here without the software, such as "PopTorch 3.4"; None: nothing is."""
+        ...
+
     def open(self, job: JobSpec) -> Session: ...
 
     def close(self) -> None: ...
@@ -221,8 +226,13 @@ class Target:
     why_not: Callable[[], str | None]  # why it cannot run here, with the cure; None when it can
     sections: Mapping[str, type[BaseModel]] = field(default_factory=dict)  # of params.yaml
     flags: tuple[Flag, ...] = ()
+    commands: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # words that may follow the target's name, as in its vendor's scripts, and the flags that each stands for
     has_cluster: bool = False  # the keys of runconfig that speak to a vendor's cluster matter here
     kernels: Callable[[], KernelTable] | None = None  # None: whatever torch runs, it runs
     hardware: Callable[[], Hardware] | None = None  # what `plan` measures a model against
     environment: VendorEnvironment | None = None  # where its software lives, if not beside ours
+    emulator: str | None = None  # the vendor's package that `--emulate` stands in for
+    has_compiler: bool = False  # of the vendor's: torch.compile has no place there
     preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never

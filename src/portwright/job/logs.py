@@ -29,15 +29,23 @@ class RunLog:
 
     `step` is where the run (re)starts: what an earlier run logged after it is dropped, since those steps come again.
     None keeps everything, as an evaluation wants. A line of the file is an object with step, kind, values,
-    time_seconds (since this log was opened) and wall_time; a value that is not finite is null there, and
-    named in `non_finite`. In TensorBoard, names of evaluated values start with `eval/`.
+    time_seconds (since this log was opened) and wall_time, and with `emulated` the software that was emulated; a value
+    that is not finite is null there, and named in `non_finite`. In TensorBoard, names of evaluated values start with `eval/`.
 
     A thread writes, so that a slow disk does not hold up training. When it cannot, the next call raises
     a UserError, once.
     """
 
-    def __init__(self, folder: Path, *, enable_summaries: bool, step: int | None, console: Console) -> None:
-        self._path, self._console = Path(folder) / FILE_NAME, console
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        enable_summaries: bool,
+        step: int | None,
+        console: Console,
+        emulated: str | None = None,
+    ) -> None:
+        self._path, self._console, self._emulated = Path(folder) / FILE_NAME, console, emulated
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _rewind(self._path, step, console)
@@ -129,7 +137,7 @@ class RunLog:
     def _write_lines(self, lines: Iterable[_Line]) -> None:
         encoded = []
         for line in lines:
-            encoded.append(line.as_json())
+            encoded.append(line.as_json(self._emulated))
             if self._events is not None:
                 self._events.add(line.step, line.wall_time, line.tagged_values())
         data = memoryview(b"".join(encoded))
@@ -167,7 +175,7 @@ class _Line:
             losses,
         )
 
-    def as_json(self) -> bytes:
+    def as_json(self, emulated: str | None = None) -> bytes:
         finite = {name: x if math.isfinite(x) else None for name, x in self.values.items()}
         line: dict[str, Any] = {
             "step": self.step,
@@ -176,6 +184,8 @@ class _Line:
             "time_seconds": round(self.seconds, 6),
             "wall_time": round(self.wall_time, 3),
         }
+        if emulated is not None:
+            line["emulated"] = emulated
         if self.losses:
             line["losses"] = [x if math.isfinite(x) else None for x in self.losses]
         non_finite = {name: str(x) for name, x in self.values.items() if not math.isfinite(x)}

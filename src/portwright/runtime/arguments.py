@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError, suggest
-from portwright.target import Target
+from portwright.target import Flag, Target
 
 MODES = ("train", "eval", "train_and_eval", "eval_all", "predict")
 
@@ -65,6 +65,8 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
         notes.append(
             f"'{rest.pop(0)}' is accepted for the sake of release 1.8 and has no effect on {target.name}."
         )
+    if target is not None and rest[:1] and rest[0] in target.commands:
+        rest[:1] = target.commands[rest[0]]
     parser = make_parser(target, Path(sys.argv[0]).name or "run.py")
     own = _add_user_flags(parser, extra_args_parser_fn, target)
     parsed, unknown = parser.parse_known_args(rest)
@@ -80,10 +82,15 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
         for name in ("max_steps", "eval_steps", "num_epochs")
         if given[name] is not None
     ]
-    for other in targets.values():
-        for flag in other.flags if other is not target else ():
-            if given[flag.dest] and not flag.chooses:
-                notes.append(f"{flag.names[-1]} has no effect on {target.name}.")
+    if given.get("emulate") and target.emulator is None:
+        have = [other.name for other in targets.values() if other.emulator is not None]
+        raise UserError(
+            f"{target.name} needs no emulator, and has none.",
+            f"Leave --emulate out, or choose {' or '.join(have)}.",
+        )
+    for flag in _flags_of_others(target, targets.values()):
+        if given[flag.dest] and not flag.chooses:
+            notes.append(f"{flag.names[-1]} has no effect on {target.name}.")
     return Arguments(
         target=target,
         mode=given.pop("mode"),
@@ -184,9 +191,9 @@ def make_parser(target: Target | None, script: str) -> _Parser:
         action="store_true",
         help="accepted for old scripts; replicas follow from the processes",
     )
-    for other in find_targets().values():
-        group = parser.add_argument_group(f"{other.name} (no effect on other targets)")
-        for flag in other.flags:
+    for names, flags in _flags_by_target().items():
+        group = parser.add_argument_group(f"{names} (no effect on other targets)")
+        for flag in flags:
             if flag.is_switch:
                 group.add_argument(*flag.names, dest=flag.dest, action="store_true", help=flag.help)
             else:
@@ -199,6 +206,23 @@ def make_parser(target: Target | None, script: str) -> _Parser:
                     help=flag.help,
                 )
     return parser
+
+
+def _flags_by_target() -> dict[str, list[Flag]]:
+    """The flags under the targets that take them; one that several targets share comes once."""
+    grouped: dict[str, list[Flag]] = {target.name: [] for target in find_targets().values()}
+    owners: dict[Flag, list[str]] = {}
+    for target in find_targets().values():
+        for flag in target.flags:
+            owners.setdefault(flag, []).append(target.name)
+    for flag, names in owners.items():
+        grouped.setdefault(", ".join(names), []).append(flag)
+    return {names: flags for names, flags in grouped.items() if flags}
+
+
+def _flags_of_others(target: Target, targets: Iterable[Target]) -> list[Flag]:
+    others = {flag: None for other in targets for flag in other.flags}
+    return [flag for flag in others if flag not in target.flags]
 
 
 def _mode(text: str) -> str:

@@ -14,6 +14,8 @@ from portwright.target import JobSpec
 
 
 class TorchBackend:
+    emulates: str | None = None
+
     def __init__(self, device_type: str, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
         launch = read_launch()
         if device_type == "cuda":

@@ -34,8 +34,11 @@ def run_mode(
     model_dir: Path,
     console: Console,
     signals: StopSignals,
+    emulates: str | None = None,
 ) -> Outcome:
-    outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir), is_shown=world.is_main)
+    outcome = Outcome(
+        arguments.mode, arguments.target.name, str(model_dir), is_shown=world.is_main, emulated=emulates
+    )
     trainer = Trainer(session, job.params.runconfig, model_dir, world, signals, console, outcome)
     if arguments.validate_only or arguments.compile_only:
         from portwright.runtime.dry_run import compile_step, validate
@@ -44,6 +47,7 @@ def run_mode(
             trainer.last_step()  # says so where nothing tells how long to train
         check = validate if arguments.validate_only else compile_step
         check(arguments, job, session, console, outcome)
+        _say_emulated(outcome)
         return outcome
     trains = arguments.mode in ("train", "train_and_eval")
     if trains:
@@ -219,7 +223,13 @@ def _say_where(outcome: Outcome, trained: bool) -> None:
     for name, value in outcome.values.items():
         if name.startswith("eval/") and name != "eval/loss":
             outcome.lines.append(f"{name.removeprefix('eval/')}: {value:.4f}")
+    _say_emulated(outcome)
     if trained:
         if outcome.checkpoint:
             outcome.lines.append(f"checkpoint: {outcome.checkpoint}")
         outcome.lines.append(f"TensorBoard: tensorboard --logdir {outcome.model_dir}")
+
+
+def _say_emulated(outcome: Outcome) -> None:
+    if outcome.emulated is not None:
+        outcome.lines.append(f"emulated: {outcome.emulated} on this machine's CPU")

@@ -163,18 +163,23 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     if unused:
         console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     model_dir = _model_dir(arguments, params)
-    reason = arguments.target.why_not()
+    reason = None if arguments.flags.get("emulate") else arguments.target.why_not()
     if reason is not None:
         raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
     # A target with an environment of its own has a compiler of its own, too.
-    compiles = params.runconfig.compile or arguments.compile_only
-    if compiles and arguments.target.environment is None:
+    has_compiler = arguments.target.has_compiler or arguments.target.environment is not None
+    if (params.runconfig.compile or arguments.compile_only) and not has_compiler:
         from portwright.runtime.compile import prepare_compile
 
         prepare_compile(arguments.compile_dir or model_dir / "compile", console)
-    if arguments.compile_only and arguments.target.environment is None:
+    if arguments.compile_only and not has_compiler:
         params = params.with_runconfig(compile=True)
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
+    emulates = getattr(backend, "emulates", None)  # a target of another package may know nothing of it
+    if emulates is not None:
+        console.note(
+            f"emulated: the rules of {emulates} on this machine's CPU; no {arguments.target.name} was used, and times say nothing."
+        )
     job = JobSpec(
         params,
         parts.model_fn,
@@ -188,7 +193,7 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         session = backend.world.agree_on_failure(lambda: backend.open(job))
         from portwright.runtime.modes import run_mode
 
-        return run_mode(arguments, job, session, backend.world, model_dir, console, signals)
+        return run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
     finally:
         if session is not None:
             session.close()

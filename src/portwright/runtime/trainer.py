@@ -33,11 +33,18 @@ class Outcome:
     more: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)  # for a person, on stdout when no JSON is asked for
     is_shown: bool = True  # by the first process alone
+    emulated: str | None = None  # the vendor's software that was not there
 
     def as_json(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
+        if self.emulated is None:
+            del own["emulated"]
         document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
         return document
+
+    def title(self, kind: str) -> str:
+        """What a line of progress starts with."""
+        return kind if self.emulated is None else f"{self.target} (emulated) {kind}"
 
 
 class _Stopped(Exception):
@@ -142,7 +149,8 @@ class Trainer:
         if config.checkpoint_steps != 0 and self._world.is_main:
             writer = CheckpointWriter(self._model_dir, config.max_checkpoints, self._console.warning)
         log = self._open_log("train") if self._world.is_main else None
-        progress = Progress("train", last_step, self._console, start=self._step, shown=self._world.is_main)
+        title = self._outcome.title("train")
+        progress = Progress(title, last_step, self._console, start=self._step, shown=self._world.is_main)
         started = time.perf_counter()
         stop: tuple[str, ExitStatus] | None = None
         try:
@@ -241,6 +249,8 @@ class Trainer:
         if self._step == self._saved_step or self._config.checkpoint_steps == 0:
             return
         shards, counters = self._session.state(), self._session.counters()
+        if self._outcome.emulated is not None:
+            counters = {**counters, "emulated": self._outcome.emulated}
         if writer is not None:
             writer.save(self._step, shards, counters)
         else:
@@ -261,8 +271,9 @@ class Trainer:
 
     def evaluate(self, log: RunLog | None = None) -> dict[str, float]:
         """Evaluates the weights as they are and logs the result at the current step; nothing when a signal stops it."""
+        title = self._outcome.title("eval")
         progress = Progress(
-            "eval", self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False
+            title, self._config.eval_steps, self._console, start=0, shown=self._world.is_main, lines=False
         )
         with progress:
             try:
@@ -278,7 +289,7 @@ class Trainer:
         self._outcome.values.update({_eval_name(name): value for name, value in values.items()})
         if self._world.is_main:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            self._console.info(f"eval at step {self._step}: {shown}")
+            self._console.info(f"{self._outcome.title('eval')} at step {self._step}: {shown}")
         return values
 
     def _on_batch(self, done: int, progress: Progress) -> None:
@@ -311,6 +322,7 @@ class Trainer:
             enable_summaries=self._config.enable_summaries,
             step=step,
             console=self._console,
+            emulated=self._outcome.emulated,
         )
 
 

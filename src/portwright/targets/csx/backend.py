@@ -30,6 +30,8 @@ _PLAIN = re.compile(r"[\w./+@%-]+", re.ASCII)
 class CsxBackend:
     """Opens sessions on the one backend that the SDK allows a process."""
 
+    emulates: str | None = None
+
     def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
         if not ENVIRONMENT.is_here():
             known = find_known(ENVIRONMENT)

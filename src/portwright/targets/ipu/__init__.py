@@ -1,32 +1,34 @@
-"""Graphcore IPUs: what a model would need there, without the vendor's software; running on them is not here yet."""
+"""Graphcore IPUs, through PopTorch, or under its rules on a CPU (`--emulate`).
+
+Nothing here imports PopTorch or torch: a target is listed wherever Portwright runs.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from portwright.errors import UnsupportedError
-from portwright.target import Hardware, Target
+from portwright.target import Backend, Hardware, Target
+from portwright.targets.emulated import EMULATE, explain_missing, is_installed
+from portwright.targets.ipu.section import IpuSection
 
 if TYPE_CHECKING:
     from portwright.graph.kernels import KernelTable
 
-_MEANWHILE = "portwright plan --target ipu works without it."
 _DATASHEET = "Graphcore Bow-2000 datasheet"
 
 
-def why_not() -> str:
-    if importlib.util.find_spec("poptorch") is not None:
-        return f"PopTorch is installed, but this release does not run on IPUs yet; {_MEANWHILE}"
-    return (
-        "PopTorch is not installed, and this release does not run on IPUs yet. No public package index has it: it comes with "
-        f"Graphcore's Poplar SDK 3.4, and its sources are github.com/graphcore/poptorch (sdk-release-3.4). {_MEANWHILE}"
-    )
+def why_not() -> str | None:
+    if is_installed("poptorch"):
+        return None
+    origin = "it comes with Graphcore's Poplar SDK 3.4, and its sources are github.com/graphcore/poptorch (sdk-release-3.4)"
+    return explain_missing("PopTorch", origin, "ipu")
 
 
-def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> NoReturn:
-    raise UnsupportedError("the target IPU cannot run here:", why_not())
+def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
+    from portwright.targets.ipu.backend import IpuBackend
+
+    return IpuBackend(flags, note)
 
 
 def kernels() -> KernelTable:
@@ -60,9 +62,13 @@ def hardware() -> Hardware:
 
 TARGET = Target(
     name="IPU",
-    summary="a Graphcore IPU system, to plan for",
+    summary="a Graphcore IPU system, through PopTorch or emulated",
     make_backend=make_backend,
     why_not=why_not,
     kernels=kernels,
     hardware=hardware,
+    sections={"ipu": IpuSection},
+    flags=(EMULATE,),
+    emulator="poptorch",
+    has_compiler=True,
 )
