@@ -28,7 +28,7 @@ def check_count(method: str, value: Any) -> None:
 
 def check_bool(method: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise AssertionError(f"{method} takes a bool, not {value!r}.")
+        raise _options_impl.wrong(f"{method} takes a bool, not {value!r}.")
 
 
 class _JitOptions(_options_impl.OptionsDict):
@@ -149,9 +149,7 @@ class _PopartOptions:
 
     def checkIsFrozen(self, option=None):
         if option != "_is_frozen" and self._is_frozen:
-            raise AttributeError(
-                "these options can't be changed: a model or a data loader has them. Change a copy: options.clone()."
-            )
+            raise AttributeError(_options_impl.FROZEN)
 
     @accepted("recorded; settings that would change results are refused when a model gets the options.")
     def set(
@@ -169,7 +167,7 @@ class _PopartOptions:
     @accepted("PopART's rewrites of a graph do not change results; the settings are recorded.")
     def setPatterns(self, patterns: Dict[str, bool], level: int = 2) -> "poptorch.options._PopartOptions":
         if not isinstance(level, int) or not isinstance(patterns, dict):
-            raise AssertionError(f"setPatterns takes a dict and an int, not {patterns!r} and {level!r}.")
+            raise _options_impl.wrong(f"setPatterns takes a dict and an int, not {patterns!r} and {level!r}.")
         self.set("patterns_level", level)
         self.set("patterns", patterns)  # type: ignore[arg-type]
         return self

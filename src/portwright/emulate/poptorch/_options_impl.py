@@ -8,10 +8,13 @@ import datetime
 import time
 from typing import Any
 
+from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._logging import logger
 from portwright.errors import suggest
 
 default_source_location_excludes = ["install/poptorch", "site-packages/torch", "site-packages/poptorch"]
+
+FROZEN = "these options can't be changed: a model or a data loader has them. Change a copy: options.clone()."
 
 
 class ProgressBar:
@@ -48,7 +51,7 @@ class OptionsDict:
                 )
             expected = type(self._values[option])
             if not isinstance(value, expected):
-                raise AssertionError(f"the option {option} takes {article(expected)}, not {value!r}.")
+                raise refuse(f"the option {option} takes {article(expected)}, not {value!r}.", AssertedError)
             self._values[option] = value
 
     def createOrSet(self, **kwargs):
@@ -68,9 +71,7 @@ class OptionsDict:
 
     def checkIsFrozen(self, option=None):
         if option != "_is_frozen" and self.__dict__.get("_is_frozen"):
-            raise AttributeError(
-                "these options can't be changed: a model or a data loader has them. Change a copy: options.clone()."
-            )
+            raise AttributeError(FROZEN)
 
     def update(self, other):
         """Adds these options to a dictionary, which must not have them yet."""
@@ -79,7 +80,7 @@ class OptionsDict:
                 logger.warning(warning)
         twice = sorted(set(other) & set(self._values))
         if twice:
-            raise AssertionError(f"set more than once: {', '.join(twice)}.")
+            raise refuse(f"set more than once: {', '.join(twice)}.", AssertedError)
         other.update(self._values)
         return other
 
@@ -132,6 +133,11 @@ class OptionsDict:
         return (
             f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
         )
+
+
+def wrong(message: str) -> Exception:
+    """The error of a value that the real package refuses by an assertion."""
+    return refuse(message, AssertedError)
 
 
 def article(kind: type) -> str:

@@ -21,7 +21,7 @@ class Stage:
     def __init__(self, *block_ids: BlockId) -> None:
         for block in block_ids:
             if not isinstance(block, str):
-                raise AssertionError(f"a block's ID is a str, not {block!r}.")
+                raise _options_impl.wrong(f"a block's ID is a str, not {block!r}.")
         self._blocks = block_ids
         self._stage_id = -1
         self._phase_id = -1
@@ -34,7 +34,7 @@ class Stage:
     def ipu(self, ipu: int) -> "poptorch.Stage":
         """Puts the stage on an IPU, whatever its blocks say."""
         if not isinstance(ipu, int) or isinstance(ipu, bool) or ipu < 0:
-            raise AssertionError(f"an IPU is a number from 0, not {ipu!r}.")
+            raise _options_impl.wrong(f"an IPU is a number from 0, not {ipu!r}.")
         self._ipu = ipu
         return self
 
@@ -58,7 +58,7 @@ class _DefaultStageManager(_options_impl.IStageManager):
             return self._block_map[block_id]
         if self._auto_stage == enums.AutoStage.SameAsIpu:
             if self._current_ipu is None:
-                raise AssertionError(
+                raise _options_impl.wrong(
                     f"AutoStage.SameAsIpu needs the IPU of every block, and block {block_id} has none. Give it an ipu_id."
                 )
             number = self._current_ipu
@@ -79,7 +79,7 @@ class _NamedStageManager(_options_impl.IStageManager):
     def getStage(self, block_id: str) -> Stage:
         if block_id not in self._block_map:
             known = ", ".join(repr(block) for block in self._block_map)
-            raise AssertionError(f"the execution strategy has no block {block_id!r}. It has: {known}.")
+            raise _options_impl.wrong(f"the execution strategy has no block {block_id!r}. It has: {known}.")
         return self._block_map[block_id]
 
 
@@ -93,7 +93,7 @@ class _IExecutionStrategy:
     def stage(self, block_id):
         if block_id not in self._block_map:
             known = ", ".join(repr(block) for block in self._block_map) or "none"
-            raise AssertionError(f"the execution strategy has no block {block_id!r}. It has: {known}.")
+            raise _options_impl.wrong(f"the execution strategy has no block {block_id!r}. It has: {known}.")
         return self._block_map[block_id]
 
     def onStartTracing(self):
@@ -114,7 +114,7 @@ class _IExecutionStrategy:
     def _add(self, stage: Stage) -> None:
         for block in stage.blocks:
             if block in self._block_map:
-                raise AssertionError(f"block {block!r} is in more than one stage.")
+                raise _options_impl.wrong(f"block {block!r} is in more than one stage.")
             self._block_map[block] = stage
 
 
@@ -128,14 +128,14 @@ class Phase:
             self.stages = [Stage(*arg)]  # type: ignore[arg-type]
         else:
             kinds = ", ".join(type(part).__name__ for part in arg)
-            raise AssertionError(f"a phase is made of block IDs only or of Stages only, not of {kinds}.")
+            raise _options_impl.wrong(f"a phase is made of block IDs only or of Stages only, not of {kinds}.")
 
     def stage(self, idx):
         return self.stages[idx]
 
     def ipus(self, *ipus):
         if len(ipus) != len(self.stages):
-            raise AssertionError(f"{len(ipus)} IPUs were given for {len(self.stages)} stages.")
+            raise _options_impl.wrong(f"{len(ipus)} IPUs were given for {len(self.stages)} stages.")
         for stage, ipu in zip(self.stages, ipus, strict=True):
             stage.ipu(ipu)
 
@@ -152,7 +152,9 @@ class PipelinedExecution(_IExecutionStrategy):
             for number, arg in enumerate(args):
                 blocks = [arg] if isinstance(arg, (str, Stage)) else arg
                 if not isinstance(blocks, (list, tuple)):
-                    raise AssertionError(f"a stage is a Stage, a block's ID or a list of them, not {arg!r}.")
+                    raise _options_impl.wrong(
+                        f"a stage is a Stage, a block's ID or a list of them, not {arg!r}."
+                    )
                 self._add((arg if isinstance(arg, Stage) else Stage(*blocks))._setStage(number))
         self._stages_manager = (
             _NamedStageManager(self._block_map) if self._block_map else _DefaultStageManager(auto_stage)
@@ -175,7 +177,7 @@ class _IPhasedExecution(_IExecutionStrategy):
     def __init__(self, *phases: Union["poptorch.Phase", List["poptorch.Stage"], List[BlockId]]):
         super().__init__(None, {})
         if not phases:
-            raise AssertionError("phased execution needs its phases: there is no AutoStage for it.")
+            raise _options_impl.wrong("phased execution needs its phases: there is no AutoStage for it.")
         self._tensors_liveness = enums.Liveness.AlwaysLive
         self._separate_backward_phase = False
         self._phases: list[Phase] = []
@@ -190,13 +192,13 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     def phase(self, phase: int) -> "poptorch.Phase":
         if not isinstance(phase, int) or phase < 0:
-            raise AssertionError(f"a phase is a number from 0, not {phase!r}.")
+            raise _options_impl.wrong(f"a phase is a number from 0, not {phase!r}.")
         return self._phases[phase]
 
     @accepted(_PHASES)
     def useSeparateBackwardPhase(self, use: bool = True):
         if not isinstance(use, bool):
-            raise AssertionError(f"useSeparateBackwardPhase takes a bool, not {use!r}.")
+            raise _options_impl.wrong(f"useSeparateBackwardPhase takes a bool, not {use!r}.")
         self._separate_backward_phase = use
         return self
 
@@ -217,7 +219,7 @@ class ParallelPhasedExecution(_IPhasedExecution):
     @accepted(_PHASES)
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> "poptorch.ParallelPhasedExecution":
         if not isinstance(off_chip, bool):
-            raise AssertionError(f"sendTensorsOffChipAfterFwd takes a bool, not {off_chip!r}.")
+            raise _options_impl.wrong(f"sendTensorsOffChipAfterFwd takes a bool, not {off_chip!r}.")
         self._tensors_liveness = enums.Liveness.OffChipAfterFwd if off_chip else enums.Liveness.AlwaysLive
         return self
 
@@ -228,7 +230,7 @@ class SerialPhasedExecution(_IPhasedExecution):
     @accepted(_PHASES)
     def setTensorsLiveness(self, liveness: "poptorch.Liveness") -> "poptorch.SerialPhasedExecution":
         if not isinstance(liveness, enums.Liveness):
-            raise AssertionError(f"setTensorsLiveness takes a poptorch.Liveness, not {liveness!r}.")
+            raise _options_impl.wrong(f"setTensorsLiveness takes a poptorch.Liveness, not {liveness!r}.")
         self._tensors_liveness = liveness
         return self
 

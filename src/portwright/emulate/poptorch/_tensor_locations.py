@@ -45,7 +45,7 @@ class TensorLocationSettings(_options_impl.OptionsDict):
 
     def _record(self, option: str, value: Any, kind: type) -> TensorLocationSettings:
         if not isinstance(value, kind):
-            raise AssertionError(f"{option} takes {_options_impl.article(kind)}, not {value!r}.")
+            raise _options_impl.wrong(f"{option} takes {_options_impl.article(kind)}, not {value!r}.")
         self.createOrSet(**{option: int(value)})
         return self
 
@@ -56,7 +56,9 @@ class _TensorLocationOptions(_options_impl.OptionsDict):
     @accepted(_WHERE)
     def numIOTiles(self, num_tiles: int) -> "poptorch.TensorLocationSettings":
         if not isinstance(num_tiles, int) or num_tiles % 2 or not 32 <= num_tiles <= 192:
-            raise AssertionError(f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}.")
+            raise _options_impl.wrong(
+                f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}."
+            )
         self.createOrSet(numIOTiles=num_tiles)
         return self  # type: ignore[return-value]  # the vendor's annotation is wrong
 
@@ -86,7 +88,7 @@ class _TensorLocationOptions(_options_impl.OptionsDict):
 
     def _place(self, kind: str, location: Any) -> _TensorLocationOptions:
         if not isinstance(location, TensorLocationSettings):
-            raise AssertionError(
+            raise _options_impl.wrong(
                 f"the location of {kind}s is a poptorch.TensorLocationSettings, not {location!r}."
             )
         self.createOrSet(**{f"location_{kind}": location.toDict()})

@@ -211,7 +211,7 @@ class Options(_options_impl.OptionsDict):
         self, strategy: Union["poptorch.ParallelPhasedExecution", "poptorch.SerialPhasedExecution"]
     ) -> "poptorch.Options":
         if not isinstance(strategy, _IExecutionStrategy):
-            raise AssertionError(
+            raise _options_impl.wrong(
                 f"setExecutionStrategy takes a strategy such as PipelinedExecution(), not {strategy!r}."
             )
         self._execution_strategy = strategy
@@ -223,7 +223,7 @@ class Options(_options_impl.OptionsDict):
         for name, proportion in available_memory_proportion.items():
             number = name.removeprefix("IPU") if isinstance(name, str) else ""
             if number == name or not number.isdecimal():
-                raise AssertionError(
+                raise _options_impl.wrong(
                     f"memory proportions are given as {{'IPU0': 0.5}}, with no key like {name!r}."
                 )
             proportions[int(number)] = proportion
@@ -269,7 +269,7 @@ class Options(_options_impl.OptionsDict):
     @accepted("it names profiles, and none are written.")
     def modelName(self, name: str) -> "poptorch.Options":
         if not isinstance(name, str):
-            raise AssertionError(f"modelName takes a str, not {name!r}.")
+            raise _options_impl.wrong(f"modelName takes a str, not {name!r}.")
         self.createOrSet(model_name=name)
         return self
 
@@ -289,7 +289,9 @@ class Options(_options_impl.OptionsDict):
 
     def connectionType(self, connection_type: "poptorch.ConnectionType") -> "poptorch.Options":
         if not isinstance(connection_type, enums.ConnectionType):
-            raise AssertionError(f"connectionType takes a poptorch.ConnectionType, not {connection_type!r}.")
+            raise _options_impl.wrong(
+                f"connectionType takes a poptorch.ConnectionType, not {connection_type!r}."
+            )
         self.set(connection_type=connection_type.value)
         self._checkDevice()
         return self
@@ -297,14 +299,14 @@ class Options(_options_impl.OptionsDict):
     @accepted(_HARDWARE)
     def syncPattern(self, sync_pattern: "poptorch.SyncPattern") -> "poptorch.Options":
         if not isinstance(sync_pattern, enums.SyncPattern):
-            raise AssertionError(f"syncPattern takes a poptorch.SyncPattern, not {sync_pattern!r}.")
+            raise _options_impl.wrong(f"syncPattern takes a poptorch.SyncPattern, not {sync_pattern!r}.")
         self.set(sync_pattern=sync_pattern.value)
         return self
 
     @accepted(_HARDWARE)
     def useIpuId(self, ipu_id: int) -> "poptorch.Options":
         if not isinstance(ipu_id, int) or isinstance(ipu_id, bool) or ipu_id < 0:
-            raise AssertionError(f"useIpuId takes a number from 0, not {ipu_id!r}.")
+            raise _options_impl.wrong(f"useIpuId takes a number from 0, not {ipu_id!r}.")
         self.createOrSet(ipu_id=ipu_id)
         self._checkDevice()
         return self
@@ -328,7 +330,7 @@ class Options(_options_impl.OptionsDict):
         self.checkIsFrozen()
         every_n = output_mode == enums.OutputMode.EveryN
         if every_n and not _is_period(output_return_period):
-            raise AssertionError(
+            raise _options_impl.wrong(
                 f"OutputMode.EveryN needs a return period from 1, not {output_return_period!r}."
             )
         period = output_return_period if every_n else 1
@@ -339,10 +341,10 @@ class Options(_options_impl.OptionsDict):
     ) -> "poptorch.Options":
         """Sets which micro-batches' results a call returns."""
         if not isinstance(output_mode, enums.OutputMode):
-            raise AssertionError(f"outputMode takes a poptorch.OutputMode, not {output_mode!r}.")
+            raise _options_impl.wrong(f"outputMode takes a poptorch.OutputMode, not {output_mode!r}.")
         if output_mode == enums.OutputMode.EveryN:
             if not _is_period(output_return_period):
-                raise AssertionError(
+                raise _options_impl.wrong(
                     f"OutputMode.EveryN needs an output_return_period from 1, not {output_return_period!r}."
                 )
         elif output_return_period:
@@ -357,7 +359,7 @@ class Options(_options_impl.OptionsDict):
     def randomSeed(self, random_seed: int) -> "poptorch.Options":
         """Seeds the device and, as PopTorch does, torch on the host."""
         if not isinstance(random_seed, int) or isinstance(random_seed, bool):
-            raise AssertionError(f"randomSeed takes an int, not {random_seed!r}.")
+            raise _options_impl.wrong(f"randomSeed takes an int, not {random_seed!r}.")
         self.checkIsFrozen()
         torch.manual_seed(random_seed)
         self.createOrSet(random_seed=random_seed)
@@ -406,7 +408,7 @@ class Options(_options_impl.OptionsDict):
     def toDict(self) -> Dict[str, Any]:
         """All options in one dictionary, with the names that the compiler reads."""
         if self.defaultOutputMode():
-            raise AssertionError(
+            raise _options_impl.wrong(
                 "choose an outputMode() first: what Default means depends on the model's use."
             )
         out: Dict[str, Any] = {**self._execution_strategy.backendOptions(), **self._popart.options}

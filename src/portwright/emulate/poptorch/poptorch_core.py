@@ -34,3 +34,10 @@ def _validateOptions(options: Mapping[str, Any]) -> None:
     from portwright.emulate.poptorch._popart_settings import check
 
     check(options)
+
+
+def importPoptorchMetadataFromFile(filename: str) -> bytes:
+    """Refused: a file of the emulator holds data, and nothing that Python would have to unpickle."""
+    from portwright.emulate.poptorch._refused import not_emulated
+
+    raise not_emulated("importPoptorchMetadataFromFile", "read a saved model with poptorch.load().")
