@@ -84,7 +84,7 @@ class _PrecisionOptions(_options_impl.OptionsDict):
         if dtype not in names:
             raise ValueError(f"setPartialsType takes torch.float or torch.half, not {dtype!r}.")
         self._popart_options.set("partialsTypeMatMuls", names[dtype])
-        self._popart_options.set("convolutionOptions", {"partialsType": names[dtype]})
+        self._popart_options.set("convolutionOptions", {"partialsType": names[dtype]})  # type: ignore[arg-type]
         return self
 
 
@@ -134,7 +134,7 @@ class _TrainingOptions(_options_impl.OptionsDict):
     @accepted("it spreads convolutions over tiles, which changes memory and not results.")
     def setConvolutionDithering(self, enabled: bool) -> "poptorch.options._TrainingOptions":
         check_bool("setConvolutionDithering", enabled)
-        self._popart_options.set("convolutionOptions", {"enableConvDithering": enabled})
+        self._popart_options.set("convolutionOptions", {"enableConvDithering": enabled})  # type: ignore[arg-type]
         return self
 
 

@@ -46,9 +46,7 @@ class OptionsDict:
         self.checkIsFrozen()
         for option, value in kwargs.items():
             if not self.exists(option):
-                raise AssertionError(
-                    f"{type(self).__name__} has no option '{option}'. {self._suggest(option)}"
-                )
+                raise wrong(f"{type(self).__name__} has no option '{option}'. {self._suggest(option)}")
             expected = type(self._values[option])
             if not isinstance(value, expected):
                 raise refuse(f"the option {option} takes {article(expected)}, not {value!r}.", AssertedError)

@@ -43,7 +43,7 @@ class TensorLocationSettings(_options_impl.OptionsDict):
     def useIOTilesToStore(self, use: bool = True) -> "poptorch.TensorLocationSettings":
         return self._record("useIOTilesToStore", use, bool)
 
-    def _record(self, option: str, value: Any, kind: type) -> TensorLocationSettings:
+    def _record(self, option: str, value: Any, kind: type[int]) -> TensorLocationSettings:
         if not isinstance(value, kind):
             raise _options_impl.wrong(f"{option} takes {_options_impl.article(kind)}, not {value!r}.")
         self.createOrSet(**{option: int(value)})
