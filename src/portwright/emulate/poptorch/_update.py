@@ -1,0 +1,260 @@
+"""The optimizer on the device: its numbers as they were compiled, its state, and the update of the weights.
+
+`make_update` compiles an optimizer; from then on only what `set` is given counts, as it is with `setOptimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from portwright.emulate.poptorch import _formulas
+from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._optimizer_attributes import _OptimizerType, describe
+from portwright.emulate.poptorch._optimizer_checks import check_replacement, check_values
+
+_DEFAULTS = -1  # in place of a group's number: weights that are in no group
+_SPECIFIC = "___specific___"
+_ADAMS = (_OptimizerType.ADAM, _OptimizerType.ADAMW, _OptimizerType.ADAMW_NO_BIAS)
+_LAMBS = (_OptimizerType.LAMB, _OptimizerType.LAMB_NO_BIAS)
+_WITHOUT_STEP = (_OptimizerType.ADAMW_NO_BIAS, _OptimizerType.LAMB_NO_BIAS)
+
+
+def make_update(
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], *, automatic_loss_scaling: bool = False
+) -> UpdateRule:
+    """Compiles an optimizer for the weights of a model; `names` says what each tensor of the host is called."""
+    return UpdateRule(optimizer, names, automatic_loss_scaling)
+
+
+class UpdateRule:
+    """What the device does to its weights with the gradients of one or more micro-batches."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[Tensor, str],
+        automatic_loss_scaling: bool = False,
+    ) -> None:
+        self._automatic = automatic_loss_scaling
+        self._description = describe(optimizer, automatic_loss_scaling)
+        check_values(self._description)
+        self._names = {id(tensor): name for tensor, name in names.items()}
+        self._places = {tensor.data_ptr(): name for tensor, name in names.items() if tensor.numel()}
+        self._tensors = list(names)  # alive, since their ids are keys
+        self._trained = {name: tensor.detach() for tensor, name in names.items() if tensor.requires_grad}
+        groups = self._find_groups(optimizer)
+        if isinstance(groups, Tensor):
+            raise createPoptorchError(
+                f"the optimizer holds a tensor of shape {tuple(groups.shape)} that is no parameter of the model. Make "
+                "the optimizer from the parameters of the model that is wrapped."
+            )
+        self._group_of = groups
+        self._slots: dict[str, Tensor] = {}
+        for name, weight in self._trained.items():
+            self._make_slots(name, weight)
+        self._say_what_differs(optimizer)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the gradient of the loss is multiplied by before the backward pass; `apply` takes it out again."""
+        return float(self._description["defaults"]["lossScaling"][0])
+
+    @property
+    def accum_type(self) -> torch.dtype:
+        """The type in which gradients of several micro-batches are added up (the weight's own for combined SGD)."""
+        return torch.float16 if self._description["accumType"] else torch.float32
+
+    @torch.no_grad()
+    def apply(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """Changes the weights in place, once, by gradients that still carry `loss_scale`."""
+        missing = sorted(set(grads) - (set(weights) & set(self._trained)))
+        if missing:
+            raise createPoptorchError(
+                f"there are gradients for {', '.join(missing)}, which are no weights that the device trains."
+            )
+        factor = 1.0
+        if "maxGradNorm" in self._description:
+            largest = self._description["maxGradNorm"] * abs(self.loss_scale)
+            factor = _formulas.clip_factor(list(grads.values()), largest)
+        for name, gradient in grads.items():
+            self._update(name, weights[name], gradient.float() * factor if factor != 1.0 else gradient)
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes over the numbers of an optimizer that are variable; any other that changed is an error."""
+        new = describe(optimizer, self._automatic)
+        check_replacement(self._description, new, optimizer)
+        check_values(new)
+        groups = self._find_groups(optimizer)
+        if not isinstance(groups, Tensor) and groups != self._group_of:  # a copied optimizer counts by place
+            raise createPoptorchError(
+                "setOptimizer() got an optimizer whose parameter groups hold other weights than those of the compiled "
+                "one. Keep the weights in the groups they were compiled with, and change the groups' values."
+            )
+        self._description = new
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what the device remembers of each weight, under PopART's names."""
+        return {name: slot.clone() for name, slot in self._slots.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes a state over, all of it or none; what it does not name stays as it is."""
+        for name, value in state.items():
+            if name not in self._slots:
+                known = ", ".join(self._slots) or "none, this optimizer has no state"
+                raise createPoptorchError(
+                    f"the optimizer state has {name}, which the device does not. It has: {known}."
+                )
+            if value.shape != self._slots[name].shape:
+                raise createPoptorchError(
+                    f"the optimizer state has {name} of shape {tuple(value.shape)}, the device of shape "
+                    f"{tuple(self._slots[name].shape)}. Load the state of the same model."
+                )
+        for name, value in state.items():
+            self._slots[name].copy_(value)
+
+    def params(self) -> dict[str, Tensor]:
+        """The numbers that may change, as the device has them: one for every weight, under PopART's names."""
+        found: dict[str, Tensor] = {}
+        for name in self._group_of:
+            for number, (value, is_const) in self._device_values(name).items():
+                if not is_const:
+                    found[f"{number}{_SPECIFIC}{name}"] = torch.tensor(value, dtype=torch.float32)
+        value, is_const = self._description["defaults"]["lossScaling"]
+        if not is_const:
+            found["lossScaling_FLOAT"] = torch.tensor(value, dtype=torch.float32)
+        return found
+
+    def _update(self, name: str, weight: Tensor, gradient: Tensor) -> None:
+        kind, values = self._description["optimizer_type"], self._values(name)
+        if kind in (_OptimizerType.SGD1, _OptimizerType.SGD2):
+            velocity = self._slots.get(_velocity_name(kind, name))
+            if velocity is None:
+                _formulas.sgd(weight, gradient, values, self.loss_scale)
+                return
+            formula = _formulas.sgd_combined if kind is _OptimizerType.SGD1 else _formulas.sgd_separate
+            nesterov = bool(values["nesterov"]) and values["momentum"] > 0
+            formula(weight, gradient, values, velocity, self.loss_scale, nesterov)
+            return
+        if self.loss_scale != 1.0:
+            gradient = gradient.float() / self.loss_scale
+        slot = self._slots.get
+        if kind in (_OptimizerType.RMSPROP, _OptimizerType.RMSPROP_CENTERED):
+            averages = _formulas.Averages(
+                self._slots[f"Accl1___{name}"], slot(f"Accl2___{name}"), slot(f"Accl3___{name}")
+            )
+            tensorflow = self._description["useTfVariant"]
+            _formulas.rmsprop(weight, gradient, values, averages, tensorflow=tensorflow)
+            return
+        moments = _formulas.Moments(
+            self._slots[f"Accl1___{name}"], self._slots[f"Accl2___{name}"], slot(f"Step___{name}")
+        )
+        if kind in _LAMBS:
+            _formulas.lamb(weight, gradient, values, moments, bias_correction=kind is _OptimizerType.LAMB)
+        else:
+            _formulas.adam(weight, gradient, values, moments, decoupled=kind is not _OptimizerType.ADAM)
+
+    def _make_slots(self, name: str, weight: Tensor) -> None:
+        kind, numbers = self._description["optimizer_type"], self._numbers(name)
+
+        def zeros(half: bool) -> Tensor:
+            return torch.zeros_like(weight, dtype=torch.float16 if half else torch.float32)
+
+        if kind is _OptimizerType.SGD1 and _is_used(numbers["momentum"]):
+            start = _formulas.sgd_combined_start(weight, self._values(name))
+            self._slots[_velocity_name(kind, name)] = start
+        elif kind is _OptimizerType.SGD2 and _is_used(numbers["momentum"]):
+            self._slots[_velocity_name(kind, name)] = zeros(self._description["velocityAccumType"])
+        elif kind in (_OptimizerType.RMSPROP, _OptimizerType.RMSPROP_CENTERED):
+            square = zeros(self._description["firstOrderMomentumAccumType"])
+            self._slots[f"Accl1___{name}"] = square.fill_(1) if self._description["useTfVariant"] else square
+            if kind is _OptimizerType.RMSPROP_CENTERED:
+                self._slots[f"Accl2___{name}"] = zeros(self._description["secondOrderMomentumAccumType"])
+            if _is_used(numbers["momentum"]):
+                self._slots[f"Accl3___{name}"] = zeros(False)
+        elif kind in (*_ADAMS, *_LAMBS):
+            self._slots[f"Accl1___{name}"] = zeros(self._description["firstOrderMomentumAccumType"])
+            self._slots[f"Accl2___{name}"] = zeros(self._description["secondOrderMomentumAccumType"])
+            if kind not in _WITHOUT_STEP:
+                self._slots[f"Step___{name}"] = torch.zeros(())
+
+    def _find_groups(self, optimizer: torch.optim.Optimizer) -> dict[str, int] | Tensor:
+        """The number of every weight's group, or the first tensor in them that is no weight of the model."""
+        found = dict.fromkeys(self._trained, _DEFAULTS)
+        for index, group in enumerate(optimizer.param_groups):
+            for tensor in group["params"]:
+                name = self._names.get(id(tensor)) or self._places.get(tensor.data_ptr())
+                if name is None:
+                    assert isinstance(tensor, Tensor)
+                    return tensor
+                found[name] = index
+        return found
+
+    def _numbers(self, name: str) -> dict[str, tuple[float, bool]]:
+        index = self._group_of[name]
+        groups: list[dict[str, tuple[float, bool]]] = self._description["groups"]
+        numbers = dict(self._description["defaults"] if index == _DEFAULTS else groups[index])
+        if (
+            self._description["optimizer_type"] is _OptimizerType.SGD2
+        ):  # PopTorch has the velocity scaled like the loss
+            numbers["velocityScaling"] = self._description["defaults"]["lossScaling"]
+        return numbers
+
+    def _values(self, name: str) -> dict[str, float]:
+        return {number: float(value) for number, (value, _) in self._numbers(name).items()}
+
+    def _device_values(self, name: str) -> dict[str, tuple[float, bool]]:
+        """The numbers of one weight as the device has them: SGD without a velocity knows two products of them only."""
+        numbers = self._numbers(name)
+        numbers.pop("lossScaling", None)
+        kind = self._description["optimizer_type"]
+        if (
+            kind not in (_OptimizerType.SGD1, _OptimizerType.SGD2)
+            or _velocity_name(kind, name) in self._slots
+        ):
+            return numbers
+        (rate, rate_const), (decay, decay_const) = numbers["learningRate"], numbers["weightDecay"]
+        kept, scale_const = 1 - numbers["dampening"][0], self._description["defaults"]["lossScaling"][1]
+        is_const = rate_const and numbers["dampening"][1]
+        return {
+            "scaledLearningRate0": (rate * kept / self.loss_scale, is_const and scale_const),
+            "weightDecayScaleFactor0": (1 - rate * kept * decay, is_const and decay_const),
+        }
+
+    def _say_what_differs(self, optimizer: torch.optim.Optimizer) -> None:
+        """One line each for what does not work as the optimizer's words let one expect."""
+        outside = [name for name, group in self._group_of.items() if group == _DEFAULTS]
+        if outside:
+            logger.warning(
+                "%s: in no parameter group, so the device trains them with the optimizer's defaults; set "
+                "requires_grad=False on weights that are not to be trained",
+                ", ".join(outside),
+            )
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            logger.warning(
+                "maximize=True has no effect on the device, which minimises the loss: negate the loss instead"
+            )
+        kind = self._description["optimizer_type"]
+        if kind in (_OptimizerType.SGD1, _OptimizerType.SGD2) and any(
+            self._numbers(name)["dampening"][0] for name in self._trained
+        ):
+            logger.warning(
+                "dampening counts from the first update and without momentum too on the device; torch's SGD leaves it out there"
+            )
+        if kind is _OptimizerType.ADAMW_NO_BIAS:
+            logger.warning(
+                "AdamW(bias_correction=False) is emulated as documented; the published sources of PopTorch 3.4 compile "
+                "the one with bias correction"
+            )
+
+
+def _velocity_name(kind: _OptimizerType, name: str) -> str:
+    return f"Accl___{name}" if kind is _OptimizerType.SGD1 else f"Accl1___{name}"
+
+
+def _is_used(number: tuple[float, bool]) -> bool:
+    value, is_const = number
+    return not is_const or value != 0.0
