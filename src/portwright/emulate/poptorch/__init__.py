@@ -6,14 +6,36 @@ What each name does here is listed in docs/emulated-poptorch.md.
 from __future__ import annotations
 
 from portwright.emulate.poptorch import (
-    _impl,
-    _logging,
     enums,
+    optim,
     options,
     poptorch_core,
+    profiling,
 )
-from portwright.emulate.poptorch._impl import createPoptorchError, isRunningOnIpu
-from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._impl import (
+    createPoptorchError,
+    isRunningOnIpu,
+)
+from portwright.emulate.poptorch._logging import (
+    logger,
+)
+from portwright.emulate.poptorch._printing import (
+    module_repr,
+    print,
+)
+from portwright.emulate.poptorch._toplevel import (
+    ICustomArgParser,
+    ipuHardwareIsAvailable,
+    ipuHardwareVersion,
+    poptorchAtExit,
+    registerCustomArgParser,
+    registerGeometricCustomArgParsers,
+    setLogLevel,
+)
+from portwright.emulate.poptorch._utils import (
+    accessAttributes,
+    getIpuTensorId,
+)
 from portwright.emulate.poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -44,7 +66,12 @@ from portwright.emulate.poptorch.options import (
     Stage,
     TensorLocationSettings,
 )
-from portwright.emulate.poptorch.poptorch_core import Error, RecoverableError, UnrecoverableError
+from portwright.emulate.poptorch.poptorch_core import (
+    Error,
+    RecoverableError,
+    UnrecoverableError,
+    importPoptorchMetadataFromFile,
+)
 
 __version__ = "3.4.0+emulated"
 
@@ -58,6 +85,7 @@ __all__ = [
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
+    "ICustomArgParser",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -78,12 +106,23 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "VariableRetrievalMode",
-    "_impl",
-    "_logging",
+    "accessAttributes",
     "createPoptorchError",
     "enums",
+    "getIpuTensorId",
+    "importPoptorchMetadataFromFile",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
     "isRunningOnIpu",
     "logger",
+    "module_repr",
+    "optim",
     "options",
+    "poptorchAtExit",
     "poptorch_core",
+    "print",
+    "profiling",
+    "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
+    "setLogLevel",
 ]
