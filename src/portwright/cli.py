@@ -474,6 +474,67 @@ def verify(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+class _ScriptLast(TyperCommand):
+    """Takes our own options in front of the script, on either side of the target; what follows the script is its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ours: list[str] = []
+        target: list[str] = []
+        rest = list(args)
+        while rest:
+            word = rest[0]
+            if word == "--" and target:
+                rest.pop(0)
+                break
+            if word == "-m" or (target and not word.startswith("-")):
+                break
+            if not word.startswith("-"):
+                target = [rest.pop(0)]
+                continue
+            ours.append(rest.pop(0))
+            if word in ("--copies", "--json") and rest:
+                ours.append(rest.pop(0))
+        # Everything behind "--" is left alone.
+        return super().parse_args(ctx, [*ours, *target, "--", *rest] if target or rest else ours)
+
+
+@app.command(
+    cls=_ScriptLast,
+    short_help="Run a script that imports a vendor's package, here and under its rules.",
+)
+def emulate(
+    target: Annotated[str, typer.Argument(help="Whose package to stand in for: ipu or rdu.")],
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(help="The script and its arguments, or -m MODULE and its arguments."),
+    ] = None,
+    copies: Annotated[
+        str,
+        typer.Option(
+            help="ipu: explicit, or implicit: weights also come back to the host when a parameter is touched, as in PopTorch 3.x."
+        ),
+    ] = "explicit",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write what the script made and called to this file.")
+    ] = None,
+) -> None:
+    """Run a script that says `import poptorch` (ipu) or `import sambaflow` (rdu) on this machine's CPU, under the vendor's rules.
+
+    Nothing of the vendor's is needed. What the real package refuses is refused here, with the line of your script; at the end
+    the executors are told that it made, on stderr.
+
+    Status: that of the script; 1 where it made a training executor and never called it, so that nothing was trained under
+    the rules (a wrapper lost by .to() is the usual cause); 2 where the command is wrong.
+
+    portwright emulate ipu train.py --epochs 1
+
+    portwright emulate ipu --json made.json -m package.train --epochs 1
+    """
+    from portwright.emulate.script import emulate_script
+
+    raise typer.Exit(emulate_script(target, script or [], copies=copies, json_path=json_file))
+
+
 @app.command(short_help="Put files back as they were before the last port.")
 def undo(
     paths: Paths,
@@ -525,7 +586,7 @@ def _print_json(document: Any) -> None:
 
 def _tell_failure(line: str, status: ExitStatus, message: str, cure: str, details: Mapping[str, Any]) -> None:
     """One line on stderr; with --json the document of a failure too, as run.py writes it."""
-    if "--json" in sys.argv[1:]:
+    if "--json" in sys.argv[1:] and sys.argv[1] != "emulate":  # whose --json names a file
         _print_json({**details, "status": int(status), "error": message, "cure": cure})
     print(f"error: {line}", file=sys.stderr)
 

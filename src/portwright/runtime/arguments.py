@@ -85,7 +85,7 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
     if given.get("emulate") and target.emulator is None:
         have = [other.name for other in targets.values() if other.emulator is not None]
         raise UserError(
-            f"{target.name} needs no emulator, and has none.",
+            f"there is no emulator of {target.name}.",
             f"Leave --emulate out, or choose {' or '.join(have)}.",
         )
     for flag in _flags_of_others(target, targets.values()):

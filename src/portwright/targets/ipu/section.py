@@ -47,9 +47,9 @@ class IpuSection(Section):
     partials: Literal["float", "half"] = Field(
         "float", description="What matrix products of half-precision inputs are summed in."
     )
-    output_mode: Literal["all", "every_n", "final", "sum"] = Field(
+    output_mode: Literal["all", "final", "sum"] = Field(
         "all",
-        description="Losses that come back of a call: each batch's; every step's last batch's; the last one's; their mean.",
+        description="Losses that come back of a call: every batch's, the last one's, or their sum, of which the mean is logged.",
     )
     available_memory_proportion: Proportion | dict[str, Proportion] | None = Field(
         None,
@@ -101,6 +101,13 @@ class IpuSection(Section):
         twice = next((module for module in modules if modules.count(module) > 1), None)
         if twice is not None:
             raise contradiction(f"two blocks begin with the module '{twice}'", "blocks")
+        for index, block in enumerate(self.blocks):
+            if self.stages()[self.stage_of(index)] != block.ipu:
+                raise contradiction(
+                    f"blocks of the stage '{block.stage}' are on IPU {block.ipu} and on "
+                    f"IPU {self.stages()[self.stage_of(index)]}, and a stage is on one",
+                    "blocks",
+                )
         asked, stages = self.eval_device_iterations, self.num_stages
         if self.is_pipelined and asked is not None and asked < stages:
             raise contradiction(
@@ -114,11 +121,13 @@ class IpuSection(Section):
     def is_pipelined(self) -> bool:
         return bool(self.blocks) and self.execution != "sharded"
 
-    @property
-    def num_stages(self) -> int:
-        """Stages of the pipeline: blocks of one name are one."""
-        return len({block.stage or f"block {index}" for index, block in enumerate(self.blocks)}) or 1
+    def stage_of(self, index: int) -> str:
+        return self.blocks[index].stage or f"block {index}"
+
+    def stages(self) -> dict[str, int]:
+        """The stages in order, and the IPU of each; blocks of one name are one stage."""
+        return {self.stage_of(index): block.ipu for index, block in enumerate(self.blocks)}
 
     @property
-    def batches_per_step(self) -> int:
-        return self.gradient_accumulation * self.replication_factor
+    def num_stages(self) -> int:
+        return len(self.stages()) or 1

@@ -1,0 +1,202 @@
+"""`portwright emulate`: a script that imports a vendor's package, run as it is with the emulator lent."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from portwright.discover import find_targets, get_target
+from portwright.emulate import PACKAGES, lend
+from portwright.errors import ExitStatus, UserError, suggest
+
+COPIES_VARIABLE = "PORTWRIGHT_POPTORCH_COPIES"
+COPIES = ("explicit", "implicit")
+_OURS = str(Path(__file__).parents[1])
+_MODELS = str(Path(_OURS) / "models")
+_CHILDREN = str(Path(__file__).parent / "for_children")
+
+
+class _Ended(NamedTuple):
+    """How the script ended: its exit status, and the exception that ended it, if one did."""
+
+    status: int
+    failure: BaseException | None = None
+
+
+def emulate_script(
+    target: str,
+    words: Sequence[str],
+    *,
+    copies: str = "explicit",
+    json_path: Path | None = None,
+) -> int:
+    """Runs `SCRIPT ARGS` or `-m MODULE ARGS`, tells what it made on stderr, and gives the exit status.
+
+    That of the script, or 1 where it ended well but made a training executor that it never called: then nothing was
+    trained under the vendor's rules, whatever the script printed.
+    """
+    package = _package_of(target)
+    _check(words, copies, json_path)
+    os.environ[COPIES_VARIABLE] = copies
+    # Processes that the script starts anew (spawn, forkserver, subprocess) find the emulator by its name.
+    paths = [_CHILDREN, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    lend(package)
+    title, name = PACKAGES[package], get_target(target).name
+    _say(f"emulated: the rules of {title} on this machine's CPU; no {name} is used, and times say nothing.")
+    ended = _run(words)
+    ledger = _ledger(package)
+    executors = [made._asdict() for made in ledger.executors()] if ledger is not None else []
+    unused = [made for made in ledger.unused_executors() if made.kind == "training"] if ledger else []
+    status = ended.status
+    for made in executors:
+        _say(_describe(made))
+    if not executors and ledger is not None:
+        _say(f"the script made no executor of {title}, so nothing ran under its rules.")
+    for made in unused:
+        print(
+            f"error: {made.where}: the training executor of {made.model} was made and never called, so nothing was trained under "
+            "the vendor's rules. Call what trainingModel() returned; .to(), .cuda() or an assignment may have put the bare model "
+            "in its place.",
+            file=sys.stderr,
+        )
+        status = status or int(ExitStatus.FINDINGS)
+    if json_path is not None:
+        _write(json_path, package, list(words), status, executors, ledger, ended)
+    return status
+
+
+def _package_of(target: str) -> str:
+    emulated = {t.name.lower(): t.emulator for t in find_targets().values() if t.emulator is not None}
+    package = emulated.get(target.lower())
+    if package is None:
+        raise UserError(f"there is no emulator of '{target}'.", suggest(target.lower(), emulated))
+    return package
+
+
+def _check(words: Sequence[str], copies: str, json_path: Path | None) -> None:
+    if copies not in COPIES:
+        raise UserError(f"--copies is '{copies}'.", suggest(copies, COPIES))
+    if not words or words == ["-m"]:
+        raise UserError("no script is given.", "Write portwright emulate ipu train.py, or -m package.train.")
+    if words[0] == "-m":
+        return
+    path = Path(words[0])
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise UserError(f"'{path}' is a folder without a __main__.py.", "Name the script itself.")
+    if not path.exists():
+        near = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UserError(f"there is no script '{path}'.", suggest(str(path), near) if near else "Name a file.")
+    if json_path is not None and json_path.is_dir():
+        raise UserError(f"--json is '{json_path}', a folder.", "Name a file.")
+
+
+def _run(words: Sequence[str]) -> _Ended:
+    from portwright.verify.record_script import run_as_main
+
+    try:
+        run_as_main(list(words))
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return _Ended(int(stop.code or 0) & 0xFF)
+        print(stop.code, file=sys.stderr)
+        return _Ended(1)
+    except KeyboardInterrupt as stop:
+        return _Ended(int(ExitStatus.INTERRUPTED), stop)
+    except BaseException as error:
+        with suppress(Exception):
+            sys.stdout.flush()
+        print_readable(error)
+        return _Ended(1, error)
+    return _Ended(0)
+
+
+def print_readable(error: BaseException) -> None:
+    """A traceback of the user's own lines: without ours, and without what torch does below them."""
+    shown = traceback.TracebackException.from_exception(error)
+    _cut(shown, set())
+    for line in shown.format():
+        sys.stderr.write(line)
+
+
+def _cut(shown: traceback.TracebackException, seen: set[int]) -> None:
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    kept, is_below_ours = [], False
+    for frame in shown.stack:
+        is_ours = frame.filename.startswith(_OURS) and not frame.filename.startswith(_MODELS)
+        is_library = any(frame.filename.startswith(folder) for folder in _library_folders())
+        if not is_ours and not (is_library and is_below_ours) and not frame.filename.startswith("<frozen"):
+            kept.append(frame)
+        # The first frames, of how the script is started, are ours too, and nothing is below them yet.
+        is_below_ours |= is_ours and bool(kept)
+    shown.stack[:] = kept or shown.stack
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _cut(other, seen)
+
+
+def _library_folders() -> Iterator[str]:
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "__file__", None):
+        yield str(Path(str(torch.__file__)).parent)
+    yield sysconfig.get_path("stdlib")
+
+
+def _ledger(package: str) -> Any:
+    """What the emulator noted of the run; None where it notes nothing."""
+    name = f"portwright.emulate.{package}._ledger"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+
+
+def _describe(made: dict[str, Any]) -> str:
+    calls = f"{made['calls']} call{'' if made['calls'] == 1 else 's'}"
+    more = []
+    if made.get("device_iterations") is not None:
+        more.append(f"{made['device_iterations']} device iteration(s) a call")
+    for ipu, num_bytes in (made.get("memory_bytes") or {}).items():
+        more.append(f"{ipu} {num_bytes / 1e6:.1f} MB")
+    detail = f" ({', '.join(more)})" if more else ""
+    return f"{made['where']}: {made['kind']} of {made['model']}: {calls}{detail}"
+
+
+def _write(
+    path: Path,
+    package: str,
+    words: list[str],
+    status: int,
+    executors: list[dict[str, Any]],
+    ledger: Any,
+    ended: _Ended,
+) -> None:
+    from portwright.job.atomic import atomic_write_text
+
+    document: dict[str, Any] = {
+        "emulated": PACKAGES[package],
+        "command": words,
+        "status": status,
+        "script_status": ended.status,
+        "error": None if ended.failure is None else f"{type(ended.failure).__name__}: {ended.failure}",
+        "executors": executors,
+        "calls": ledger.call_counts() if hasattr(ledger, "call_counts") else {},
+        "unused": [made._asdict() for made in ledger.unused_executors()] if ledger is not None else [],
+    }
+    atomic_write_text(path, json.dumps(document, indent=2, default=str) + "\n")
+
+
+def _say(line: str) -> None:
+    print(f"portwright: {line}", file=sys.stderr, flush=True)

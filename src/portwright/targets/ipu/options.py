@@ -1,0 +1,133 @@
+"""poptorch.Options from params.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portwright.errors import UserError
+from portwright.job.params import Params
+from portwright.runtime.precision import resolve_precision
+from portwright.targets.ipu.section import IpuSection
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What params.yaml says about a run on IPUs, with nothing left to be decided."""
+
+    section: IpuSection
+    accumulation: int
+    seed: int
+    is_half: bool
+    scales_loss: bool  # by itself, as PopTorch sees fit
+
+    @property
+    def batches_per_step(self) -> int:
+        return self.accumulation * self.section.replication_factor
+
+    @property
+    def batches_per_call(self) -> int:
+        return self.batches_per_step * self.section.device_iterations
+
+    @property
+    def eval_iterations(self) -> int:
+        stages = self.section.num_stages if self.section.is_pipelined else 1
+        return self.section.eval_device_iterations or stages
+
+
+def read_settings(params: Params, note: Callable[[str], None]) -> Settings:
+    section = params.sections.get("ipu")
+    section = section if isinstance(section, IpuSection) else IpuSection.model_validate({})
+    precision = resolve_precision(
+        params.values, params.runconfig.precision, "cuda"
+    )  # where half means float16
+    for line in precision.notes:
+        note(line)
+    if precision.name not in ("fp32", "fp16"):
+        raise UserError(
+            f"an IPU has no {precision.name}.", "Set runconfig.precision to fp32 or fp16, or leave it out."
+        )
+    is_half = precision.name == "fp16"
+    if is_half:
+        note("fp16 on IPU: weights and activations are float16, unlike mixed precision elsewhere.")
+    if params.runconfig.compile:
+        note(
+            "runconfig.compile has no effect on IPU: PopTorch compiles every program, and takes none of torch.compile's."
+        )
+    spec = params.optimizer
+    return Settings(
+        section,
+        _accumulation(section, params),
+        params.runconfig.seed if section.random_seed is None else section.random_seed,
+        is_half,
+        is_half and spec.loss_scaling_factor == "dynamic",
+    )
+
+
+def _accumulation(section: IpuSection, params: Params) -> int:
+    """Two keys say it; one of them may be left out, and where both are given they must agree."""
+    ours, theirs = params.optimizer.grad_accum_steps, section.gradient_accumulation
+    if "gradient_accumulation" not in section.model_fields_set:
+        return ours
+    if "grad_accum_steps" in params.optimizer.model_fields_set and ours != theirs:
+        raise UserError(
+            f"{params.locate('ipu.gradient_accumulation')}: ipu.gradient_accumulation is {theirs} and "
+            f"optimizer.grad_accum_steps {ours}, and both mean the same.",
+            "Keep one of them.",
+        )
+    return theirs
+
+
+def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline: bool) -> Any:
+    """The options of a training program, or of one for evaluation and prediction."""
+    section = settings.section
+    options = poptorch.Options()
+    options.deviceIterations(section.device_iterations if trains else settings.eval_iterations)
+    options.randomSeed(settings.seed)
+    options.outputMode(_output_mode(poptorch, section) if trains else poptorch.OutputMode.All)
+    if trains:
+        options.replicationFactor(section.replication_factor)
+        options.Training.gradientAccumulation(settings.accumulation)
+        options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
+        if settings.scales_loss:
+            options.Training.setAutomaticLossScaling(True)
+    if section.partials == "half":
+        options.Precision.setPartialsType(torch.half)
+    if section.stochastic_rounding:
+        options.Precision.enableStochasticRounding(True)
+    if section.available_memory_proportion is not None:
+        options.setAvailableMemoryProportion(_proportions(section))
+    if section.enable_executable_caching is not None:
+        options.enableExecutableCaching(str(Path(section.enable_executable_caching).expanduser()))
+    if section.synthetic_data:
+        options.enableSyntheticData(True)
+    if section.blocks:
+        options.setExecutionStrategy(_strategy(poptorch, section))
+    if is_offline:
+        options.useOfflineIpuTarget(section.offline_target)
+    else:
+        names = {"always": "Always", "on_demand": "OnDemand"}
+        options.connectionType(getattr(poptorch.ConnectionType, names[section.connection_type]))
+    return options
+
+
+def _output_mode(poptorch: Any, section: IpuSection) -> Any:
+    return getattr(poptorch.OutputMode, section.output_mode.capitalize())
+
+
+def _proportions(section: IpuSection) -> dict[str, float]:
+    given = section.available_memory_proportion
+    if isinstance(given, dict):
+        return given
+    assert given is not None
+    ipus = {block.ipu for block in section.blocks} or {0}
+    return {f"IPU{ipu}": given for ipu in sorted(ipus)}
+
+
+def _strategy(poptorch: Any, section: IpuSection) -> Any:
+    stages = [poptorch.Stage(name).ipu(ipu) for name, ipu in section.stages().items()]
+    return (poptorch.PipelinedExecution if section.is_pipelined else poptorch.ShardedExecution)(*stages)
