@@ -1,0 +1,64 @@
+"""Which of a model's ops are public to run on an RDU: the same conservative table that `portwright plan --target rdu` asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from portwright.emulate.sambaflow._refusal import SambaFlowError
+
+
+class _Judged(nn.Module):
+    """The model with its outputs summed, so that there is one number to differentiate."""
+
+    def __init__(self, model: nn.Module, call: Callable[[dict[str, Tensor], list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.__dict__["step"] = call
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        weights = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        found = [
+            v for v in tree_leaves(self.__dict__["step"](weights, list(inputs))) if isinstance(v, Tensor)
+        ]
+        floats = [value for value in found if value.is_floating_point()] or found[:1]
+        total = floats[0].float().sum()
+        for value in floats[1:]:
+            total = total + value.float().sum()
+        return total
+
+
+def check_ops(
+    model: nn.Module,
+    call: Callable[[dict[str, Tensor], list[Tensor]], Any],
+    inputs: Sequence[Tensor],
+    *,
+    trains: bool,
+) -> None:
+    """Refuses a model with an op that no public document shows on an RDU, by its name and the user's line."""
+    from portwright.graph.capturing.capture import capture
+    from portwright.graph.match import match
+    from portwright.targets.rdu.kernels import table
+
+    modes = {part: part.training for part in model.modules()}
+    try:
+        graph = capture(lambda: _Judged(model, call), tuple(inputs), trains=trains and model.training)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    report = match(graph, table(), "RDU")
+    refused = report.refused
+    if not refused:
+        return
+    first = refused[0]
+    place = f" at {first.file}:{first.line}" if first.file else ""
+    module = first.module.removeprefix("model").lstrip(".")
+    more = f" ({len(refused) - 1} more op(s) are refused)" if len(refused) > 1 else ""
+    raise SambaFlowError(
+        f"{first.op}{place}{f', module {module}' if module else ''}: {first.reason}{more}.",
+        first.cure,
+        details={"refused": [one.as_json() for one in refused], "table": report.label},
+    )

@@ -1,0 +1,1 @@
+"""sambaflow.mac: the compiler."""

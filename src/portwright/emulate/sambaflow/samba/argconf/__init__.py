@@ -1,0 +1,1 @@
+"""sambaflow.samba.argconf."""

@@ -1,0 +1,416 @@
+"""samba.session: compiling a model, and running the sections of what was compiled.
+
+`sambaflow.samba` has an object of this class under the module's own name, as the vendor's does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow._compiler import build, list_optimizers
+from portwright.emulate.sambaflow._device import Device
+from portwright.emulate.sambaflow._model import match_inputs, plain
+from portwright.emulate.sambaflow._pef import Pef
+from portwright.emulate.sambaflow._refusal import SambaFlowError, refuse
+from portwright.emulate.sambaflow._step import TracedStep
+from portwright.emulate.sambaflow._systems import choose_precision, choose_system
+from portwright.emulate.sambaflow.logging import samba_logger
+from portwright.emulate.sambaflow.samba.profiler import Profiler
+from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
+from portwright.errors import suggest
+
+_COMPILE_FIRST = (
+    "Compile with samba.session.compile, then call utils.trace_graph(model, inputs, optimizer, pef=...)."
+)
+
+
+class SambaSession:
+    """One program on one emulated RDU."""
+
+    def __init__(self, pef_path: str = "") -> None:
+        self.pef_path = pef_path
+        self.tracing = False
+        self.profiler = Profiler()
+        self.buffer_dict: dict[str, SambaTensor] = {}
+        self.dynamic_dims: dict[str, Any] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._model: nn.Module | None = None
+        self._inputs: Any = None
+        self._device: Device | None = None
+        self._pef: Pef | None = None
+        self._outputs: list[SambaTensor] = []
+        self._roots: list[int] | None = None
+        self._init_output_grads = True
+        self._steps: dict[float | None, TracedStep] = {}
+
+    def setup(self, args: Any = None, **options: Any) -> None:
+        """Accepted: the emulator needs nothing set up."""
+
+    # -- compile -------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        optimizers: Any = None,
+        name: str | None = None,
+        app_dir: str | None = None,
+        squeeze_bs_dim: bool = False,
+        init_output_grads: bool = True,
+        config_dict: Mapping[str, Any] | None = None,
+        pef_metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        inference: bool | None = None,
+        loss_indices: Sequence[Any] | None = None,
+    ) -> str:
+        """Traces the model, asks the table of ops, and writes OUTPUT_FOLDER/PEF_NAME/PEF_NAME.pef; gives its path."""
+        config = dict(config_dict or {})
+        if config.get("mapping") == "spatial" or (config.get("num_spatial_batches") or 1) > 1:
+            refuse("mapping='spatial'", "sections alone are emulated.", "Leave it at 'section'.")
+        listed = list_optimizers(optimizers, model)
+        wants_inference = config.get("inference") if inference is None else inference
+        if wants_inference and listed:
+            raise SambaFlowError(
+                "an optimizer was given, and inference asked for.",
+                "Give optimizers=None, or leave inference out.",
+            )
+        if inference is False and not listed:
+            raise SambaFlowError(
+                "inference=False was given, and no optimizer.", "Give the optimizer to train with."
+            )
+        pef_name = str(config.get("pef_name") or name or f"{time.strftime('%m%d%H%M%S')}_{os.getpid()}")
+        if Path(pef_name).name != pef_name:
+            raise SambaFlowError(
+                f"--pef-name is '{pef_name}'.", "Give a name, and the folder with --output-folder."
+            )
+        pef, _ = build(
+            model,
+            inputs,
+            listed,
+            name=name or pef_name,
+            system=choose_system(config),
+            num_tiles=config.get("num_tiles"),
+            precision=choose_precision(config),
+            init_output_grads=init_output_grads,
+            judges=True,
+            metadata=pef_metadata,
+        )
+        path = Path(config.get("output_folder") or "out") / pef_name / f"{pef_name}.pef"
+        pef.write(path)
+        self.pef_path = str(path)
+        samba_logger.info("emulated: wrote %s; no RDU can run it", path)
+        return str(path)
+
+    # -- trace ---------------------------------------------------------------------------------------------
+
+    def _trace(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        optim: Any,
+        *,
+        pef: str,
+        init_output_grads: bool,
+        loss_indices: Sequence[Any] | None,
+        transfer_device: bool = True,
+    ) -> tuple[SambaTensor, ...]:
+        """utils.trace_graph: the model is traced again and must be what was compiled; its weights go to the device."""
+        if not pef:
+            raise SambaFlowError("trace_graph got no PEF.", f"Give pef=args.pef. {_COMPILE_FIRST}")
+        compiled = Pef.read(Path(pef))
+        listed = list_optimizers(optim, model)
+        current, step = build(
+            model,
+            inputs,
+            listed,
+            name=compiled.name,
+            system=compiled.system,
+            num_tiles=compiled.num_tiles,
+            precision=compiled.precision,
+            init_output_grads=init_output_grads,
+            judges=False,  # compiling did
+        )
+        if problems := compiled.differences(current):
+            more = f" ({len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise SambaFlowError(
+                f"{pef} is not of this model: {'; '.join(problems[:3])}{more}.",
+                "Compile it again with the model, inputs and optimizer of this run.",
+            )
+        self._forget()
+        self._model, self._inputs, self._pef, self.pef_path = model, inputs, compiled, pef
+        self._init_output_grads = init_output_grads
+        self._steps = {None: step}
+        self._roots = (
+            None if loss_indices is None else [_index(one, len(step.outputs)) for one in loss_indices]
+        )
+        self._device = Device(model, step, listed)
+        for update in self._device.updates:
+            update.owner._bring_state = lambda device=self._device, update=update: device.store_state(update)
+        self._outputs = [
+            from_torch_tensor(torch.zeros_like(output), name=entry.name)
+            for output, entry in zip(step.outputs, compiled.outputs, strict=True)
+        ]
+        model.output_tensors = tuple(self._outputs)  # type: ignore[assignment]
+        self.buffer_dict = {
+            name: from_torch_tensor(tensor.detach(), name=name) for name, tensor in model.named_buffers()
+        }
+        _state.mark_fresh(model)
+        return tuple(self._outputs)
+
+    def _ready(self, what: str) -> tuple[nn.Module, Device, Pef]:
+        if self._model is None or self._device is None or self._pef is None:
+            raise SambaFlowError(f"{what} before the program is there: no PEF was loaded.", _COMPILE_FIRST)
+        return self._model, self._device, self._pef
+
+    # -- run -----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        input_tensors: Any,
+        output_tensors: Any = None,
+        grad_of_outputs: Sequence[Tensor | None] | None = None,
+        hyperparam_dict: Mapping[str, float] | None = None,
+        section_types: Sequence[str] | None = None,
+        data_parallel: bool = False,
+        reduce_on_rdu: bool = False,
+    ) -> list[SambaTensor]:
+        """Runs sections of the program on named inputs, all of them by default, and gives the outputs asked for."""
+        model, device, pef = self._ready("samba.session.run")
+        if data_parallel:
+            refuse(
+                "samba.session.run(data_parallel=True)",
+                "one process is one RDU here.",
+                "Run one process without it.",
+            )
+        if isinstance(section_types, str):
+            section_types = [section_types]
+        sections = (
+            [str(one).lower() for one in section_types]
+            if section_types is not None
+            else list(device.sections())
+        )
+        if not sections:
+            raise SambaFlowError("section_types is empty.", f"Name some of {', '.join(device.sections())}.")
+        wanted = self._wanted(output_tensors)
+        inputs = match_inputs(input_tensors, pef.inputs)
+        values = plain(inputs)
+        hyperparameters = self._check_hyperparameters(hyperparam_dict or {}, sections)
+        device.check_order(sections, values)
+        device.step = self._step_for(hyperparameters.pop("p", None))
+        grads = self._output_grads(wanted, grad_of_outputs) if "bckwd" in sections else None
+        device.run(sections, values, grads, hyperparameters, [entry.defaults for entry in pef.optimizers])
+        if "bckwd" in sections:
+            self._hand_out_gradients(model, device, inputs)
+        if "opt" in sections:
+            _state.mark_stale(model)
+        results = [
+            from_torch_tensor(device.outputs[index], name=self._outputs[index].sn_name) for index in wanted
+        ]
+        for index, result in zip(wanted, results, strict=True):
+            with torch.no_grad():
+                self._outputs[index].copy_(result)
+        return results
+
+    def _wanted(self, output_tensors: Any) -> list[int]:
+        if output_tensors is None:
+            return list(range(len(self._outputs)))
+        if isinstance(output_tensors, Tensor):
+            output_tensors = [output_tensors]
+        names = {tensor.sn_name: index for index, tensor in enumerate(self._outputs)}
+        found = []
+        for tensor in output_tensors:
+            name = getattr(tensor, "sn_name", None)
+            if name not in names:
+                raise SambaFlowError(
+                    f"output_tensors has a tensor named {name!r}, which is no output of the program.",
+                    "Give model.output_tensors, or what trace_graph returned.",
+                )
+            found.append(names[name])
+        return found
+
+    def _check_hyperparameters(self, given: Mapping[str, float], sections: Sequence[str]) -> dict[str, float]:
+        model, device, _ = self._ready("run")
+        valid = {u.owner.argin_region_name + key for u in device.updates for key in u.owner.hyperparameters}
+        if any(isinstance(part, nn.Dropout) for part in model.modules()):
+            valid.add("p")
+        for key, value in given.items():
+            if key not in valid:
+                raise SambaFlowError(
+                    f"hyperparam_dict has '{key}', which this program has not.", suggest(str(key), valid)
+                )
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise SambaFlowError(f"hyperparam_dict['{key}'] is {value!r}.", "Give a finite number.")
+        rates = [u.owner.argin_region_name + "lr" for u in device.updates]
+        if "opt" in sections and any(rate not in given for rate in rates):
+            samba_logger.warning(
+                "no lr in hyperparam_dict: the device uses the one that was compiled, whatever the optimizer on the host says",
+                log_limit=1,
+            )
+        return {str(key): float(value) for key, value in given.items()}
+
+    def _step_for(self, dropout: float | None) -> TracedStep:
+        """The program with another dropout rate, which the device takes as a number and we as another trace."""
+        if dropout not in self._steps:
+            model, device, pef = self._ready("run")
+            parts = [part for part in model.modules() if isinstance(part, nn.Dropout)]
+            kept = [part.p for part in parts]
+            try:
+                for part in parts:
+                    part.p = float(dropout or 0.0)
+                _, self._steps[dropout] = build(
+                    model,
+                    self._inputs,
+                    [update.owner for update in device.updates],
+                    name=pef.name,
+                    system=pef.system,
+                    num_tiles=pef.num_tiles,
+                    precision=pef.precision,
+                    init_output_grads=self._init_output_grads,
+                    judges=False,
+                )
+            finally:
+                for part, rate in zip(parts, kept, strict=True):
+                    part.p = rate
+        return self._steps[dropout]
+
+    def _output_grads(self, wanted: Sequence[int], given: Sequence[Tensor | None] | None) -> list[Tensor]:
+        """Where backward starts: gradients given for the outputs, else those set as sn_grad, else ones at the loss."""
+        _, device, _ = self._ready("run")
+        shapes = device.step.outputs
+        explicit: dict[int, Tensor] = {
+            index: tensor.sn_grad for index, tensor in enumerate(self._outputs) if tensor.sn_grad is not None
+        }
+        if given is not None:
+            listed = [given] if isinstance(given, Tensor) else list(given)
+            if len(listed) != len(wanted):
+                raise SambaFlowError(
+                    f"grad_of_outputs has {len(listed)} gradient(s) for {len(wanted)} output(s).",
+                    "Give one for each.",
+                )
+            explicit |= {i: grad for i, grad in zip(wanted, listed, strict=True) if grad is not None}
+        grads = [torch.zeros_like(output) for output in shapes]
+        for index, grad in explicit.items():
+            expected = shapes[index]
+            if tuple(grad.shape) != tuple(expected.shape) or grad.dtype != expected.dtype:
+                raise SambaFlowError(
+                    f"the gradient of output {index} is {grad.dtype}{list(grad.shape)}, and the output "
+                    f"{expected.dtype}{list(expected.shape)}.",
+                    "Give it the output's shape and type, as model.output_tensors has them.",
+                )
+            grads[index] = (
+                plain([grad])[0].clone() if isinstance(grad, SambaTensor) else grad.detach().clone()
+            )
+        if explicit:
+            return grads
+        if not self._init_output_grads:
+            raise SambaFlowError(
+                "section 'bckwd' has no gradient to start from: init_output_grads is False.",
+                "Give grad_of_outputs, or set output.sn_grad, or trace with init_output_grads=True.",
+            )
+        roots = self._roots if self._roots is not None else device.step.sinks()
+        if self._roots is None and len(roots) != 1:
+            raise SambaFlowError(
+                f"the model has {len(roots)} outputs that could be its loss (numbers {', '.join(map(str, roots))}).",
+                "Return one loss, name it with trace_graph(..., loss_indices=[0]), or give grad_of_outputs.",
+            )
+        for index in roots:
+            grads[index] = torch.ones_like(shapes[index])
+        return grads
+
+    def _hand_out_gradients(self, model: nn.Module, device: Device, inputs: Sequence[SambaTensor]) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.sn_grad = device.last_grads.get(name)  # type: ignore[attr-defined]
+        for index, grad in zip(device.step.graded_inputs, device.input_grads, strict=True):
+            inputs[index].sn_grad = grad
+
+    # -- moving --------------------------------------------------------------------------------------------
+
+    def to_cpu(self, model: nn.Module) -> None:
+        """Brings weights and optimizer state of the device to the host, which is stale until then."""
+        device = self._device_of(model, "samba.session.to_cpu")
+        device.store(model)
+        for update in device.updates:
+            device.store_state(update)
+        _state.mark_fresh(model)
+
+    def to_rdu(self, model: nn.Module) -> None:
+        """Takes the host's weights and optimizer state to the device."""
+        device = self._device_of(model, "samba.session.to_rdu")
+        device.load(model)
+        for update in device.updates:
+            device.load_state(update)
+        _state.mark_fresh(model)
+
+    def to_device(self) -> None:
+        model, _, _ = self._ready("samba.session.to_device")
+        self.to_rdu(model)
+
+    def _device_of(self, model: nn.Module, what: str) -> Device:
+        own, device, _ = self._ready(what)
+        if own is not model:
+            raise SambaFlowError(
+                f"{what} got a {type(model).__name__} that is not on the device.",
+                "Give the model that was traced.",
+            )
+        return device
+
+    def get_tensors_by_name(self, names: Sequence[str]) -> list[SambaTensor]:
+        """Weights, by their sn_name, and outputs as they are on the device."""
+        model, device, _ = self._ready("samba.session.get_tensors_by_name")
+        there: dict[str, Tensor] = {str(tensor.sn_name): tensor for tensor in self._outputs}
+        for path, parameter in model.named_parameters():
+            there[str(parameter.sn_name)] = device.weights[path]  # type: ignore[attr-defined]
+        for name in names:
+            if name not in there:
+                raise SambaFlowError(f"the device has no tensor '{name}'.", suggest(name, there))
+        return [SambaTensor(there[name].detach().clone(), name=name) for name in names]
+
+    # -- what measures nothing here ------------------------------------------------------------------------
+
+    def start_runtime_profile(self, *args: Any, **options: Any) -> None:
+        """Accepted: an emulated run has no times worth keeping."""
+
+    def end_runtime_profile(self, *args: Any, **options: Any) -> None:
+        """Accepted."""
+
+    def start_samba_profile(self, *args: Any, **options: Any) -> None:
+        """Accepted."""
+
+    def end_samba_profile(self, *args: Any, **options: Any) -> None:
+        """Accepted."""
+
+    def __getattr__(self, name: str) -> Any:
+        from portwright.emulate.sambaflow._names import REFUSED_OF_SESSION
+
+        if name in REFUSED_OF_SESSION:
+            refuse(f"samba.session.{name}", REFUSED_OF_SESSION[name])
+        raise AttributeError(f"samba.session has no '{name}'. {suggest(name, vars(type(self)))}")
+
+
+def _index(given: Any, count: int) -> int:
+    index = given[0] if isinstance(given, tuple | list) and len(given) == 1 else given
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        raise SambaFlowError(f"loss_indices has {given!r}.", f"Give numbers of outputs, 0 to {count - 1}.")
+    return index
+
+
+session = SambaSession()
+"""The one session of a process."""
+
+
+def __getattr__(name: str) -> Any:
+    # `import sambaflow.samba.session` puts this module where the object was: it answers for it.
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(session, name)
