@@ -29,8 +29,12 @@ class Anatomy:
     origin: Origin
     info: ClassInfo | None = None
     calls: list[ast.Call] = field(default_factory=list)  # of the function, where its optimizer is a parameter
-    creation: ast.Call | None = None  # of the optimizer
+    creations: list[ast.Call] = field(default_factory=list)  # of the optimizer: one, or one in each branch
     accumulation: ast.expr | None = None  # how many batches make one update, where that is a loop of its own
+
+    @property
+    def creation(self) -> ast.Call | None:
+        return self.creations[-1] if self.creations else None
 
     @property
     def body(self) -> list[ast.stmt]:
@@ -69,7 +73,7 @@ def find_anatomy(file: File) -> Anatomy | None:
     origin = _origin(file, function, optimizer, backward[0])
     found = Anatomy(file, function, region, backward, loss, optimizer, "", origin, info)
     found.calls = _calls_of(file, function) if origin == "parameter" else []
-    found.creation = _creation(found)
+    found.creations = _creations(found)
     found.model = _model(found)
     _look_for_accumulation(found)
     _look_for_clipping(found)
@@ -187,8 +191,8 @@ def argument_of(function: ast.FunctionDef, call: ast.Call, name: str) -> ast.exp
     return None
 
 
-def _creation(found: Anatomy) -> ast.Call | None:
-    """The call that makes the optimizer, where the file has it."""
+def _creations(found: Anatomy) -> list[ast.Call]:
+    """The calls that make the optimizer, where the file has them."""
     file, wanted = found.file, {found.optimizer}
     for call in found.calls:
         assert found.function is not None
@@ -203,7 +207,7 @@ def _creation(found: Anatomy) -> ast.Call | None:
             continue
         if any(file.segment(target) in wanted for target in statement.targets):
             made.append(call)
-    return made[-1] if made else None
+    return sorted(made, key=lambda call: call.lineno)
 
 
 def model_of(file: File, creation: ast.Call) -> str:

@@ -13,7 +13,9 @@ from portwright.port.api import PortResult, _shown, select_files
 from portwright.port.apply import Port, not_ported, write_copy, write_in_place
 from portwright.port.branches.branch import add_branch
 from portwright.port.branches.dialect import DIALECTS, Dialect
+from portwright.port.branches.hydra_main import handle_version
 from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.seen import SeenFile
 from portwright.port.branches.switch import add_member
 from portwright.port.check import Selection, as_seen, check_source, unreadable
 from portwright.port.files import show
@@ -83,6 +85,9 @@ def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection)
             trains |= _port_file(port, Project(root, overlay), source, files, dialect, selection)
         except UnreadableError as error:
             port.left.append(unreadable(path, error, selection.targets))
+    if port.changed:
+        for path in files:
+            _let_old_hydra_run(port, path, files, dialect, selection)
     if not trains and not port.left:
         raise UserError(
             "no training step was found: no file calls backward() and an optimizer's step().",
@@ -121,7 +126,7 @@ def _port_file(
                 "Write the training as a script (jupyter nbconvert --to script), and port that.",
             )
         trains = _has_branch(file, dialect)
-        branch = None if trains else add_branch(file, dialect)
+        branch = None if trains else add_branch(_as_seen_by(source, project, dialect), dialect)
         if branch is not None:
             trains = True
             patches = {source.path: _patched(source, branch.edits)}
@@ -158,6 +163,35 @@ def _port_file(
     rest = check_source(after, Project(project.root, overlay), Selection(asked, selection.targets))
     port.left += [*left, *rest]
     return trains
+
+
+def _let_old_hydra_run(
+    port: Port, path: Path, files: Sequence[Path], dialect: Dialect, selection: Selection
+) -> None:
+    """A vendor's image may have an older Hydra than the project's."""
+    try:
+        source = port.changed[path].after if path in port.changed else read_source(path)
+        if b"version_base" not in source.data or path.suffix == ".ipynb":
+            return
+        overlay = {p: patch.after for p, patch in port.changed.items()}
+        file = File(source, Project(_root_of(path, files), overlay), selection.targets)
+        edits, places = handle_version(file)
+        if edits:
+            before = port.changed[path].before if path in port.changed else source
+            port.changed[path] = Patch(before, _patched(source, edits))
+            message = "Hydra's version_base is given only to a Hydra that has it, from 1.2 on"
+            port.fixed.append(_finding(file, BRANCH, places[0], message, "Nothing.", dialect, "safe"))
+    except UnreadableError:
+        return  # told when the file was first looked at
+    except Refusal as refusal:
+        port.left.append(
+            _finding(file, NO_BRANCH, refusal.node, refusal.message, refusal.cure, dialect, "manual")
+        )
+
+
+def _as_seen_by(source: Source, project: Project, dialect: Dialect) -> SeenFile:
+    others = [d for d in DIALECTS.values() if d is not dialect]
+    return SeenFile(source, project, dialect.target, [d.target for d in others], [d.name for d in others])
 
 
 def _has_branch(file: File, dialect: Dialect) -> bool:

@@ -9,7 +9,9 @@ from portwright.port.branches.anatomy import Anatomy, argument_of, bound_in, fin
 from portwright.port.branches.dialect import Dialect, Names, has_import, module_base
 from portwright.port.branches.graph_slice import GraphSlice, Setting, loaded
 from portwright.port.branches.home import Home, find_home
+from portwright.port.branches.optimizers import check_optimizer, kind_of, own_classes
 from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.seen import SeenFile
 from portwright.port.branches.split_step import Through, find_through
 from portwright.port.branches.step_edits import (
     cut_all,
@@ -38,12 +40,12 @@ class Branch:
     notes: list[tuple[ast.AST, str, str]] = field(default_factory=list)
 
 
-def add_branch(file: File, dialect: Dialect) -> Branch | None:
+def add_branch(file: SeenFile, dialect: Dialect) -> Branch | None:
     """None where the file does not train; a Refusal where it does in a way that is not understood."""
     anatomy = find_anatomy(file)
     if anatomy is None:
         return None
-    _check_optimizer(anatomy, dialect)
+    absent = check_optimizer(anatomy, dialect)
     through = find_through(anatomy)
     if through is not None:
         slices = [through.graph]
@@ -64,13 +66,16 @@ def add_branch(file: File, dialect: Dialect) -> Branch | None:
     if through is not None:
         branch.edits += through.edits(names, updates)
     else:
-        branch.edits += guard(anatomy, slices, updates, names.training)
+        branch.edits += guard(anatomy, slices, updates, names)
     branch.edits += [*switch.edits, *refuse_accumulation(anatomy, names.training)]
+    optimizers = own_classes(anatomy, dialect, switch, home)
+    branch.edits += optimizers
     branch.edits += _open(file, dialect, names, anatomy, graph, home, switch)
     branch.edits += _pass_on(anatomy, names)
     branch.edits += uses.edits
     branch.edits += _definitions(file, dialect, names, anatomy, graph, through, home, switch)
     _describe(branch, anatomy, dialect, graph, home, uses)
+    _describe_optimizers(branch, anatomy, dialect, absent, bool(optimizers))
     return branch
 
 
@@ -108,18 +113,6 @@ def is_batch(anatomy: Anatomy, name: str) -> bool:
     return False
 
 
-def _check_optimizer(anatomy: Anatomy, dialect: Dialect) -> None:
-    if anatomy.creation is None:
-        return
-    kind = (anatomy.file.resolve(anatomy.creation.func) or "").rpartition(".")[2]
-    if kind not in dialect.optimizers:
-        raise Refusal(
-            anatomy.creation,
-            f"the {dialect.device} has no {kind}",
-            f"Choose one of {', '.join(dialect.optimizers)}; another optimizer gives other numbers.",
-        )
-
-
 def _names(file: File, anatomy: Anatomy, dialect: Dialect, graph: GraphSlice) -> Names:
     def free(name: str) -> str:
         while file.binds(name):
@@ -132,7 +125,12 @@ def _names(file: File, anatomy: Anatomy, dialect: Dialect, graph: GraphSlice) ->
     inference = prefix + free(f"{dialect.target}_inference") if evaluates else ""
     base = module_base(file) or "torch.nn.Module"
     helper = free(f"{dialect.target.capitalize()}Training")
-    return Names(training, inference, free("ModelWithLoss"), helper, base)
+    wrapper = (
+        "ModelWithLoss"
+        if not file.binds("ModelWithLoss")
+        else free(f"{dialect.target.capitalize()}ModelWithLoss")
+    )
+    return Names(training, inference, wrapper, helper, base, dialect.averages)
 
 
 def _open(
@@ -158,7 +156,7 @@ def _open(
         depth = 2
     script.line(f"{home.model}.train()", depth)
     dialect.open(script, names, wrapped, home.optimizer, depth)
-    if home.training_only and names.inference:
+    if home.training_only:
         script.line("else:", 1)
         dialect.open_inference(script, names, home.model, 2)
     insert = insert_after if home.is_after else insert_before
@@ -200,7 +198,7 @@ def _definitions(
         edits.append(insert_before(file, place, text + helper.text))
     else:  # a script's own statements: its definitions stand behind its imports
         statements.append(newline * 2 + (text + helper.text).rstrip())
-    if (switch.needs_os or "os.environ" in helper.text) and not has_import(file, "os"):
+    if switch.needs_os and not has_import(file, "os"):
         statements.insert(0, "import os")
     if module_base(file) is None:
         statements.insert(0, "import torch")
@@ -274,3 +272,31 @@ def _describe(
                 "Give the vendor's options the number of batches that make an update, and the step all of them together.",
             )
         )
+
+
+def _describe_optimizers(
+    branch: Branch, anatomy: Anatomy, dialect: Dialect, absent: list[ast.Call], has_own: bool
+) -> None:
+    file, where = anatomy.file, dialect.target.upper()
+    branch.notes += [
+        (
+            call,
+            f"the {where} has no {kind_of(file, call)}{dialect.optimizer_limits}: asking for it there is an error",
+            f"On the {where}, use one of {', '.join(dialect.optimizers)}.",
+        )
+        for call in absent
+    ]
+    if has_own:
+        branch.made.append((anatomy.creations[0], f"on the {where} the optimizer is {dialect.optim}'s"))
+        return
+    for call in file.methods("state_dict"):
+        assert isinstance(call.func, ast.Attribute)
+        if file.segment(call.func.value) == anatomy.optimizer:
+            branch.notes.append(
+                (
+                    call,
+                    f"a checkpoint made on the {where} has the weights, but not the optimizer's moments, which stay there",
+                    "Expect them to start anew after a restart.",
+                )
+            )
+            break

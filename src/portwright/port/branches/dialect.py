@@ -19,6 +19,7 @@ class Names:
     wrapper: str  # the class with the loss in it
     helper: str  # the class that runs a step, where the vendor has none
     module: str  # nn.Module, as the file writes it
+    averages: bool = False  # whether the executor's loss may be one number a batch
 
 
 class Dialect:
@@ -30,8 +31,15 @@ class Dialect:
     import_lines: tuple[str, ...]
     name: str  # that the import binds
     optimizers: tuple[str, ...]  # of torch's, those that the device has
+    optimizer_limits = ""  # what else an optimizer must keep to, for people
+    optim = ""  # the vendor's optimizers that take torch's arguments and keep their state in state_dict()
     evaluates: bool  # whether it has an executor for evaluation of its own
     step_calls: tuple[str, ...]  # what a file with a branch calls
+    averages = False
+
+    def takes(self, kind: str, creation: ast.Call) -> bool:
+        """Whether the device has an optimizer that computes what this one does."""
+        return kind in self.optimizers
 
     def loss(self, text: str) -> str:
         """The loss as the wrapper returns it."""
@@ -47,7 +55,11 @@ class Dialect:
         raise NotImplementedError
 
     def open_inference(self, script: Script, names: Names, model: str, depth: int) -> None:
-        """An executor for evaluation alone, where nothing is trained."""
+        """What is done where nothing is trained: an executor for evaluation alone, or an error."""
+        script.line(
+            f'raise NotImplementedError("this branch trains on the {self.device}: evaluate on another device")',
+            depth,
+        )
 
     def rate_changed(self, names: Names, optimizer: str) -> str | None:
         return None
@@ -71,6 +83,8 @@ class Ipu(Dialect):
     optimizers = ("SGD", "Adam", "AdamW", "RMSprop")
     evaluates = True
     step_calls = ("poptorch.trainingModel",)
+    optim = "poptorch.optim"
+    averages = True
 
     def loss(self, text: str) -> str:
         return f'poptorch.identity_loss({text}, reduction="mean")'
@@ -104,15 +118,25 @@ class Rdu(Dialect):
         "try:",
         "    import sambaflow.samba.utils as samba_utils",
         "    from sambaflow import samba",
+        "    from sambaflow.samba.utils.argparser import parse_app_args",
+        "    from sambaflow.samba.utils.common import common_app_driver",
+        "    from sambaflow.samba.utils.pef_utils import get_pefmeta",
         "except ImportError:",
-        "    samba = samba_utils = None",
+        "    samba = samba_utils = parse_app_args = common_app_driver = get_pefmeta = None",
     )
-    optimizers = ("SGD", "AdamW")
+    optimizers = ("SGD", "AdamW", "Adam")
+    optimizer_limits = " with these settings"
     evaluates = False
     step_calls = ("sambaflow.samba.session.run",)
 
     def is_loss_first(self) -> bool:
         return True
+
+    def takes(self, kind: str, creation: ast.Call) -> bool:
+        """SambaFlow's Adam is AdamW, which is the same as long as no weights decay; the rest is looked at when it runs."""
+        decay = next((k.value for k in creation.keywords if k.arg == "weight_decay"), None)
+        decays = len(creation.args) > 4 or (isinstance(decay, ast.Constant) and decay.value != 0)
+        return kind in self.optimizers and not (kind == "Adam" and decays)
 
     def helper(self, script: Script, names: Names) -> None:
         text = (Path(__file__).parent / "rdu_step.txt").read_text(encoding="utf-8")

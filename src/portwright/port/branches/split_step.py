@@ -19,7 +19,7 @@ from portwright.port.branches.graph_slice import (
     stored,
 )
 from portwright.port.branches.refusal import Refusal
-from portwright.port.branches.step_edits import executor_call, find_anchors, guard, indent_of_compound
+from portwright.port.branches.step_edits import call_executor, find_anchors, guard, indent_of_compound
 from portwright.port.branches.text import (
     Script,
     indent_of,
@@ -69,7 +69,7 @@ class Through:
         if names.inference:
             script.line(f"if {training} is not None and {model}.training:", 1)
             depth = 2
-        script.line(executor_call(self.graph, training), depth)
+        call_executor(script, self.graph, names, depth)
         script.line(f"return {', '.join([*self.returned, self.graph.loss])}", depth)
         if names.inference:
             inputs = ", ".join(p.text for p in self.graph.inputs[: self.graph.num_model_inputs])
@@ -92,7 +92,7 @@ class Through:
 
     def _skipped(self, names: Names, updates: Sequence[ast.stmt]) -> list[Edit]:
         rest = [s for s in (*self.tail.statements, *self.tail.twins) if s not in self.requests]
-        return guard(self.anatomy, [], [*rest, *updates], names.training)
+        return guard(self.anatomy, [], [*rest, *updates], names)
 
 
 def find_through(anatomy: Anatomy) -> Through | None:

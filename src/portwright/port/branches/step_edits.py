@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from portwright.port.branches.anatomy import Anatomy
+from portwright.port.branches.dialect import Names
 from portwright.port.branches.graph_slice import (
     GraphSlice,
     Setting,
@@ -95,13 +96,17 @@ def host_updates(anatomy: Anatomy) -> list[ast.stmt]:
     return found
 
 
-def executor_call(graph: GraphSlice, training: str) -> str:
+def call_executor(script: Script, graph: GraphSlice, names: Names, depth: int) -> None:
     inputs = ", ".join(part.text for part in graph.inputs)
-    return f"{', '.join([*graph.outputs, graph.loss])} = {training}({inputs})"
+    script.line(f"{', '.join([*graph.outputs, graph.loss])} = {names.training}({inputs})", depth)
+    if names.averages:
+        script.line(
+            f"{graph.loss} = {graph.loss}.mean()  # one number to log, whatever the options make of it", depth
+        )
 
 
 def guard(
-    anatomy: Anatomy, slices: Sequence[GraphSlice], skipped: Sequence[ast.stmt], training: str
+    anatomy: Anatomy, slices: Sequence[GraphSlice], skipped: Sequence[ast.stmt], names: Names
 ) -> list[Edit]:
     """Puts what the host computes under a condition, neighbours together, and the vendor's call beside the loss."""
     file = anatomy.file
@@ -119,10 +124,21 @@ def guard(
         group = [statement]
         while position + 1 < len(block) and id(block[position + 1]) in every:
             position += 1
+            if not _follows(file, group[-1], block[position]):
+                break
             group.append(block[position])
         done |= {id(s) for s in group}
-        edits.append(_guarded(file, group, anchors, training))
+        edits.append(_guarded(file, group, anchors, names))
     return edits
+
+
+def _follows(file: File, one: ast.stmt, other: ast.stmt) -> bool:
+    """Whether nothing but comments stands between two statements: what another device runs may, where it is not seen."""
+    start, end = file.source.span(one)[1], file.source.span(other)[0]
+    between = file.source.data[start:end].decode().splitlines()
+    return one.col_offset == other.col_offset and not any(
+        line.strip() and not line.strip().startswith("#") for line in between
+    )
 
 
 def _statements_of(anatomy: Anatomy) -> list[ast.stmt]:
@@ -130,14 +146,15 @@ def _statements_of(anatomy: Anatomy) -> list[ast.stmt]:
     return sorted(simple_statements(body), key=lambda s: s.lineno)
 
 
-def _guarded(file: File, group: list[ast.stmt], anchors: dict[int, GraphSlice], training: str) -> Edit:
+def _guarded(file: File, group: list[ast.stmt], anchors: dict[int, GraphSlice], names: Names) -> Edit:
     indent, unit = indent_of(file, group[0]), unit_of(file)
     script = Script(file, indent)
     graph = next((anchors[id(s)] for s in group if id(s) in anchors), None)
     if graph is None:
-        script.line(f"if {training} is None:")
+        script.line(f"if {names.training} is None:")
     else:
-        script.line(f"if {training} is not None:").line(executor_call(graph, training), 1)
+        script.line(f"if {names.training} is not None:")
+        call_executor(script, graph, names, 1)
         for late in graph.late:
             script.raw(rendered(file, late, indent + unit))
         script.line("else:")

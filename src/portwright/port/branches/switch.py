@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.seen import PLAIN_MEMBERS, DeviceChoice, SeenFile
 from portwright.port.branches.text import Script, indent_of, insert_after, insert_before
-from portwright.port.enums import members_of_enum
 from portwright.port.finding import Edit
-from portwright.port.names import split_reference
 from portwright.port.rule import File
 
-_PLAIN_MEMBERS = frozenset({"CPU", "GPU", "CUDA"})
 VARIABLE = "ACCELERATOR"
 
 
@@ -27,9 +25,26 @@ class Switch:
     edits: list[Edit] = field(default_factory=list)
     enum: tuple[Path, str] | None = None  # a class in another file that needs a member
     needs_os: bool = False
+    choice: DeviceChoice | None = None
+    held: tuple[str, ast.stmt | None] | None = None  # the parsed arguments, and what binds them
+
+    def is_known(self, file: File, home: ast.AST, at: ast.stmt) -> bool:
+        """Whether the condition can be asked at a statement, as it is at the executor's home."""
+        frame = file.tree.function_of(at) or file.tree.module
+        if self.choice is not None:
+            return _sees(file, self.choice, frame)
+        if self.held is not None:
+            name, bound = self.held
+            here = file.tree.scopes.get(frame, file.tree.scope).lookup(name)
+            there = file.tree.scopes.get(home, file.tree.scope).lookup(name)
+            if here is None or there is None or here[0] is not there[0]:
+                return False
+            inside = None if bound is None else file.tree.function_of(bound) or file.tree.module
+            return bound is None or inside is not frame or bound.lineno < at.lineno
+        return True  # the environment
 
 
-def find_switch(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
+def find_switch(file: SeenFile, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
     """The way that fits the file: the first of enumeration, --device, a parser, the environment."""
     return (
         _by_enum(file, target, frame)
@@ -39,42 +54,29 @@ def find_switch(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Swit
     )
 
 
-def _is_visible(file: File, node: ast.expr, frame: ast.AST) -> bool:
-    """Whether an expression's root means the same where the executor is made."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return False
-    scope = file.tree.scopes.get(frame, file.tree.scope)
-    if node.id == "self":
-        info = file.tree.class_of(node)
-        return info is not None and frame in info.methods.values()
-    found, there = scope.lookup(node.id), file.tree.scope_of(node).lookup(node.id)
-    return found is not None and there is not None and found[0] is there[0]
-
-
-def _by_enum(file: File, target: str, frame: ast.AST) -> Switch | None:
-    for node in sorted(file.tree.all(ast.Compare), key=lambda n: n.lineno):
-        if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.Is)):
-            continue
-        for asked, member in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
-            if not isinstance(member, ast.Attribute) or not _is_visible(file, asked, frame):
-                continue
-            reference = file.resolve(member.value)
-            members = members_of_enum(file, reference) if reference and "::" in reference else None
-            if not members or not _PLAIN_MEMBERS & {m.upper() for m in members}:
-                continue
-            assert reference is not None
-            path, name = split_reference(reference)
-            own = _spelled(target, members)
-            condition = f"{file.segment(asked)} == {file.segment(member.value)}.{own}"
-            return Switch(condition, f"{name}.{own}", enum=(path, name) if own not in members else None)
+def _by_enum(file: SeenFile, target: str, frame: ast.AST) -> Switch | None:
+    for choice in file.choices:
+        if _sees(file, choice, frame):
+            own = _spelled(target, choice.members)
+            needed = (choice.path, choice.name) if own not in choice.members else None
+            return Switch(
+                f"{choice.asked} == {choice.enum}.{own}", f"{choice.name}.{own}", enum=needed, choice=choice
+            )
     return None
+
+
+def _sees(file: File, choice: DeviceChoice, frame: ast.AST) -> bool:
+    """Whether what is compared means the same where the executor is made."""
+    if choice.owner:
+        info = file.tree.class_of(frame)
+        return info is not None and info.node.name == choice.owner and frame in info.methods.values()
+    found = file.tree.scopes.get(frame, file.tree.scope).lookup(choice.root)
+    return found is not None and getattr(found[0].node, "lineno", None) == choice.line
 
 
 def _spelled(target: str, members: frozenset[str]) -> str:
     """IPU or ipu, as the other members are written."""
-    plain = next((m for m in members if m.upper() in _PLAIN_MEMBERS), "CPU")
+    plain = next((m for m in members if m.upper() in PLAIN_MEMBERS), "CPU")
     return target.upper() if plain.isupper() else target.lower()
 
 
@@ -168,7 +170,7 @@ def _by_device_option(file: File, target: str, frame: ast.AST) -> Switch | None:
         edits.append(insert_before(file, first, script.text))
     elif bound is not None:
         edits.append(insert_after(file, bound, script.text))
-    return Switch(f"{name}.{target}", f"--device {target}", edits)
+    return Switch(f"{name}.{target}", f"--device {target}", edits, held=held)
 
 
 def _own(option: ast.Call, keyword: str) -> object:
@@ -200,7 +202,7 @@ def _by_flag(file: File, target: str, frame: ast.AST) -> Switch | None:
     )
     condition = f"{held[0]}.{target}"
     edits = [insert_after(file, statement, script.text), *_host_device(file, frame, condition, held[1])]
-    return Switch(condition, f"--{target}", edits)
+    return Switch(condition, f"--{target}", edits, held=held)
 
 
 def _by_environment(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Switch:

@@ -43,6 +43,10 @@ class Options:
     pass
 
 
+class optim:
+    SGD, Adam, AdamW, RMSprop = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
+
+
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     assert reduction in ("mean", "sum", "none"), reduction
     assert x.dim() == 0, "a loss is one number"

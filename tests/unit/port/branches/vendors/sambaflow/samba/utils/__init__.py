@@ -12,3 +12,4 @@ def get_file_dir(file):
 def trace_graph(model, inputs, optimizer, pef):
     assert pef.endswith(".pef")
     session.trace(model, inputs, optimizer)
+    return model.output_tensors

@@ -1,0 +1,2 @@
+def get_pefmeta(a, m):
+    return {}
