@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from portwright.emulate import is_emulated
 
 
 def parseAndSetOptions(options, filepath):
@@ -46,7 +49,12 @@ def _evaluate(node: ast.expr, known: dict[str, Any]) -> Any:
     if isinstance(node, ast.Attribute):
         if node.attr.startswith("__"):
             raise _Unknown(f"'{node.attr}' is not understood")
-        return getattr(_evaluate(node.value, known), node.attr)
+        found = getattr(_evaluate(node.value, known), node.attr)
+        if isinstance(found, ModuleType) and not is_emulated(
+            found
+        ):  # os, for one, can be reached from anywhere
+            raise _Unknown(f"'{node.attr}' is not understood")
+        return found
     if isinstance(node, ast.Name):
         if node.id not in known:
             raise _Unknown(f"'{node.id}' is not known here, only poptorch is;")
@@ -55,8 +63,10 @@ def _evaluate(node: ast.expr, known: dict[str, Any]) -> Any:
         parts = [_evaluate(part, known) for part in node.elts]
         return parts if isinstance(node, ast.List) else tuple(parts)
     if isinstance(node, ast.Dict):
-        keys = [_evaluate(key, known) for key in node.keys if key is not None]
-        return dict(zip(keys, (_evaluate(value, known) for value in node.values), strict=True))
+        if None in node.keys:
+            raise _Unknown("** is not understood")
+        items = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+        return {_evaluate(key, known): _evaluate(value, known) for key, value in items}
     try:
         return ast.literal_eval(node)
     except ValueError:
