@@ -1,9 +1,11 @@
-"""Torch's own session and the one that takes four batches a call keep one contract; the vendor's is in tests/vendor."""
+"""Torch's own session, one that takes four batches a call and the emulated IPU keep one contract; Cerebras's is in tests/vendor."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance import contract
@@ -16,14 +18,27 @@ from portwright.runtime.backend import TorchBackend
 from portwright.runtime.checkpoint import list_checkpoints
 from portwright.runtime.trainer import Outcome, Trainer
 from portwright.target import JobSpec, Session
+from portwright.targets.ipu.backend import IpuBackend
+from portwright.targets.ipu.section import IpuSection
 
 
 def open_torch(job: JobSpec) -> Session:
     return TorchBackend("cpu", {}, print).open(job)
 
 
+def open_ipu(job: JobSpec, **section: Any) -> Session:
+    """PopTorch's rules on a CPU."""
+    sections = {"ipu": IpuSection.model_validate(section)}
+    params = dataclasses.replace(job.params, sections={**job.params.sections, **sections})
+    return IpuBackend({"emulate": True}, print).open(dataclasses.replace(job, params=params))
+
+
+def open_ipu_bundled(job: JobSpec) -> Session:
+    return open_ipu(job, device_iterations=4)
+
+
 @pytest.mark.parametrize("check", contract.ALL, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("open_session", [open_torch, open_bundled])
+@pytest.mark.parametrize("open_session", [open_torch, open_bundled, open_ipu, open_ipu_bundled])
 def test_contract(check: Callable[..., object], open_session: contract.OpenSession) -> None:
     check(open_session)
 
@@ -32,6 +47,12 @@ def test_both_compute_the_same() -> None:
     assert contract.check_stretches_are_one_run(open_torch) == contract.check_stretches_are_one_run(
         open_bundled
     )
+
+
+@pytest.mark.parametrize("open_session", [open_ipu, open_ipu_bundled])
+def test_the_emulated_ipu_computes_what_torch_computes(open_session: contract.OpenSession) -> None:
+    losses = contract.check_stretches_are_one_run(open_session)
+    assert losses == pytest.approx(contract.check_stretches_are_one_run(open_torch), rel=1e-5)
 
 
 def test_the_trainer_drives_a_bundled_session(tmp_path: Path) -> None:
