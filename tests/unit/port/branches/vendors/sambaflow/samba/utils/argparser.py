@@ -6,6 +6,3 @@ def parse_app_args(argv):
     parser.add_argument("command")
     parser.add_argument("--pef")
     return parser.parse_args(argv)
-    p.add_argument("command")
-    p.add_argument("--pef")
-    return p.parse_args(argv)
