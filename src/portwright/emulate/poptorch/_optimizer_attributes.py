@@ -13,10 +13,15 @@ from typing import Any
 
 import torch
 
-from portwright.emulate.poptorch import enums, optim
+from portwright.emulate.poptorch import enums, optim, poptorch_core
+from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._logging import logger
 
 _AUTOMATIC = "automaticLossScalingSettings.enabled"
+
+
+class ValueRefused(poptorch_core.Error, ValueError):
+    """Where the real package raises a ValueError."""
 
 
 class _OptimizerType(enum.IntEnum):
@@ -59,8 +64,8 @@ class OptimizerAttrTracker:
 
     def setType(self, optimizer_type):
         if not isinstance(optimizer_type, _OptimizerType):
-            raise AssertionError(
-                f"{optimizer_type!r} is no kind of optimizer. Valid: {_names(_OptimizerType)}."
+            raise refuse(
+                f"{optimizer_type!r} is no kind of optimizer. Valid: {_names(_OptimizerType)}.", AssertedError
             )
         self.type = optimizer_type.name
 
@@ -149,9 +154,10 @@ def _settle_reduction(optimizer: Any, options: Any, is_compiled: bool) -> None:
         options.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
         options._freeze()
     elif options.Training.meanAccumulationAndReplicationReductionStrategy != running:
-        raise ValueError(
+        raise refuse(
             "an optimizer with accum_type=torch.float16 needs MeanReductionStrategy.Running, but the model is already "
-            "compiled with another one. Give trainingModel() such an optimizer from the start."
+            "compiled with another one. Give trainingModel() such an optimizer from the start.",
+            ValueRefused,
         )
 
 
@@ -205,20 +211,20 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 def _refuse_amsgrad(group: dict[str, Any]) -> dict[str, Any]:
     if group["amsgrad"]:
-        raise ValueError("amsgrad=True: there is no AMSGrad on an IPU. Leave it False.")
+        raise refuse("amsgrad=True: there is no AMSGrad on an IPU. Leave it False.", ValueRefused)
     return {}
 
 
 def _is_half(dtype: Any, name: str) -> bool:
     if dtype not in (torch.float16, torch.float32):
-        raise ValueError(f"{name} must be torch.float16 or torch.float32, not {dtype}.")
+        raise refuse(f"{name} must be torch.float16 or torch.float32, not {dtype}.", ValueRefused)
     return bool(dtype == torch.float16)
 
 
 def _positive(value: Any, name: str) -> float:
     _assertIsNumber(value, name)
     if not value > 0:  # NaN too
-        raise ValueError(f"{name} must be larger than 0, not {value}.")
+        raise refuse(f"{name} must be larger than 0, not {value}.", ValueRefused)
     return float(value)
 
 
@@ -235,20 +241,24 @@ def _toPoptorchOptimizer(optimizer):
         return _OptimizerType.ADAMW if corrected else _OptimizerType.ADAMW_NO_BIAS
     if isinstance(optimizer, torch.optim.Adam):
         if any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
-            raise ValueError(
-                "Adam with decoupled_weight_decay=True is unknown to PopTorch. Use AdamW, which is the same."
+            raise refuse(
+                "Adam with decoupled_weight_decay=True is unknown to PopTorch. Use AdamW, which is the same.",
+                ValueRefused,
             )
         return _OptimizerType.ADAM
     if isinstance(optimizer, torch.optim.RMSprop):
         centered = {bool(group["centered"]) for group in optimizer.param_groups}
         if len(centered) > 1:
-            raise AssertionError("RMSprop on an IPU: 'centered' must be the same in every parameter group.")
+            raise refuse(
+                "RMSprop on an IPU: 'centered' must be the same in every parameter group.", AssertedError
+            )
         return _OptimizerType.RMSPROP_CENTERED if True in centered else _OptimizerType.RMSPROP
     if isinstance(optimizer, optim.LAMB):
         return _OptimizerType.LAMB if optimizer.bias_correction else _OptimizerType.LAMB_NO_BIAS
-    raise AssertionError(
+    raise refuse(
         f"PopTorch does not know the optimizer {type(optimizer).__name__}. It takes SGD, Adam, AdamW and RMSprop of "
-        "poptorch.optim or torch.optim, and poptorch.optim.LAMB."
+        "poptorch.optim or torch.optim, and poptorch.optim.LAMB.",
+        AssertedError,
     )
 
 
@@ -263,7 +273,7 @@ def _toCamelCase(string):
 
 def _assertIsNumber(value, name):
     if not isinstance(value, numbers.Number):
-        raise AssertionError(f"{name} must be a number, not {value!r} ({type(value).__name__}).")
+        raise refuse(f"{name} must be a number, not {value!r} ({type(value).__name__}).", AssertedError)
 
 
 class _GroupGetter:
@@ -274,8 +284,8 @@ class _GroupGetter:
 
     def __call__(self, group, name):
         if not isinstance(group, dict):
-            raise AssertionError(
-                f"{name} belongs into a parameter group, which {type(group).__name__} is not."
+            raise refuse(
+                f"{name} belongs into a parameter group, which {type(group).__name__} is not.", AssertedError
             )
         return _found(group.get(name, self.default_value), name, "parameter group")
 
@@ -288,13 +298,13 @@ class _OptimizerGetter:
 
     def __call__(self, opt, name):
         if not isinstance(opt, torch.optim.Optimizer):
-            raise AssertionError(f"{name} belongs to the whole optimizer, not into a parameter group.")
+            raise refuse(f"{name} belongs to the whole optimizer, not into a parameter group.", AssertedError)
         return _found(getattr(opt, name, self.default_value), name, "optimizer")
 
 
 def _found(value: Any, name: str, where: str) -> Any:
     if value is None:
-        raise AssertionError(f"the {where} has no {name}, which the device needs.")
+        raise refuse(f"the {where} has no {name}, which the device needs.", AssertedError)
     return value
 
 
@@ -349,6 +359,6 @@ class _BetaReader(_AttrReader):
 
 def _assert_pair(value: Any, name: str) -> None:
     if not isinstance(value, tuple) or len(value) != 2:
-        raise AssertionError(f"{name} must be a pair of numbers, not {value!r}.")
+        raise refuse(f"{name} must be a pair of numbers, not {value!r}.", AssertedError)
     for index, one in enumerate(value):
         _assertIsNumber(one, f"{name}[{index}]")

@@ -13,6 +13,7 @@ from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Tupl
 import torch
 
 from portwright.emulate.poptorch import _formulas
+from portwright.emulate.poptorch._errors import AssertedError, StateError, refuse
 from portwright.emulate.poptorch._logging import logger
 
 FP16_MAX_NORM = 65500.0
@@ -40,8 +41,9 @@ class VariableAttributes:
 
     def _known(self, attr: str) -> None:
         if attr not in self._allowed_attributes:
-            raise AssertionError(
-                f"{attr!r} is no attribute of this optimizer. Valid: {', '.join(self._allowed_attributes)}."
+            raise refuse(
+                f"{attr!r} is no attribute of this optimizer. Valid: {', '.join(self._allowed_attributes)}.",
+                AssertedError,
             )
 
 
@@ -88,11 +90,12 @@ class Optimizer:
 
 def _check_device_state(state: Any) -> None:
     if not state:
-        raise RuntimeError("there is nothing in the optimizer state that is to be loaded.")
+        raise refuse("there is nothing in the optimizer state that is to be loaded.", StateError)
     if "ipu_state" not in state or "ipu_param" not in state:
-        raise RuntimeError(
+        raise refuse(
             f"an optimizer state with {', '.join(map(repr, state))} did not come from an IPU: only states of "
-            "poptorch.optim, which have 'ipu_state' and 'ipu_param', can be loaded onto one."
+            "poptorch.optim, which have 'ipu_state' and 'ipu_param', can be loaded onto one.",
+            StateError,
         )
 
 
@@ -109,7 +112,7 @@ def _accumulation_type(name: str, dtype: Optional[torch.dtype]) -> torch.dtype:
     if dtype is None:
         return torch.float32
     if dtype not in (torch.float16, torch.float32):
-        raise AssertionError(f"{name} must be torch.float32 or torch.float16, not {dtype}.")
+        raise refuse(f"{name} must be torch.float32 or torch.float16, not {dtype}.", AssertedError)
     return dtype
 
 
