@@ -255,12 +255,21 @@ def test_every_plain_set_of_options_is_valid():
 
 
 def test_not_emulated_values_are_refused():
-    with pytest.raises(Error, match="not emulated"):
-        poptorch.Options().enableSyntheticData(True)
-    poptorch.Options().enableSyntheticData(False)
+    with pytest.raises(Error, match="isfinite"):
+        poptorch.Options().Precision.enableFloatingPointExceptions(True)
+    poptorch.Options().Precision.enableFloatingPointExceptions(False)
     with pytest.raises(Error, match="loss_scaling"):
         poptorch.Options().Training.setAutomaticLossScaling(True)
     poptorch.Options().Training.setAutomaticLossScaling(False)
+
+
+def test_what_is_taken_without_effect_says_so_in_the_log(caplog):
+    with caplog.at_level("WARNING", "poptorch"):
+        opts = poptorch.Options().enableSyntheticData(True).enableProfiling()
+        opts.Precision.enableStochasticRounding(True)
+        opts.Jit.traceModel(False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
+    assert opts._Popart.options["syntheticDataMode"] == 2
 
 
 def test_repr_says_the_values():

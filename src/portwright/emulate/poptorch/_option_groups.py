@@ -65,8 +65,13 @@ class _PrecisionOptions(_options_impl.OptionsDict):
         )
         return self
 
+    @partly("True is refused; look at results with torch.isfinite() on the host instead.")
     def enableFloatingPointExceptions(self, enabled: bool) -> "poptorch.options._PrecisionOptions":
         check_bool("enableFloatingPointExceptions", enabled)
+        if enabled:
+            raise not_emulated(
+                "enableFloatingPointExceptions(True)", "look at results with torch.isfinite()."
+            )
         self._popart_options.set("enableFloatingPointChecks", enabled)
         return self
 

@@ -25,6 +25,8 @@ class Mark(NamedTuple):
 def refused(why: str) -> Callable[[Marked], Marked]:
     """Keeps a function's signature, and has it raise `Error` with `why` when it is called."""
 
+    why = _sentence(why)
+
     def decorate(function: Marked) -> Marked:
         @functools.wraps(function)
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -37,12 +39,12 @@ def refused(why: str) -> Callable[[Marked], Marked]:
 
 def accepted(why: str) -> Callable[[Marked], Marked]:
     """Says that a call is taken and recorded, and changes nothing here: it tunes the speed or memory of real hardware."""
-    return lambda function: _mark(function, Mark("accepted", why))
+    return lambda function: _mark(function, Mark("accepted", _sentence(why)))
 
 
 def partly(why: str) -> Callable[[Marked], Marked]:
     """Says which part of what the function can do is not emulated; the function itself raises for that part."""
-    return lambda function: _mark(function, Mark("partly", why))
+    return lambda function: _mark(function, Mark("partly", _sentence(why)))
 
 
 def not_emulated(name: str, why: str) -> Error:
@@ -64,6 +66,10 @@ def mark_of(thing: Any) -> Mark:
     found = holder.get(_MARK, Mark("emulated", ""))
     assert isinstance(found, Mark)
     return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text.rstrip('.')}."
 
 
 def _mark(function: Any, mark: Mark) -> Any:

@@ -23,7 +23,7 @@ _REACHABLE = {  # private classes whose methods are called on a public object
     "_PopartOptions": "Options._Popart",
     "_DistributedOptions": "Options.Distributed",
     "_TensorLocationOptions": "Options.TensorLocations",
-    "_IPhasedExecution": "ParallelPhasedExecution",
+    "_IPhasedExecution": "*PhasedExecution",
 }
 
 
@@ -71,8 +71,10 @@ def is_public(entry: Entry) -> bool:
         return False
     if entry.name.startswith("_"):
         return entry.name in _REACHABLE
+    if entry.module in _PUBLIC_MODULES:
+        return True
     package = importlib.import_module(PACKAGE)
-    return entry.module in _PUBLIC_MODULES or hasattr(package, entry.name)
+    return getattr(package, entry.name, None) is find(entry._replace(member=None))
 
 
 def public_name(entry: Entry) -> str:
@@ -99,9 +101,18 @@ _WORDS = {
 }
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
-    """Name, what the emulator does with it, and why not more, for every public name."""
+class Row(NamedTuple):
+    """A line of the table: the name as a script writes it, and what the emulator does with it."""
+
+    module: str
+    name: str
+    status: str
+    why: str
+
+
+def rows() -> Iterator[Row]:
+    """Every public name."""
     for entry in read_api():
         if is_public(entry) and not (entry.bases is not None and entry.name in _REACHABLE):
             status, why = mark(entry)
-            yield public_name(entry), _WORDS[status], why
+            yield Row(entry.module, public_name(entry), _WORDS[status], why)

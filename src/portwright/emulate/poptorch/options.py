@@ -21,7 +21,7 @@ from portwright.emulate.poptorch._option_groups import (
     check_bool,
     check_count,
 )
-from portwright.emulate.poptorch._refused import accepted, not_emulated, partly
+from portwright.emulate.poptorch._refused import accepted
 from portwright.emulate.poptorch._strategies import (
     BlockId,
     ParallelPhasedExecution,
@@ -370,14 +370,13 @@ class Options(_options_impl.OptionsDict):
         self._Popart.set("enableStableNorm", enabled)
         return self
 
-    @partly("True is refused: made-up data is for timing hardware.")
+    @accepted("made-up data is for timing hardware: the data that is given is used, and a warning says so.")
     def enableSyntheticData(self, enabled: bool) -> "poptorch.Options":
         if enabled:
-            raise not_emulated(
-                "enableSyntheticData(True)",
-                "made-up data is for timing hardware; feed the model torch.randn.",
+            logger.warning(
+                "synthetic data is not emulated, it is for timing hardware: the given data is used."
             )
-        self._Popart.set("syntheticDataMode", 0)
+        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
         return self
 
     @accepted("an emulated IPU has no cycles; cycleCount() is refused.")
