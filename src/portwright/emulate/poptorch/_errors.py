@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from portwright.emulate.poptorch import _impl, poptorch_core
 
-NOT_COMPILED = "the model was not compiled yet, or was destroyed. Call it, compile() it or load an executable first."
+NOT_COMPILED = (
+    "the model was not compiled yet, or was destroyed. Call it, compile() it or load an executable first."
+)
 
 
 class AssertedError(poptorch_core.Error, AssertionError):

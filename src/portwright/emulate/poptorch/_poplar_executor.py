@@ -1,0 +1,470 @@
+"""poptorch.PoplarExecutor: a wrapped model that runs on (here: emulated) IPUs and keeps its weights there."""
+
+from __future__ import annotations
+
+import collections
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+import torch
+import torch.utils.hooks
+
+from portwright.emulate.poptorch import (
+    _args_parser,
+    _executable_file,
+    _host_model,
+    _ledger,
+    _outputs,
+    _printing,
+    _rules,
+    _utils,
+    enums,
+    optim,
+    profiling,
+)
+from portwright.emulate.poptorch._compiling import _OverwriteContextManager, _SetDefaultDeviceType, compiling
+from portwright.emulate.poptorch._device import Image, RandomState
+from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, refuse
+from portwright.emulate.poptorch._executable import Executable, compile_step
+from portwright.emulate.poptorch._inputs import check_kinds, warn_requires_grad
+from portwright.emulate.poptorch._ledger import call_counts, unused_executors
+from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
+from portwright.emulate.poptorch._refused import not_emulated, refused
+from portwright.emulate.poptorch._run import Run
+from portwright.emulate.poptorch._settled import check_run_options, settle
+
+if TYPE_CHECKING:
+    from portwright.emulate import poptorch
+
+__all__ = [
+    "PoplarExecutor",
+    "_OverwriteContextManager",
+    "_SetDefaultDeviceType",
+    "call_counts",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "unused_executors",
+]
+
+NO_EXECUTABLE_ERR = NOT_COMPILED
+_MOVES = {"to", "cuda", "cpu", "xpu", "ipu", "to_empty", "half", "float", "double", "bfloat16", "type"}
+_NO_TIMES = "there is no IPU, and this machine's times say nothing about one."
+_said_emulated = False
+
+
+class PoplarExecutor:
+    """What trainingModel() and inferenceModel() give: call it like the model.
+
+    The first call compiles. Weights then live on the device; the model's own follow on copyWeightsToHost() only.
+    """
+
+    _precompile_hooks: Dict[int, Callable[[], Any]] = collections.OrderedDict()
+    _postcompile_hooks: Dict[int, Callable[[], Any]] = collections.OrderedDict()
+
+    def __init__(
+        self,
+        model: "torch.nn.Module",
+        options: Optional["poptorch.Options"],
+        training: bool,
+        poptorch_version: str,
+        optimizer: Optional["torch.optim.Optimizer"] = None,
+        user_model: Optional["torch.nn.Module"] = None,
+    ):
+        self._user_model = user_model if user_model is not None else model
+        self._model = model
+        self._training = training
+        self._poptorch_version = poptorch_version
+        self._options: poptorch.Options = settle(options, training)
+        self._args_parser = _args_parser.ArgsParser(model)
+        self._profiling = profiling.Channel(f"poptorch.{'trainingModel' if training else 'inferenceModel'}")
+        self._executable: Executable | None = None
+        self._image: Image | None = None
+        self._is_attached = False
+        self._anchor_memory: Dict[str, torch.Tensor] = {}
+        self._dirty_host_weights = False
+        self._said_stale = False
+        self._host_weights_version = 0
+        self._source: Callable[[], PoplarExecutor | None] = lambda: (
+            None
+        )  # whose training an inference follows
+        self._num_runs = 0
+        self._random = RandomState(self._options.random_seed if self._options.exists("random_seed") else None)
+        self._link: OptimizerLink | None = None
+        if training:
+            _host_model.copies_are_implicit()  # an invalid setting is refused before anything is changed
+            if optimizer is None:
+                optimizer = optim.SGD(self._user_model.parameters(), lr=0.01)
+            self._link = OptimizerLink(optimizer, self._options, self._user_model)
+        elif optimizer is not None:
+            raise refuse("inferenceModel() takes no optimizer.", AssertedError)
+        self._options._freeze()
+        self._made_at = _ledger.enter(
+            self, "training" if training else "inference", type(self._user_model).__name__
+        )
+        if training:
+            _host_model.wrap(self._user_model, self)
+            _rules.guard_host(self, self._user_model.parameters())
+        _say_emulated()
+
+    # The device and the host
+
+    def load_state_dict(self, state_dict: Dict[str, "torch.Tensor"], strict: bool = True):
+        """Loads weights into the host's model and, where it runs on a device, copies them there."""
+        result = self._user_model.load_state_dict(state_dict, strict)
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Brings the host's weights up to date, and says whether they were not."""
+        if not self._dirty_host_weights:
+            return False
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToHost(self) -> None:
+        """Copies the device's weights and buffers into the tensors of the user's model."""
+        image = self._need_image()
+        _ledger.count("copyWeightsToHost")
+        image.write_host(self._host_weights())
+        self._dirty_host_weights = False
+        self._host_weights_version += 1
+
+    def copyWeightsToDevice(self) -> None:
+        """Copies the host's weights and buffers to the device, over what was trained there."""
+        self._need_image().read_host(self._host_weights())
+        self._dirty_host_weights = False
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Copies only the buffers that Options.updatableNamedBuffers names."""
+        image = self._need_image()
+        names = self._options._Popart.options.get("updatableNamedBuffers")
+        if not names:
+            raise refuse(
+                "no buffer may be updated: name them in Options.updatableNamedBuffers() before compiling."
+            )
+        image.read_host(self._host_weights(), names)
+
+    def attachToDevice(self) -> None:
+        """Takes the device again after detachFromDevice(), with the host's weights."""
+        self._need_image()
+        if self._options.connection_type == enums.ConnectionType.Never:
+            raise refuse(
+                "attachToDevice(): the model was compiled for an offline target (ConnectionType.Never), which runs nothing. "
+                "Save it, and poptorch.load() the file where there is a device.",
+                AssertedError,
+            )
+        if self._is_attached:
+            raise refuse("attachToDevice(): the device is attached already.")
+        self._attach()
+
+    def _attach(self) -> None:
+        self._is_attached = True
+        self._need_image().read_host(self._host_weights())
+        if self._link is not None:
+            self._link.attach()
+
+    def detachFromDevice(self) -> None:
+        """Reads weights and states back to the host, and lets the device go."""
+        self._need_image()
+        if not self._is_attached:
+            raise refuse("detachFromDevice(): the device is not attached.")
+        self._bring_back()
+        self._is_attached = False
+
+    def isAttachedToDevice(self) -> bool:
+        return self.isCompiled() and self._is_attached
+
+    def isCompiled(self) -> bool:
+        return self._executable is not None
+
+    def destroy(self) -> None:
+        """Reads everything back, forgets the program, and makes the user's model a plain one again."""
+        if not self.isCompiled():
+            return
+        self._bring_back()
+        if self._link is not None:
+            self._link.rule = None
+            _host_model.unwrap(self._user_model)
+            _rules.release_host(self)
+        self._executable = self._image = None
+        self._is_attached = False
+
+    def _bring_back(self) -> None:
+        if self._link is not None:
+            self.copyWeightsToHostIfNeeded()
+            self._link.read_state()
+
+    def setOptimizer(self, optimizer: "torch.optim.Optimizer"):
+        """Sends an optimizer's variable values, such as the learning rate, to the device: nothing else does."""
+        if self._link is None:
+            raise refuse("setOptimizer(): this is an inferenceModel, which has no optimizer.")
+        _ledger.count("setOptimizer")
+        self._link.set(optimizer)
+        if self.isAttachedToDevice():
+            self._link.write_state()
+
+    # Compiling
+
+    def compile(self, *args, **kwargs) -> None:
+        """Compiles for arguments like these, without running."""
+        parsed = self._args_parser(args, kwargs, False)
+        _ledger.note_used(self)
+        if self._executable is not None:
+            logger.warning("compile() has no effect: the model is compiled already")
+            return
+        self._compile(parsed)
+
+    def _compile(self, parsed: Any) -> None:
+        check_run_options(self._options, self._model)
+        check_kinds(parsed)
+        warn_requires_grad(_utils.flattenTensorStructure((parsed.args, parsed.kwargs)))
+        image = self._make_image()
+        rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
+        executable = compile_step(
+            self._model,
+            parsed,
+            self._options,
+            image,
+            optimizer=None if self._link is None else self._link.optimizer,
+            scales_loss=scales_loss(rule),
+            around=compiling(self._precompile_hooks, self._postcompile_hooks),
+        )
+        cached = _executable_file.through_cache(executable, self._options, self._poptorch_version)
+        self._install(cached, image, rule)
+
+    def _install(self, executable: Executable, image: Image, rule: Any) -> None:
+        self._executable, self._image = executable, image
+        if self._link is not None:
+            self._link.rule = rule
+        if self._options.connection_type != enums.ConnectionType.Never:
+            self._attach()
+
+    def _make_image(self) -> Image:
+        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
+        return Image(parameters, buffers, self._options.replication_factor)
+
+    # Running
+
+    def __call__(self, *args: List["torch.Tensor"], **kwargs: Dict[str, "torch.Tensor"]):
+        if self._options.connection_type == enums.ConnectionType.Never:
+            raise refuse(
+                "the model was called, but its target is offline (ConnectionType.Never): use compile() or compileAndExport().",
+                AssertedError,
+            )
+        parsed = self._args_parser(args, kwargs, self.isCompiled())
+        if self._executable is None:
+            self._compile(parsed)
+        if not self._is_attached:
+            self.attachToDevice()
+        self._follow_training()
+        executable, image, link = self._executable, self._need_image(), self._link
+        assert executable is not None
+        executable.inputs.check(parsed)
+        if link is not None:
+            link.write_state()
+        _ledger.count_call(self)
+        flat = _utils.flattenTensorStructure((parsed.args, parsed.kwargs))
+        run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
+        results, self._anchor_memory = run(flat)
+        self._num_runs += 1
+        if link is not None:
+            link.note_trained()
+            self._note_trained(image)
+        _outputs.mark_results(_utils.flattenTensorStructure(results))
+        return results
+
+    def _note_trained(self, image: Image) -> None:
+        self._dirty_host_weights = True
+        self._said_stale = False
+        if _host_model.copies_are_implicit():
+            # Whoever reads a weight finds the device's, as with PopTorch's copy at the first look; the flag still says
+            # that nobody has asked for one.
+            image.write_host(self._host_weights())
+
+    def _follow_training(self) -> None:
+        """An inference model takes over what the training model that its weights belong to has learned."""
+        trainer = self._source()
+        if self._training or trainer is None:
+            return
+        trainer.copyWeightsToHostIfNeeded()
+        if self._host_weights_version != trainer._host_weights_version:
+            self.copyWeightsToDevice()
+            self._host_weights_version = trainer._host_weights_version
+
+    def _note_stale(self, reading: str) -> None:
+        if self._dirty_host_weights and not self._said_stale and not _host_model.copies_are_implicit():
+            self._said_stale = True
+            _host_model.warn_stale(reading)
+
+    # Files
+
+    def loadExecutable(self, filename: str) -> None:
+        """Takes a program that compileAndExport() or save() wrote, for the same model and options."""
+        check_run_options(self._options, self._model)
+        loaded = _executable_file.read(filename, self._poptorch_version)
+        image = self._make_image()
+        _executable_file.check_fits(loaded, image.weights(), self._options, self._training)
+        rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
+        if scales_loss(rule) and not loaded.executable.scales_loss:
+            raise refuse(
+                f"{filename} was compiled without loss scaling, which the optimizer has. Compile it anew."
+            )
+        _ledger.note_used(self)
+        self._install(loaded.executable, image, rule)
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True):
+        """Writes the program and, with export_model, the weights and optimizer, for loadExecutable() or poptorch.load()."""
+        if self._executable is None:
+            raise refuse(NOT_COMPILED)
+        _ledger.note_used(self)
+        if self._is_attached:
+            self._bring_back()
+        exported = _executable_file.Exported(self._user_model, self._link) if export_model else None
+        _executable_file.write(
+            filename,
+            self._executable,
+            self._options,
+            self._poptorch_version,
+            exported=exported,
+            random=self._random.get() if save_rng_state else None,
+        )
+
+    def compileAndExport(
+        self,
+        filename: str,
+        *args: List["torch.Tensor"],
+        export_model: bool = True,
+        **kwargs: Dict[str, "torch.Tensor"],
+    ):
+        """Compiles for arguments like these, and saves."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def _restore(self, state: Dict[str, torch.Tensor], random: Optional[List[int]]) -> None:
+        """What a file has beside the program and the weights."""
+        if self._link is not None and self._link.rule is not None:
+            self._link.rule.load(state)
+            self._link.note_trained()
+        if random is not None:
+            self._random.set(random)
+
+    # What can be asked
+
+    @property
+    def model(self) -> "torch.nn.Module":
+        """The user's own model."""
+        return self._user_model
+
+    @property
+    def options(self) -> "poptorch.Options":
+        return self._options
+
+    @property
+    def rng_state(self) -> List[int]:
+        """The device's seed, followed by the state of its random numbers."""
+        self._need_image()
+        return self._random.get()
+
+    @rng_state.setter
+    def rng_state(self, state: List[int]):
+        self._need_image()
+        self._random.set(list(state))
+
+    def getTensorNames(self) -> List[str]:
+        """The names that Options.anchorTensor() takes."""
+        if self._executable is None:
+            raise refuse(f"getTensorNames(): {NOT_COMPILED}", AssertedError)
+        return list(self._executable.tensor_names)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """What the last call computed for a tensor of Options.anchorTensor()."""
+        if short_name not in self._anchor_memory:
+            known = ", ".join(self._options.anchored_tensors) or "none"
+            raise refuse(
+                f"getAnchoredTensor(): nothing was kept under {short_name!r}. Anchored: {known}; values are there after a call.",
+                AssertedError,
+            )
+        return self._anchor_memory[short_name]
+
+    def cycleCount(self) -> int:
+        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+            raise refuse("cycleCount(): cycles are counted only with Options.logCycleCount(True).")
+        if not self._num_runs:
+            raise refuse("cycleCount(): run the model once first.")
+        raise not_emulated("cycleCount()", "an emulated IPU has no cycles, only real hardware counts them.")
+
+    def compilationTime(self) -> timedelta:
+        """How long the emulator took to trace the model, which says nothing about the real compiler."""
+        if self._executable is None:
+            raise refuse("compilationTime(): compile the model first.")
+        if not self._options._show_compilation_progress_bar:
+            raise refuse(
+                "compilationTime(): it is measured only with Options.showCompilationProgressBar(True)."
+            )
+        return timedelta(seconds=self._executable.seconds)
+
+    @refused(_NO_TIMES)
+    def getPerfCounters(self): ...
+
+    @refused(_NO_TIMES)
+    def getHostIpuLatency(self): ...
+
+    @refused(_NO_TIMES)
+    def getComputeLatency(self): ...
+
+    @refused(_NO_TIMES)
+    def getIpuHostLatency(self): ...
+
+    @refused(_NO_TIMES)
+    def getLatency(self): ...
+
+    def __repr__(self) -> str:
+        kind = "trainingModel" if self._training else "inferenceModel"
+        return f"{kind} (PopTorch, emulated by Portwright on the CPU) of {_printing.module_repr(self._user_model)}"
+
+    def __getattr__(self, attr: str) -> Any:
+        if "_user_model" not in self.__dict__:  # while an object is made or copied
+            raise AttributeError(attr)
+        if attr in _MOVES:
+            raise refuse(
+                f".{attr}() of a wrapped model: the real one gives back the bare module, so that `model = model.{attr}(...)` "
+                "loses the wrapper and goes on silently on the CPU. Leave it out, or call it on the model before wrapping."
+            )
+        return getattr(self._user_model, attr)
+
+    def _need_image(self) -> Image:
+        if self._image is None:
+            raise refuse(NOT_COMPILED)
+        return self._image
+
+    def _host_weights(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+
+def _say_emulated() -> None:
+    global _said_emulated
+    if not _said_emulated:
+        _said_emulated = True
+        logger.warning(
+            "PopTorch 3.4, emulated by Portwright on the CPU of this machine: no IPU is used, and times say nothing about one"
+        )
+
+
+def registerPreCompileHook(hook: Callable) -> torch.utils.hooks.RemovableHandle:  # type: ignore[type-arg]
+    """Has `hook()` called before each compilation, until the handle's remove()."""
+    return _register(PoplarExecutor._precompile_hooks, hook, "pre-compile")
+
+
+def registerPostCompileHook(hook: Callable) -> torch.utils.hooks.RemovableHandle:  # type: ignore[type-arg]
+    """Has `hook()` called after each compilation, until the handle's remove()."""
+    return _register(PoplarExecutor._postcompile_hooks, hook, "post-compile")
+
+
+def _register(hooks: Any, hook: Any, kind: str) -> torch.utils.hooks.RemovableHandle:
+    if not callable(hook):
+        raise RuntimeError(f"a {kind} hook is called without arguments; {hook!r} cannot be called.")
+    handle = torch.utils.hooks.RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

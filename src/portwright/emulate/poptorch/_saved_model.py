@@ -1,0 +1,101 @@
+"""A model of which only the names, weights and the signature of forward() are left: what poptorch.load() wraps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._saved_options import decode, encode
+
+
+def describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    """What is kept of a model beside its tensors: which are parameters, which are the same, how it is called."""
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    first = {id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    persistent = set(model.state_dict(keep_vars=True))
+    return {
+        "class": type(model).__name__
+        if not hasattr(type(model), "_poptorch_parent")
+        else type(model).__bases__[0].__name__,
+        "trained": {name: parameter.requires_grad for name, parameter in parameters.items()},
+        "buffers": {name: name in persistent for name in buffers},
+        "aliases": {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name},
+        "training": model.training,
+        "forward": [_parameter_to_json(one) for one in inspect.signature(model.forward).parameters.values()],
+    }
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class SavedModel(torch.nn.Module):
+    """Holds a saved model's weights under their names; its forward() is in the compiled program only."""
+
+    def __init__(self, description: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        made: dict[str, torch.Tensor] = {}
+        for name, is_trained in description["trained"].items():
+            made[name] = torch.nn.Parameter(tensors[name], requires_grad=is_trained)
+        for name, persistent in description["buffers"].items():
+            made[name] = tensors[name]
+            home, last = self._home(name)
+            home.register_buffer(last, tensors[name], persistent=persistent)
+        aliases: Mapping[str, str] = description["aliases"]
+        for name in [*description["trained"], *aliases]:
+            home, last = self._home(name)
+            tensor = made[aliases.get(name, name)]
+            if isinstance(tensor, torch.nn.Parameter):
+                home.register_parameter(last, tensor)
+            else:
+                home.register_buffer(last, tensor)
+        self.train(description["training"])
+        self._saved_class = str(description["class"])
+        self.forward = _forward(self._saved_class, description["forward"])
+
+    def _home(self, name: str) -> tuple[torch.nn.Module, str]:
+        """The module that a dotted name is in, made where there is none yet."""
+        *path, last = name.split(".")
+        home: torch.nn.Module = self
+        for part in path:
+            child = home._modules.get(part)
+            if child is None:
+                child = torch.nn.Module()
+                home.add_module(part, child)
+            home = child
+        return home, last
+
+    def _get_name(self) -> str:
+        return f"{self._saved_class} (loaded)"
+
+
+def _forward(class_name: str, parameters: list[Any]) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise refuse(
+            f"the file holds the compiled program of {class_name}, not its Python code: it runs through the executor only. "
+            f"Make a {class_name} and load_state_dict() to run it on the host."
+        )
+
+    forward.__signature__ = inspect.Signature([_parameter_from_json(one) for one in parameters])  # type: ignore[attr-defined]
+    return forward
+
+
+def _parameter_to_json(parameter: inspect.Parameter) -> dict[str, Any]:
+    saved: dict[str, Any] = {"name": parameter.name, "kind": parameter.kind.name}
+    if parameter.default is not inspect.Parameter.empty:
+        try:
+            saved["default"] = encode(parameter.default)
+        except TypeError:
+            saved["default"] = repr(parameter.default)  # as the signature of the inputs says it
+    return saved
+
+
+def _parameter_from_json(data: Any) -> inspect.Parameter:
+    default = decode(data["default"]) if "default" in data else inspect.Parameter.empty
+    return inspect.Parameter(data["name"], inspect._ParameterKind[data["kind"]], default=default)
