@@ -1,32 +1,33 @@
-"""SambaNova RDUs: what a model would need there, as far as public documents say; running on them is not here yet."""
+"""SambaNova RDUs, through SambaFlow, or under its rules on a CPU (`--emulate`).
+
+Nothing here imports SambaFlow or torch: a target is listed wherever Portwright runs.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from portwright.errors import UnsupportedError
-from portwright.target import Hardware, Target
+from portwright.target import Backend, Flag, Hardware, Target
+from portwright.targets.emulated import EMULATE, explain_missing, is_installed
+from portwright.targets.rdu.section import RduSection
 
 if TYPE_CHECKING:
     from portwright.graph.kernels import KernelTable
 
-_MEANWHILE = "portwright plan --target rdu works without it."
 _SLIDES = "SambaNova SN40L, Hot Chips 2024 slides"
 
 
-def why_not() -> str:
-    if importlib.util.find_spec("sambaflow") is not None:
-        return f"SambaFlow is installed, but this release does not run on RDUs yet; {_MEANWHILE}"
-    return (
-        "SambaFlow is not installed, and this release does not run on RDUs yet. No public package index has it: it comes "
-        f"installed on SambaNova's systems. {_MEANWHILE}"
-    )
+def why_not() -> str | None:
+    if is_installed("sambaflow"):
+        return None
+    return explain_missing("SambaFlow", "it comes installed on SambaNova's systems", "rdu")
 
 
-def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> NoReturn:
-    raise UnsupportedError("the target RDU cannot run here:", why_not())
+def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
+    from portwright.targets.rdu.backend import RduBackend
+
+    return RduBackend(flags, note)
 
 
 def kernels() -> KernelTable:
@@ -56,9 +57,24 @@ def hardware() -> Hardware:
 
 TARGET = Target(
     name="RDU",
-    summary="a SambaNova RDU system, to plan for",
+    summary="a SambaNova RDU system, through SambaFlow or emulated",
     make_backend=make_backend,
     why_not=why_not,
     kernels=kernels,
     hardware=hardware,
+    sections={"rdu": RduSection},
+    flags=(
+        EMULATE,
+        Flag(("--pef",), "a PEF that was compiled before (rdu.pef)"),
+        Flag(("--pef-name", "--pef_name"), "name of the PEF to compile (rdu.pef_name)"),
+        Flag(("--output-folder", "--output_folder"), "where the PEF's folder goes (default: compile_dir)"),
+    ),
+    # As SambaFlow's scripts have them; "test" compares one batch with the host.
+    commands={
+        "compile": ("--mode", "train", "--compile_only"),
+        "run": ("--mode", "train"),
+        "test": ("--mode", "train", "--validate_only"),
+    },
+    emulator="sambaflow",
+    has_compiler=True,
 )

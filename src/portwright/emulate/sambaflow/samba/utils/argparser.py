@@ -71,16 +71,18 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pef-name", default=None, help="name of the PEF and of its folder")
-    parser.add_argument("--output-folder", "-o", default="out", help="folder that the PEF's folder goes into")
+    parser.add_argument("--output-folder", default="out", help="folder that the PEF's folder goes into")
     parser.add_argument(
         "--arch", default="native", choices=("native", *SYSTEMS), help="the system to compile for"
     )
     parser.add_argument(
         "--graphamp-preset", default=None, help="mp0: the types of the model; else everything in BF16"
     )
-    for mode in ("O0", "O1", "O3"):
-        parser.add_argument(f"-{mode}", f"--{mode}", dest="optimization", action="store_const", const=mode, default=None,
-                            help="how ops are fused: accepted, no effect")  # fmt: skip
+    for mode in ("o0", "o1", "o3"):
+        parser.add_argument(
+            f"-{mode}", f"-{mode.upper()}", dest="optimization", action="store_const", const=mode, default=None,
+            help="how ops are fused: accepted, no effect",
+        )  # fmt: skip
     parser.add_argument("--mac-v2", action="store_true", help="accepted, no effect")
     parser.add_argument("--compiler-mode", default=None, help="accepted, no effect")
     parser.add_argument("--compiler-configs-file", default=None, help="accepted, no effect")

@@ -1,0 +1,189 @@
+"""The training step as SambaFlow has it: compiled to a PEF once, traced, and run with its sections and hyperparameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from portwright.errors import PortwrightError, UnsupportedError, UserError
+from portwright.job.atomic import atomic_write_text
+from portwright.targets.rdu.settings import Settings
+from portwright.targets.rdu.step import Step, name_tensors, signature_of
+
+
+class Program:
+    """SambaFlow's session with our step in it; the first batch decides about shapes."""
+
+    def __init__(
+        self,
+        step: Step,
+        optimizers: Sequence[Any],
+        settings: Settings,
+        title: str,
+        note: Callable[[str], None],
+    ) -> None:
+        vendor, self._samba = import_module("sambaflow"), import_module("sambaflow.samba")
+        self._utils = import_module("sambaflow.samba.utils")
+        self.version = str(getattr(vendor, "__version__", "unknown"))
+        self._step, self._settings, self._note = step, settings, note
+        self._optimizers = list(optimizers)
+        self._name = settings.pef_name or re.sub(r"\W+", "_", title.lower()).strip("_") or "model"
+        self.pef: Path | None = None
+        self._is_traced = False
+        self._samba.from_torch_model_(step)
+
+    @property
+    def is_traced(self) -> bool:
+        return self._is_traced
+
+    def name_inputs(self, batch: Any) -> list[Any]:
+        """A batch as SambaTensors; the first dimension is the batch."""
+        return [
+            self._samba.from_torch_tensor(tensor, name=name, batch_dim=0 if tensor.ndim else None)
+            for name, tensor in name_tensors(batch)
+        ]
+
+    # -- compile -------------------------------------------------------------------------------------------
+
+    def compile(self, batch: Any) -> Path:
+        """Compiles for batches like this one, and keeps beside the PEF what it is for."""
+        inputs = self._prepare(batch)
+        args = import_module("sambaflow.samba.utils.argparser").parse_app_args(
+            argv=self._settings.compile_words(self._name)
+        )
+        with refusals(self.version, "compile"):
+            made = self._samba.session.compile(
+                self._step,
+                inputs,
+                self._optimizers or None,
+                name=self._name,
+                app_dir=str(self._settings.folder),
+                config_dict=vars(args),
+                pef_metadata=import_module("sambaflow.samba.utils.pef_utils").get_pefmeta(args, self._step),
+            )
+        self.pef = Path(made) if made else self._default_pef()
+        if not self.pef.is_file():
+            raise UnsupportedError(
+                f"SambaFlow {self.version} compiled, and left no PEF at {self.pef}.",
+                "Look at its own output above.",
+            )
+        atomic_write_text(self._key_file(self.pef), json.dumps(self._key(batch), indent=1) + "\n")
+        return self.pef
+
+    def _prepare(self, batch: Any) -> list[Any]:
+        named = name_tensors(batch)
+        if not named:
+            raise UserError(
+                f"a batch of train_input holds no tensor: {type(batch).__name__}.", "Return tensors."
+            )
+        sizes = {tensor.shape[0] for _, tensor in named if tensor.ndim}
+        if len(sizes) == 1:
+            self._settings.check_batch(sizes.pop())
+        self._step.like(batch)
+        return self.name_inputs(batch)
+
+    def _default_pef(self) -> Path:
+        return self._settings.folder / self._name / f"{self._name}.pef"
+
+    def _key_file(self, pef: Path) -> Path:
+        return pef.with_suffix(".compiled_for.json")
+
+    def _key(self, batch: Any) -> dict[str, Any]:
+        """Whatever decides whether a PEF can be used again; that the ops are the same, tracing finds out."""
+        weights = [(name, str(t.dtype), list(t.shape)) for name, t in self._step.state_dict().items()]
+        return {
+            "sambaflow": self.version,
+            "arguments": self._settings.compile_words(self._name)[3:],
+            "inputs": [list(map(str, entry)) for entry in signature_of(batch)],
+            "weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
+            "optimizers": [type(optimizer).__name__ for optimizer in self._optimizers],
+        }
+
+    def _can_use_again(self, pef: Path, batch: Any) -> bool:
+        try:
+            kept = json.loads(self._key_file(pef).read_text())
+        except (OSError, ValueError):
+            return False
+        return pef.is_file() and kept == json.loads(json.dumps(self._key(batch)))
+
+    # -- trace and run -------------------------------------------------------------------------------------
+
+    def trace(self, batch: Any) -> None:
+        """Puts the host's weights and optimizer state on the device, behind a PEF that fits."""
+        pef = self._settings.pef or self.pef
+        if pef is None and self._can_use_again(self._default_pef(), batch):
+            try:
+                self._trace(batch, self._default_pef())
+                self._note(f"using the PEF of an earlier run, {self._default_pef()}.")
+                return
+            except PortwrightError as error:
+                self._note(f"the PEF of an earlier run does not fit any more: {error.message}")
+        if pef is None:
+            if not self._settings.is_emulated:
+                self._note(
+                    "compiling a PEF, which takes minutes on the host; --compile_only does it beforehand."
+                )
+            pef = self.compile(batch)
+        self._trace(batch, pef)
+
+    def _trace(self, batch: Any, pef: Path) -> None:
+        inputs = self._prepare(batch)
+        with refusals(self.version, "trace_graph"):
+            self._utils.trace_graph(self._step, inputs, self._optimizers or None, pef=str(pef))
+        self.pef, self._is_traced = pef, True
+
+    def run(self, batch: Any, rate: float) -> Tensor:
+        """One update: every section, the learning rate as a hyperparameter; gives the loss."""
+        options: dict[str, Any] = {}
+        if self._settings.section.data_parallel:
+            options = {"data_parallel": True, "reduce_on_rdu": self._settings.section.reduce_on_rdu}
+        with refusals(self.version, "run"):
+            outputs = self._samba.session.run(
+                input_tensors=self.name_inputs(batch),
+                output_tensors=self._step.output_tensors,
+                hyperparam_dict={"lr": rate},
+                **options,
+            )
+        loss: Tensor = self._samba.to_torch(outputs[0])
+        return loss
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch by the section fwd alone."""
+        with refusals(self.version, "run"):
+            outputs = self._samba.session.run(
+                input_tensors=self.name_inputs(batch),
+                output_tensors=self._step.output_tensors,
+                section_types=["fwd"],
+            )
+        loss: Tensor = self._samba.to_torch(outputs[0])
+        return loss
+
+    def to_host(self) -> None:
+        if self._is_traced:
+            self._samba.session.to_cpu(self._step)
+
+    def to_device(self) -> None:
+        if self._is_traced:
+            self._samba.session.to_rdu(self._step)
+
+
+@contextmanager
+def refusals(version: str, what: str) -> Iterator[None]:
+    """Turns what SambaFlow raises into one line; what is ours already stays."""
+    try:
+        yield
+    except PortwrightError:
+        raise
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+        text = " ".join(str(error).split())[:400] or type(error).__name__
+        raise UnsupportedError(
+            f"SambaFlow {version} refuses to {what}: {text}", "See --debug for where it comes from."
+        ) from error
