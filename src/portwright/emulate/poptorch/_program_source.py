@@ -1,0 +1,83 @@
+"""Where each op of a trace comes from: the user's line, and the module that was running."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+_NOT_THE_USERS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),  # all emulators
+    f"{sysconfig.get_paths()['stdlib']}/contextlib.py",
+    f"{sysconfig.get_paths()['stdlib']}/functools.py",
+    "<",  # code that torch makes
+)
+
+
+class Source(NamedTuple):
+    line: str | None = None  # file:line
+    module: str | None = None  # '' is the model itself
+
+
+class Sources:
+    """Finds the source of the op that is running; that of a gradient's op is the one of the forward op it belongs to."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[nn.Module, str]] = []
+        self._of_gradient: dict[int, Source] = {}  # by autograd's number of a forward op
+        self._is_users: dict[CodeType, bool] = {}
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows the modules that are called inside."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def find(self, is_backward: bool) -> Source:
+        if is_backward:
+            node = torch._C._current_autograd_node()
+            return Source() if node is None else self._of_gradient.get(node._sequence_nr(), Source())
+        source = Source(self._line(), self._running[-1][1] if self._running else None)
+        # Autograd numbers an op just before it runs it: the first one seen behind a number is that op.
+        self._of_gradient.setdefault(torch.autograd._get_sequence_nr() - 1, source)  # type: ignore[attr-defined]
+        return source
+
+    def _line(self) -> str | None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            is_users = self._is_users.get(code)
+            if is_users is None:
+                is_users = self._is_users[code] = not code.co_filename.startswith(_NOT_THE_USERS)
+            if is_users:
+                return f"{code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self._running:
+            self._running.append((module, ""))
+            return
+        parent, path = self._running[-1]
+        name = next(
+            (name for name, child in parent.named_modules() if child is module), type(module).__name__
+        )
+        self._running.append((module, f"{path}.{name}" if path and name else path or name))
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        while self._running and self._running.pop()[0] is not module:
+            pass

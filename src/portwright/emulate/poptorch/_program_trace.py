@@ -1,0 +1,247 @@
+"""The one trace of a step: forward and gradients, as the parts that a Program is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._partials import tracing_for
+from portwright.emulate.poptorch._placement import current_block
+from portwright.emulate.poptorch._program_graph import (
+    Given,
+    Layout,
+    Op,
+    Parts,
+    Ref,
+    Value,
+    account,
+    get_random_state,
+    map_refs,
+    prune,
+    refs_in,
+    set_random_state,
+)
+from portwright.emulate.poptorch._program_guard import guarding
+from portwright.emulate.poptorch._program_recorder import Recorder
+from portwright.emulate.poptorch._program_source import Sources
+from portwright.emulate.poptorch._program_structure import flatten
+
+aten = torch.ops.aten
+
+
+def trace(
+    call: Callable[[dict[str, Tensor], list[Tensor]], Any],
+    weights: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    training: bool,
+    find_loss: Callable[[Any], Tensor],
+    trained: Collection[str],
+    tag: Callable[[], Any] | None,
+    partials: torch.dtype | None,
+) -> Parts:
+    """What a Program is made of."""
+    unknown = sorted(set(trained) - set(weights))
+    if unknown:
+        raise createPoptorchError(
+            f"{', '.join(unknown)} cannot be trained: no weight of the model has that name."
+        )
+    sources = Sources()
+    recorder = Recorder(sources, tag or current_block)
+    tied = _find_tied(weights)
+    with torch.inference_mode(False), _restoring(recorder):
+        given = _Givens(recorder, weights, inputs, tied, trained if training else ())
+        with (
+            torch.set_grad_enabled(training),
+            tracing_for(partials),
+            sources.following(),
+            guarding(recorder),
+            recorder,
+        ):
+            result = call(given.weights, given.inputs)
+            tensors: list[Tensor] = []
+            structure = flatten(result, tensors)
+            gradients = {}
+            if training and given.leaves:
+                loss = find_loss(result)
+                recorder.is_backward = True
+                gradients = _differentiate(loss, given.leaves)
+    taken = _Results(recorder)
+    outputs = [taken.take(tensor) for tensor in tensors]
+    taken_gradients = {name: taken.take(gradient, given.leaves[name]) for name, gradient in gradients.items()}
+    ops, (outputs, taken_gradients) = _protect(recorder, (outputs, taken_gradients))
+    ops, (outputs, taken_gradients) = prune(ops, (outputs, taken_gradients), taken.memories())
+    used = set(refs_in([(op.args, op.kwargs) for op in ops])) | set(refs_in((outputs, taken_gradients)))
+    layouts = {ref: layout for ref, layout in given.layouts.items() if ref in used}
+    constants = {name: t for name, t in recorder.constants.items() if Given("constant", name) in used}
+    layouts |= {Given("constant", name): Layout.of(tensor) for name, tensor in constants.items()}
+    return Parts(
+        ops=ops,
+        layouts=layouts,
+        constants=constants,
+        outputs=outputs,
+        outputs_structure=structure,
+        gradients=taken_gradients,
+        nodes=account(ops, taken.memories()),
+        tied=tied,
+        written=frozenset(ref.key for ref in recorder.memories.written() if ref.kind == "weight"),
+        training=training,
+        partials=partials,
+    )
+
+
+class _Givens:
+    """The weights and inputs as the model gets them: tensors of their own on the same memory."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        weights: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        tied: Mapping[str, str],
+        trained: Collection[str],
+    ) -> None:
+        self.layouts: dict[Given, Layout] = {}
+        self.weights: dict[str, Tensor] = {}
+        self.inputs: list[Tensor] = []
+        self.leaves: dict[str, Tensor] = {}  # those that have gradients, by the first trained name
+        self._recorder = recorder
+        first_trained = {tied.get(name, name): name for name in reversed(list(weights)) if name in trained}
+        for name, tensor in weights.items():
+            if name in tied:
+                self.weights[name] = self.weights[tied[name]]
+                continue
+            mine = self._make(tensor, Given("weight", name))
+            if name in first_trained:
+                if not (mine.is_floating_point() or mine.is_complex()):
+                    raise createPoptorchError(f"{name} cannot be trained: it is a tensor of {mine.dtype}.")
+                self.leaves[first_trained[name]] = mine.requires_grad_()
+            self.weights[name] = mine
+        for number, tensor in enumerate(inputs):
+            self.inputs.append(self._make(_dense(tensor), Given("input", str(number))))
+
+    def _make(self, tensor: Tensor, ref: Given) -> Tensor:
+        mine = tensor.clone() if tensor.is_inference() else tensor.detach()
+        self._recorder.give(mine, ref)
+        self.layouts[ref] = Layout.of(mine)
+        return mine
+
+
+class _Results:
+    """What leaves the step: each tensor in memory of its own."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._numbers: set[int] = set()
+
+    def take(self, tensor: Tensor, like: Tensor | None = None) -> Ref:
+        """The ref of an output, or of a gradient of the leaf `like`."""
+        ref = self._recorder.ref(tensor)
+        memory = self._recorder.memories.find(tensor)
+        is_copied = memory is None or bool(memory.owners)
+        kwargs: dict[str, Any] = {}
+        if like is not None:  # an optimizer may write into it
+            is_copied = is_copied or (memory is not None and memory.number in self._numbers)
+            if like.is_contiguous() and not tensor.is_contiguous():
+                is_copied, kwargs = True, {"memory_format": torch.contiguous_format}
+        if not is_copied and memory is not None:
+            self._numbers.add(memory.number)
+            return ref
+        self._recorder.is_backward = like is not None
+        return Value(self._recorder.add_call(aten.clone.default, (ref,), kwargs))
+
+    def memories(self) -> frozenset[int]:
+        return frozenset(self._numbers)
+
+
+def _find_tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    first: dict[Any, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in weights.items():
+        place = (
+            (tensor.untyped_storage()._cdata, tensor.dtype, *Layout.of(tensor))
+            if tensor.numel()
+            else id(tensor)
+        )
+        before = first.setdefault(place, name)
+        if before != name:
+            tied[name] = before
+    return tied
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where its elements are far apart or share memory (slices, expanded ones)."""
+    step = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != step:
+            return tensor.contiguous()
+        step *= size
+    return tensor
+
+
+def _differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if isinstance(loss, Tensor)
+            else f"a {type(loss).__name__}"
+        )
+        raise createPoptorchError(
+            f"the loss is {what}, and must be one number. Reduce it: loss.mean() or loss.sum()."
+        )
+    if not loss.requires_grad:
+        raise createPoptorchError(
+            "the loss does not depend on any weight that is trained (it was computed under torch.no_grad(), from detached tensors, "
+            "or from frozen weights alone). Compute it from the model's parameters."
+        )
+    caught: dict[str, list[Tensor]] = {name: [] for name in leaves}
+    hooks = [leaf.register_hook(caught[name].append) for name, leaf in leaves.items()]
+    try:
+        torch.autograd.backward([loss])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for name, leaf in leaves.items():
+        if len(caught[name]) == 1:
+            found[name] = caught[name][0]
+        elif leaf.grad is not None:  # came in parts: torch.utils.checkpoint differentiates on its own
+            found[name] = leaf.grad
+        leaf.grad = None
+    return found
+
+
+def _protect(recorder: Recorder, results: Any) -> tuple[list[Op], Any]:
+    """Has inputs and constants that the step writes into copied first: a run leaves them as they are."""
+    changed = [ref for ref in recorder.memories.written() if ref.kind != "weight"]
+    if not changed:
+        return recorder.ops, results
+    copies = {ref: Value(number) for number, ref in enumerate(changed)}
+
+    def move(ref: Ref) -> Ref:
+        return Value(ref.op + len(changed), ref.path) if isinstance(ref, Value) else copies.get(ref, ref)
+
+    first = [Op(aten.clone.default, (ref,), {}) for ref in changed]
+    moved = [
+        replace(op, args=map_refs(op.args, move), kwargs=map_refs(op.kwargs, move)) for op in recorder.ops
+    ]
+    return first + moved, map_refs(results, move)
+
+
+@contextmanager
+def _restoring(recorder: Recorder) -> Iterator[None]:
+    """Puts back what a trace changes: torch's generator, weights, inputs and constants."""
+    state = get_random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+        recorder.undo()
