@@ -1,4 +1,4 @@
-"""Where tensors are kept on real hardware (names as in `poptorch.options`): recorded, without effect on results."""
+"""Where tensors are kept (names as in `poptorch.options`): what fits on an IPU depends on it, results do not."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from portwright.emulate.poptorch._refused import accepted
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
-_WHERE = "where a tensor is kept changes memory and speed on hardware, not results; the memory estimate does not count it."
+_TILES = (
+    "which tiles load and store a tensor changes speed on hardware; the number of I/O tiles counts as memory."
+)
 
 
 class TensorLocationSettings(_options_impl.OptionsDict):
     """Where one kind of tensor is kept, and from which size on."""
 
-    @accepted(_WHERE)
     def minElementsForOffChip(self, min_elements: int) -> "poptorch.TensorLocationSettings":
         return self._record("minElementsForOffChip", min_elements, int)
 
-    @accepted(_WHERE)
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> "poptorch.TensorLocationSettings":
         return self._record("minElementsForReplicatedTensorSharding", min_elements, int)
 
-    @accepted(_WHERE)
     def useOnChipStorage(self, use: bool = True) -> "poptorch.TensorLocationSettings":
         if use is None:  # back to what PopART decides
             self.deleteIfExists("onChip")
             return self
         return self._record("onChip", use, bool)
 
-    @accepted(_WHERE)
     def useReplicatedTensorSharding(self, use: bool = True) -> "poptorch.TensorLocationSettings":
         return self._record("useReplicatedTensorSharding", use, bool)
 
-    @accepted(_WHERE)
+    @accepted(_TILES)
     def useIOTilesToLoad(self, use: bool = True) -> "poptorch.TensorLocationSettings":
         return self._record("useIOTilesToLoad", use, bool)
 
-    @accepted(_WHERE)
+    @accepted(_TILES)
     def useIOTilesToStore(self, use: bool = True) -> "poptorch.TensorLocationSettings":
         return self._record("useIOTilesToStore", use, bool)
 
@@ -53,7 +51,6 @@ class TensorLocationSettings(_options_impl.OptionsDict):
 class _TensorLocationOptions(_options_impl.OptionsDict):
     """Where each kind of tensor is kept."""
 
-    @accepted(_WHERE)
     def numIOTiles(self, num_tiles: int) -> "poptorch.TensorLocationSettings":
         if not isinstance(num_tiles, int) or num_tiles % 2 or not 32 <= num_tiles <= 192:
             raise _options_impl.wrong(
@@ -62,25 +59,21 @@ class _TensorLocationOptions(_options_impl.OptionsDict):
         self.createOrSet(numIOTiles=num_tiles)
         return self  # type: ignore[return-value]  # the vendor's annotation is wrong
 
-    @accepted(_WHERE)
     def setActivationLocation(
         self, location: "poptorch.TensorLocationSettings"
     ) -> "poptorch.options._TensorLocationOptions":
         return self._place("activation", location)
 
-    @accepted(_WHERE)
     def setWeightLocation(
         self, location: "poptorch.TensorLocationSettings"
     ) -> "poptorch.options._TensorLocationOptions":
         return self._place("weight", location)
 
-    @accepted(_WHERE)
     def setOptimizerLocation(
         self, location: "poptorch.TensorLocationSettings"
     ) -> "poptorch.options._TensorLocationOptions":
         return self._place("optimizer", location)
 
-    @accepted(_WHERE)
     def setAccumulatorLocation(
         self, location: "poptorch.TensorLocationSettings"
     ) -> "poptorch.options._TensorLocationOptions":

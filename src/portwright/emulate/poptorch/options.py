@@ -273,8 +273,8 @@ class Options(_options_impl.OptionsDict):
         self.createOrSet(model_name=name)
         return self
 
-    @accepted("a trace takes moments and is made anew each time.")
     def enableExecutableCaching(self, path: str) -> "poptorch.Options":
+        """Keeps compiled models in a folder; None keeps none."""
         if path is not None:
             self._Popart.set("cachePath", path)
         self._Popart.set("enableEngineCaching", path is not None)
