@@ -1,0 +1,79 @@
+"""Sees every op of a trace below autograd, and keeps it as a node of our own graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from portwright.graph.capturing.guesses import guess_shape
+from portwright.graph.capturing.trace import tensors_in
+
+if TYPE_CHECKING:
+    from portwright.emulate.poptorch._watch import Watch
+
+aten = torch.ops.aten
+
+# Handles of a tensor that autograd and torch.fx make for themselves.
+_SAME = {aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default}
+_READS = {aten._local_scalar_dense.default, aten.item.default, aten.equal.default, aten.allclose.default}
+# Their results have sizes that PopTorch knows from the arguments.
+_SIZED = {aten.bincount.default, aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.linalg_lstsq.default}
+_QUIET = {torch.ops.prim.device.default} if hasattr(torch.ops.prim, "device") else set()
+
+
+class Residence:
+    """Which tensors are on the IPU; others are the host's, and the host may look at them.
+
+    On the IPU are weights, buffers, inputs, what is made there, and what is computed from any of these.
+    """
+
+    def __init__(self) -> None:
+        self._on_ipu: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def add(self, tensor: Tensor) -> None:
+        self._on_ipu[tensor] = True
+
+    def has(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and tensor in self._on_ipu
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the ops of the forward pass; those of the gradients only get their tag."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        watch = self._watch
+        if watch.is_paused or func in _QUIET:
+            return func(*args, **kwargs)
+        given = tensors_in((*args, *kwargs.values()))
+        if watch.phase != "forward":
+            if func not in _SAME:
+                watch.note_kept(given)
+            return func(*args, **kwargs)
+        is_device = any(map(watch.residence.has, given)) or (not given and watch.makes_on_ipu)
+        if func in _SAME:
+            result = func(*args, **kwargs)
+            watch.alias(result, args[0])
+            if is_device or (func is aten.lift_fresh.default and watch.makes_on_ipu):
+                watch.residence.add(result)
+            return result
+        if is_device and not watch.num_trusted:
+            if func in _READS:
+                raise watch.refuse_read(str(func))
+            if func not in _SIZED and guess_shape(func, args, kwargs) is not None:
+                raise watch.refuse_shape(str(func))
+        result = func(*args, **kwargs)
+        results = tensors_in((result,))
+        watch.add_node(str(func), args, kwargs, results, is_device)
+        if is_device:
+            for tensor in results:
+                watch.residence.add(tensor)
+        return result
