@@ -50,6 +50,11 @@ def release_host(executor: Any) -> None:
         del _owners[parameter]
 
 
+def is_owned(parameter: Tensor) -> bool:
+    """Whether an executor trains this tensor of the host."""
+    return _owner_of(parameter) is not None
+
+
 class _Refusal:
     """The hook of one executor's weights; it keeps the executor's weak reference only."""
 
