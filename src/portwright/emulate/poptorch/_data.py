@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import IterableDataset
 from portwright.emulate.poptorch import _dataloader, _utils, profiling
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._loading import warn_if_unpicklable
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._refused import partly
 from portwright.emulate.poptorch.enums import DataLoaderMode, SharingStrategy
@@ -80,6 +82,7 @@ class DataLoader(torch.utils.data.DataLoader):
     """torch's DataLoader, whose batches hold what one call takes: batch_size x all that the options run in a call."""
 
     _accessor: AsynchronousDataAccessor | None = None
+    _loads_ahead = False
     rebatched_drop_last = True
 
     def __init__(
@@ -154,6 +157,7 @@ class DataLoader(torch.utils.data.DataLoader):
                 raise refuse(
                     "async_options must not have rebatched_size: the mode decides about it.", AssertedError
                 )
+            self._loads_ahead = True
             self._accessor = AsynchronousDataAccessor(self, **given, rebatched_size=rebatched_size)
         elif async_options:
             logger.warning("async_options have no effect with mode=DataLoaderMode.Sync")
@@ -233,12 +237,13 @@ class DataLoader(torch.utils.data.DataLoader):
         """Ends the loading ahead, where the mode is not Sync."""
         if self._accessor is not None:
             self._accessor.terminate()
+            self._iterator = None  # torch's, with the processes that it would keep for the next epoch
 
     def __del__(self) -> None:
         self.terminate()
 
     def __iter__(self) -> Any:
-        return self._worker_batches() if self._accessor is None else iter(self._accessor)
+        return self._worker_batches() if self._accessor is None else _Epoch(self, self._accessor)
 
     def _worker_batches(self) -> Iterator[Any]:
         """The batches themselves, from the start; whoever loads ahead takes them from here."""
@@ -250,6 +255,23 @@ class DataLoader(torch.utils.data.DataLoader):
             several, drop_last = self._num_batches_to_combine, self.batch_sampler_drop_last
             batches = _utils.combined_batch_generator(batches, several, drop_last)
         return batches
+
+
+class _Epoch:
+    """The batches of a loader that loads ahead; keeps the loader, which a for loop may be the only one to hold."""
+
+    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
+        self._loader = loader
+        self._batches = iter(accessor)
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 class AsynchronousDataAccessor:
@@ -279,12 +301,14 @@ class AsynchronousDataAccessor:
             smaller_at_the_end = not dataset._is_user_batch_sampler_set and not dataset.drop_last
             if smaller_at_the_end and rebatched_size is None and (dataset.combinedBatchSize or 1) > 1:
                 raise refuse("a DataLoader with drop_last=False needs rebatched_size as well.", AssertedError)
-        self._dataset = dataset
+        # A loader's own accessor must not keep it alive: with both in a circle, its processes would be ended badly.
+        self._dataset: Any = weakref.proxy(dataset) if getattr(dataset, "_loads_ahead", False) else dataset
         self.rebatched_size = rebatched_size
+        warn_if_unpicklable(dataset, sharing_strategy)
         self._worker = _dataloader.AsynchronousWorker(
             buffer_size,
             miss_sleep_time_in_ms,
-            dataset,
+            self._dataset,
             load_indefinitely,
             early_preload,
             sharing_strategy,
@@ -301,9 +325,9 @@ class AsynchronousDataAccessor:
         self.terminate()
 
     def __len__(self) -> int:
-        length = len(self._dataset)  # type: ignore[arg-type]
+        length = len(self._dataset)
         if self.rebatched_size and getattr(self._dataset, "_accessor", None) is not self:
-            return int(length * self._dataset.batch_size // self.rebatched_size)  # type: ignore[union-attr,operator]
+            return int(length * self._dataset.batch_size // self.rebatched_size)
         return length
 
     def __iter__(self) -> AsynchronousDataAccessor:

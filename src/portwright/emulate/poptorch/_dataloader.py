@@ -9,14 +9,14 @@ time on real hardware is not emulated, as no time is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
-from portwright.emulate.poptorch._loading import Layout, Randomness, check_settings, told, warn_if_unpicklable
+from portwright.emulate.poptorch._loading import Layout, Randomness, check_settings, told
 from portwright.emulate.poptorch._refused import partly, refused
 
 _NO_RING = "it is a part of the ring of buffers between two processes, and batches are loaded in one here."
@@ -37,8 +37,7 @@ class AsynchronousWorker:
         rebatched_size,
     ):
         check_settings(buffer_size, miss_sleep_time_in_ms, sharing_strategy, rebatched_size)
-        warn_if_unpicklable(dataset, sharing_strategy)
-        self._start: Callable[[], Iterator[Any]] = getattr(dataset, "_worker_batches", lambda: iter(dataset))
+        self._dataset = dataset
         self._rebatched_size = rebatched_size
         self._drop_last = bool(getattr(dataset, "rebatched_drop_last", True))
         self._randomness = Randomness()
@@ -104,7 +103,10 @@ class AsynchronousWorker:
         self._loaded.clear()
         self._iterator = None  # before the next one, so that a loader's processes are not there twice
         with self._randomness:
-            source = self._start()
+            own = getattr(
+                self._dataset, "_worker_batches", None
+            )  # of a loader, which would give its accessor instead
+            source = iter(self._dataset) if own is None else own()
         self._iterator = self._elements(source)
 
     def _load(self, count: int) -> None:

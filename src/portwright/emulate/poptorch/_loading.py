@@ -139,6 +139,7 @@ class _DryPickler(pickle.Pickler):
 
 
 def warn_if_unpicklable(dataset: Any, strategy: enums.SharingStrategy) -> None:
+    """Says of a dataset that another process could not get it, since the real package would stop there."""
     if strategy is enums.SharingStrategy.Fork:
         return
     with contextlib.suppress(RecursionError):
@@ -148,6 +149,6 @@ def warn_if_unpicklable(dataset: Any, strategy: enums.SharingStrategy) -> None:
             logger.warning(
                 "the dataset cannot be pickled, which sharing_strategy=%s needs on a real machine (%s); use "
                 "SharingStrategy.Fork, or classes and functions that a module defines",
-                strategy.name,
+                getattr(strategy, "name", strategy),
                 error,
             )
