@@ -483,9 +483,9 @@ def test_another_kind_of_optimizer_or_other_groups_are_refused() -> None:
     host = parameters()
     everything = list(host.values())
     _, rule = compiled(lambda p: optim.SGD(p, lr=0.1), host)
-    with pytest.raises(Error, match="SGD2.*ADAM"):
+    with pytest.raises(Error, match=r"SGD2.*ADAM"):
         rule.set(optim.Adam(everything))
-    with pytest.raises(Error, match="1 parameter groups.*got 2"):
+    with pytest.raises(Error, match=r"1 parameter groups.*got 2"):
         rule.set(optim.SGD([{"params": everything[:1]}, {"params": everything[1:]}], lr=0.1))
     _, rule = compiled(lambda p: optim.SGD([{"params": p[:1]}, {"params": p[1:]}], lr=0.1), host)
     with pytest.raises(Error, match="other weights"):
@@ -522,7 +522,7 @@ def test_weights_in_no_group_train_with_the_defaults_and_frozen_ones_not(caplog:
     rule.apply(device, moved)
     torch.testing.assert_close(device["gain"], host["gain"].detach() - 0.5)
     torch.testing.assert_close(device["layer.weight"], host["layer.weight"].detach() - 0.1)
-    with pytest.raises(Error, match="layer.bias"):
+    with pytest.raises(Error, match=r"layer\.bias"):
         rule.apply(device, {"layer.bias": torch.ones(4)})
 
 
