@@ -146,11 +146,17 @@ class _Traced:
         self._scale = own.pop(LOSS_SCALE, None)
         args, kwargs = _utils.reconstructTensorStructure((tuple(self._args.args), self._args.kwargs), inputs)
         handle = self._model.register_forward_hook(_check_kept(dict(own)))
+        tensors: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for part in self._model.modules():
+            tensors += [(part._parameters, {**part._parameters}), (part._buffers, {**part._buffers})]
         try:
             with self._outputs.recording():
                 result = functional_call(self._model, own, args, kwargs)
         finally:
             handle.remove()
+            for there, before in tensors:  # what forward() has taken out comes back
+                there.clear()
+                there.update(before)
         self._result = result
         flat: list[torch.Tensor] = _utils.flattenTensorStructure(result)
         named = {name: self._outputs.tensors[name] for name in self._anchors if name in self._outputs.tensors}

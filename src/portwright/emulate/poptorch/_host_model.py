@@ -73,9 +73,10 @@ def _wrapper_class(base: type[torch.nn.Module], parent: weakref.ref[PoplarExecut
             return super().__call__(*args, **kwargs)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            # Copies and files are of the user's class: this one cannot be imported, and is no one else's.
-            function, arguments, *rest = super().__reduce_ex__(protocol)
-            return (function, tuple(base if item is type(self) else item for item in arguments), *rest)
+            # Copies and files are of the user's class: this one cannot be imported, and is no one else's. Pickle's own
+            # function for a new object insists on the class that the object has now.
+            _, arguments, *rest = super().__reduce_ex__(protocol)
+            return (object.__new__, (base, *arguments[1:]), *rest)
 
     PoptorchModel.__name__ = f"Poptorch{base.__name__}"
     PoptorchModel.__qualname__ = PoptorchModel.__name__

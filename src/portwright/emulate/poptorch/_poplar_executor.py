@@ -12,6 +12,7 @@ import torch.utils.hooks
 from portwright.emulate.poptorch import (
     _args_parser,
     _executable_file,
+    _host_guard,
     _host_model,
     _ledger,
     _outputs,
@@ -287,11 +288,26 @@ class PoplarExecutor:
         """An inference model takes over what the training model that its weights belong to has learned."""
         trainer = self._source()
         if self._training or trainer is None:
+            self._warn_of_order()
             return
         trainer.copyWeightsToHostIfNeeded()
         if self._host_weights_version != trainer._host_weights_version:
             self.copyWeightsToDevice()
             self._host_weights_version = trainer._host_weights_version
+
+    def _warn_of_order(self) -> None:
+        if (
+            self._training
+            or self._said_stale
+            or all(_host_guard._owner_of(p) is None for p in self._model.parameters())
+        ):
+            return
+        self._said_stale = True
+        logger.warning(
+            "the inferenceModel made at %s is older than the trainingModel of its weights, and does not follow its training, as in "
+            "the real one: make it after trainingModel()",
+            self._made_at,
+        )
 
     def _note_stale(self, reading: str) -> None:
         if self._dirty_host_weights and not self._said_stale and not _host_model.copies_are_implicit():
@@ -432,7 +448,16 @@ class PoplarExecutor:
                 f".{attr}() of a wrapped model: the real one gives back the bare module, so that `model = model.{attr}(...)` "
                 "loses the wrapper and goes on silently on the CPU. Leave it out, or call it on the model before wrapping."
             )
+        if attr in ("train", "eval") and self.isCompiled():
+            logger.warning(
+                "%s() has no effect on a compiled model: call it on the model before wrapping", attr
+            )
         return getattr(self._user_model, attr)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise refuse(
+            "an executor holds a device and cannot be copied or pickled. Use save() and poptorch.load()."
+        )
 
     def _need_image(self) -> Image:
         if self._image is None:

@@ -8,24 +8,24 @@ from typing import Any
 
 import torch
 
+from portwright.emulate.poptorch import _impl
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._saved_options import decode, encode
 
 
 def describe_model(model: torch.nn.Module) -> dict[str, Any]:
     """What is kept of a model beside its tensors: which are parameters, which are the same, how it is called."""
-    parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    first = {id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())}
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in tensors_of(model).items():
+        first.setdefault(id(tensor), name)
     persistent = set(model.state_dict(keep_vars=True))
+    parameters = model.named_parameters(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    user_class = type(model).__bases__[0] if _impl.isWrapped(model) else type(model)
     return {
-        "class": type(model).__name__
-        if not hasattr(type(model), "_poptorch_parent")
-        else type(model).__bases__[0].__name__,
-        "trained": {name: parameter.requires_grad for name, parameter in parameters.items()},
-        "buffers": {name: name in persistent for name in buffers},
-        "aliases": {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name},
+        "class": user_class.__name__,
+        "parameters": [[name, first[id(tensor)], tensor.requires_grad] for name, tensor in parameters],
+        "buffers": [[name, first[id(tensor)], name in persistent] for name, tensor in buffers],
         "training": model.training,
         "forward": [_parameter_to_json(one) for one in inspect.signature(model.forward).parameters.values()],
     }
@@ -40,21 +40,15 @@ class SavedModel(torch.nn.Module):
 
     def __init__(self, description: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        made: dict[str, torch.Tensor] = {}
-        for name, is_trained in description["trained"].items():
-            made[name] = torch.nn.Parameter(tensors[name], requires_grad=is_trained)
-        for name, persistent in description["buffers"].items():
-            made[name] = tensors[name]
+        made: dict[str, torch.nn.Parameter] = {}
+        for name, first, is_trained in description["parameters"]:
+            if first not in made:
+                made[first] = torch.nn.Parameter(tensors[first], requires_grad=is_trained)
             home, last = self._home(name)
-            home.register_buffer(last, tensors[name], persistent=persistent)
-        aliases: Mapping[str, str] = description["aliases"]
-        for name in [*description["trained"], *aliases]:
+            home.register_parameter(last, made[first])
+        for name, first, is_persistent in description["buffers"]:
             home, last = self._home(name)
-            tensor = made[aliases.get(name, name)]
-            if isinstance(tensor, torch.nn.Parameter):
-                home.register_parameter(last, tensor)
-            else:
-                home.register_buffer(last, tensor)
+            home.register_buffer(last, made.get(first, tensors[first]), persistent=is_persistent)
         self.train(description["training"])
         self._saved_class = str(description["class"])
         self.forward = _forward(self._saved_class, description["forward"])

@@ -78,6 +78,12 @@ def _module_of(model: Any) -> Any:
         return model._user_model
     if not isinstance(model, torch.nn.Module):
         raise refuse(f"a torch.nn.Module is wrapped, not {type(model).__name__} ({model!r}).")
+    if isinstance(model, torch.jit.ScriptModule) or isinstance(
+        getattr(model, "_orig_mod", None), torch.nn.Module
+    ):
+        raise refuse(
+            f"{type(model).__name__} is a module that torch.jit or torch.compile has compiled. Wrap the module as it was written."
+        )
     return model
 
 
