@@ -12,11 +12,9 @@ from torch import Tensor
 from portwright.emulate.poptorch import _program_file
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._partials import choose_target
-from portwright.emulate.poptorch._program_graph import Given, Layout, Parts, ProgramNode, build
+from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode, build
 from portwright.emulate.poptorch._program_structure import rebuild
 from portwright.emulate.poptorch._program_trace import trace
-
-aten = torch.ops.aten
 
 
 class Program:
@@ -34,7 +32,7 @@ class Program:
         self.tied = dict(parts.tied)
         self.written = parts.written
         self._parts = parts
-        self._needs_offset = any(op.target is aten.as_strided.default for op in parts.ops)
+        self._needs_offset = any(map(_names_offset, parts.ops))
         self._forward = build(
             parts.ops,
             list(parts.layouts),
@@ -140,3 +138,10 @@ class Program:
         laid = memory.as_strided(layout.shape, layout.stride, layout.offset if tensor.numel() else 0)
         with torch.no_grad():
             return laid.copy_(tensor)
+
+
+def _names_offset(op: Op) -> bool:
+    """Whether the op names a place in memory by its distance from the beginning, which a view of a larger tensor shifts."""
+    return "as_strided" in str(op.target) and (
+        len(op.args) > 3 or op.kwargs.get("storage_offset") is not None
+    )

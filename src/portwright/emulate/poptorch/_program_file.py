@@ -28,7 +28,7 @@ from portwright.emulate.poptorch._program_graph import (
 
 FORMAT = "portwright.poptorch.program"
 VERSION = 1
-_OP_NAME = re.compile(r"(aten|prims)\.(\w+)\.(\w+)", re.ASCII)
+_OP_NAME = re.compile(r"(aten|prims|poptorch)\.(\w+)\.(\w+)", re.ASCII)  # poptorch: the emulator's own ops
 _REACH_OUT = {"from_file", "record_stream"}  # ops of aten that touch more than tensors
 _DEVICES = ("cpu", "meta")
 _TYPES: dict[str, dict[str, Any]] = {
@@ -151,7 +151,7 @@ def _write_op(op: Op, node: ProgramNode) -> dict[str, Any]:
     where = f"{name} at {op.line or 'an unknown line'}"
     if op.target not in RANDOM_STATE.values() and not _OP_NAME.fullmatch(name):
         raise createPoptorchError(
-            f"the compiled model cannot be saved: {where} is not an op of torch itself, and a file may name no others. Write it in "
+            f"the compiled model cannot be saved: {where} is not an op of torch or PopTorch, and a file may name no others. Write it in "
             "ops of torch, or run the model without saving it."
         )
     return {

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 import torch.utils.dlpack
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -46,9 +47,9 @@ class Guard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
-        if recorder.is_busy:
+        if recorder.is_paused():
             return func(*args, **kwargs)
-        if func in _READS and not self._is_fixed(args[0]):
+        if func in _READS and not self._recorder.is_fixed(args[0]):
             raise recorder.refuse_value(_READS[func])
         if func in _PRINTS:
             with torch._C._DisableTorchDispatch():
@@ -57,7 +58,7 @@ class Guard(TorchFunctionMode):
             return self._one_hot(*args, **kwargs)
         if func in _SPLITS:
             split = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
-            if isinstance(split, Tensor) and not self._is_fixed(split):
+            if isinstance(split, Tensor) and not self._recorder.is_fixed(split):
                 raise recorder.refuse_value("tensor_split by a tensor of indices")
         if func == _SET_DATA:
             raise recorder.refuse(
@@ -66,26 +67,32 @@ class Guard(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
-    def _is_fixed(self, tensor: Tensor) -> bool:
-        self._recorder.is_busy = True  # or untyped_storage() would be refused to us, too
-        try:
-            return self._recorder.is_fixed(tensor)
-        finally:
-            self._recorder.is_busy = False
-
     def _one_hot(self, input: Tensor, num_classes: int = -1) -> Tensor:
         """torch's own looks at the values first, to check them."""
         if num_classes < 0:
-            if self._is_fixed(input):
+            if self._recorder.is_fixed(input):
                 return torch._C._nn.one_hot(input, num_classes)
             raise self._recorder.refuse_value("one_hot without num_classes")
         classes = torch.arange(num_classes, device=input.device, dtype=input.dtype)
         return (input.unsqueeze(-1) == classes).to(torch.int64)
 
 
+class _Kept:
+    """torch.utils.checkpoint(use_reentrant=True) that keeps everything."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _keep(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """What torch.utils.checkpoint does around a function whose values are kept: nothing."""
+    yield
+
+
 @contextmanager
 def guarding(recorder: Recorder) -> Iterator[None]:
-    """Guards what runs inside, and has the states of torch's generator recorded that torch.utils.checkpoint goes back to."""
+    """Guards what runs inside, and has the states of torch's generator recorded that a model asks for and goes back to."""
     replaced: list[tuple[Any, str, Any]] = []
 
     def put(home: Any, name: str, new: Callable[..., Any]) -> None:
@@ -97,13 +104,16 @@ def guarding(recorder: Recorder) -> Iterator[None]:
 
     def detect_is_causal(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
         # Only a hint that lets torch leave the mask out; it compares the mask's values, which may be known at each run only.
-        if is_causal is None and isinstance(mask, Tensor) and not guard._is_fixed(mask):
+        if is_causal is None and isinstance(mask, Tensor) and not recorder.is_fixed(mask):
             return False
         return bool(look(mask, is_causal, size))  # type: ignore[misc]
 
     guard = Guard(recorder)
     if look is not None:
         put(transformer, "_detect_is_causal_mask", detect_is_causal)
+    # Recomputation changes no result, and would run the user's Python again behind the forward pass, on the host's weights.
+    put(torch.utils.checkpoint, "CheckpointFunction", _Kept)
+    put(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _keep)
     put(torch, "get_rng_state", recorder.record_get_state)
     put(torch, "set_rng_state", recorder.record_set_state)
     try:

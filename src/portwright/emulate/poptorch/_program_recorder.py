@@ -50,15 +50,15 @@ _UNSET = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 class Recorder(TorchDispatchMode):
     """The ops of what runs inside, and the constants that it used."""
 
-    def __init__(self, sources: Sources, tag: Callable[[], Any]) -> None:
+    def __init__(self, sources: Sources, tag: Callable[[], Any], is_paused: Callable[[], bool]) -> None:
         super().__init__()
         self.ops: list[Op] = []
         self.constants: dict[str, Tensor] = {}
         self.memories = Memories()
         self.is_backward = False
-        self.is_busy = False  # we look into tensors ourselves
         self._sources = sources
         self._tag = tag
+        self.is_paused = is_paused  # while the host computes something of its own
         self._refs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._foreign: list[
             tuple[Tensor, Tensor | None]
@@ -79,7 +79,8 @@ class Recorder(TorchDispatchMode):
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether the tensor has the same values in every run."""
-        memory = self.memories.find(tensor)
+        with torch._C.DisableTorchFunction():
+            memory = self.memories.find(tensor)
         return True if memory is None else memory.is_fixed
 
     def undo(self) -> None:
@@ -109,19 +110,22 @@ class Recorder(TorchDispatchMode):
     def record_get_state(self) -> Tensor:
         """In the place of torch.get_rng_state: each run has a state of its own."""
         state = get_random_state()
-        self._refs[state] = Value(self.add_call(get_random_state))
-        self.memories.add(state, is_fixed=False)
+        with torch._C.DisableTorchFunction():
+            self._refs[state] = Value(self.add_call(get_random_state))
+            self.memories.add(state, is_fixed=False)
         return state
 
     def record_set_state(self, state: Tensor) -> None:
         """In the place of torch.set_rng_state."""
-        self.add_call(set_random_state, (self.ref(state),))
+        with torch._C.DisableTorchFunction():
+            self.add_call(set_random_state, (self.ref(state),))
         set_random_state(state)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.is_busy = True
-        try:
+        if self.is_paused():
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # what we ask of tensors is not for those who watch functions
             tensors = list(tensors_in((args, kwargs)))
             if func is aten.detach.default:  # autograd makes many, and without it they are the tensor itself
                 ref = self.ref(args[0])
@@ -134,10 +138,8 @@ class Recorder(TorchDispatchMode):
                 return self._answer(func, args, kwargs, tensors)
             if not _is_composite(func):
                 return self._record(func, args, kwargs, tensors)
-        finally:
-            self.is_busy = False
-        with self:  # reached whole only where autograd is off altogether
-            return func.decompose(*args, **kwargs)
+            with self:  # reached whole only where autograd is off altogether
+                return func.decompose(*args, **kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
         source = self._sources.find(self.is_backward)
@@ -213,6 +215,11 @@ class Recorder(TorchDispatchMode):
             raise self.refuse(
                 "a tensor of the step comes back by a way that cannot be followed (copy.deepcopy, a storage, NumPy, DLPack)",
                 "Keep to functions of torch",
+            )
+        if self.is_backward and tensor.requires_grad:
+            raise self.refuse(
+                "the gradients read a parameter behind the forward pass, where it is the host's and not the program's",
+                "Use it in forward, and save it there (ctx.save_for_backward)",
             )
         name = f"constant_{len(self.constants)}"
         ref = Given("constant", name)

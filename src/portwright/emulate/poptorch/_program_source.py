@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ class Sources:
 
     def __init__(self) -> None:
         self._running: list[tuple[nn.Module, str]] = []
-        self._of_gradient: dict[int, Source] = {}  # by autograd's number of a forward op
+        self._numbers: list[int] = []  # that autograd gave to forward ops, going up
+        self._by_number: list[Source] = []
         self._is_users: dict[CodeType, bool] = {}
 
     @contextmanager
@@ -50,10 +52,17 @@ class Sources:
     def find(self, is_backward: bool) -> Source:
         if is_backward:
             node = torch._C._current_autograd_node()
-            return Source() if node is None else self._of_gradient.get(node._sequence_nr(), Source())
+            if node is None:
+                return Source()
+            # What autograd made behind an op, such as CopySlices, belongs to the op before it.
+            place = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+            return self._by_number[place] if place >= 0 else Source()
         source = Source(self._line(), self._running[-1][1] if self._running else None)
         # Autograd numbers an op just before it runs it: the first one seen behind a number is that op.
-        self._of_gradient.setdefault(torch.autograd._get_sequence_nr() - 1, source)  # type: ignore[attr-defined]
+        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._by_number.append(source)
         return source
 
     def _line(self) -> str | None:

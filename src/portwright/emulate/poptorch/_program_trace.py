@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.emulate.poptorch import _active
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._partials import tracing_for
 from portwright.emulate.poptorch._placement import current_block
@@ -30,7 +31,7 @@ from portwright.emulate.poptorch._program_graph import (
 from portwright.emulate.poptorch._program_guard import guarding
 from portwright.emulate.poptorch._program_recorder import Recorder
 from portwright.emulate.poptorch._program_source import Sources
-from portwright.emulate.poptorch._program_structure import flatten
+from portwright.emulate.poptorch._program_structure import Structure, flatten
 
 aten = torch.ops.aten
 
@@ -53,7 +54,7 @@ def trace(
             f"{', '.join(unknown)} cannot be trained: no weight of the model has that name."
         )
     sources = Sources()
-    recorder = Recorder(sources, tag or current_block)
+    recorder = Recorder(sources, tag or current_block, _is_paused)
     tied = _find_tied(weights)
     with torch.inference_mode(False), _restoring(recorder):
         given = _Givens(recorder, weights, inputs, tied, trained if training else ())
@@ -72,6 +73,20 @@ def trace(
                 loss = find_loss(result)
                 recorder.is_backward = True
                 gradients = _differentiate(loss, given.leaves)
+    with torch._C.DisableTorchFunction():
+        return _finish(recorder, given, tensors, structure, gradients, tied, training, partials)
+
+
+def _finish(
+    recorder: Recorder,
+    given: _Givens,
+    tensors: Sequence[Tensor],
+    structure: Structure,
+    gradients: Mapping[str, Tensor],
+    tied: Mapping[str, str],
+    training: bool,
+    partials: torch.dtype | None,
+) -> Parts:
     taken = _Results(recorder)
     outputs = [taken.take(tensor) for tensor in tensors]
     taken_gradients = {name: taken.take(gradient, given.leaves[name]) for name, gradient in gradients.items()}
@@ -124,7 +139,7 @@ class _Givens:
                 self.leaves[first_trained[name]] = mine.requires_grad_()
             self.weights[name] = mine
         for number, tensor in enumerate(inputs):
-            self.inputs.append(self._make(_dense(tensor), Given("input", str(number))))
+            self.inputs.append(self._make(_alone(tensor), Given("input", str(number))))
 
     def _make(self, tensor: Tensor, ref: Given) -> Tensor:
         mine = tensor.clone() if tensor.is_inference() else tensor.detach()
@@ -175,14 +190,16 @@ def _find_tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return tied
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where its elements are far apart or share memory (slices, expanded ones)."""
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where its memory holds more or less than its elements (slices, expanded ones)."""
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        return tensor.clone()
     step = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
     ):
         if stride != step:
-            return tensor.contiguous()
+            return tensor.clone(memory_format=torch.contiguous_format)
         step *= size
     return tensor
 
@@ -236,6 +253,12 @@ def _protect(recorder: Recorder, results: Any) -> tuple[list[Op], Any]:
     return first + moved, map_refs(results, move)
 
 
+def _is_paused() -> bool:
+    """Whether a function of the host runs in the middle of the model (poptorch.CPU)."""
+    watch = _active.current()
+    return watch is not None and watch.is_paused
+
+
 @contextmanager
 def _restoring(recorder: Recorder) -> Iterator[None]:
     """Puts back what a trace changes: torch's generator, weights, inputs and constants."""
@@ -244,4 +267,5 @@ def _restoring(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
-        recorder.undo()
+        with torch._C.DisableTorchFunction():
+            recorder.undo()
