@@ -109,7 +109,13 @@ def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):
         variable.markAsVariable("loss_scaling")
     converted = describe(optimizer, automatic)
     attr_tracker.checkDefaultAttributes(list(optimizer.defaults))
-    own = ("defaults", "state", "param_groups", "variable_attrs")
+    own = (
+        "defaults",
+        "state",
+        "param_groups",
+        "variable_attrs",
+        "state_dict",
+    )  # the last one set by the executor
     attr_tracker.checkOptimizerAttributes([name for name in vars(optimizer) if name not in own])
     for index, group in enumerate(optimizer.param_groups):
         attr_tracker.checkGroupAttributes([name for name in group if name != "params"], index)

@@ -119,7 +119,7 @@ class UpdateRule:
     def params(self) -> dict[str, Tensor]:
         """The numbers that may change, as the device has them: one for every weight, under PopART's names."""
         found: dict[str, Tensor] = {}
-        for name in self._group_of:
+        for name in self._trained:
             for number, (value, is_const) in self._device_values(name).items():
                 if not is_const:
                     found[f"{number}{_SPECIFIC}{name}"] = torch.tensor(value, dtype=torch.float32)
