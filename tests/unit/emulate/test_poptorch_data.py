@@ -626,6 +626,24 @@ def test_a_dataset_that_another_process_could_not_get_is_told_of(caplog: Any) ->
         assert "cannot be pickled" in caplog.text
 
 
+@pytest.mark.parametrize("make", [as_tensor, as_pair, as_dict])
+def test_batches_that_are_kept_are_told_of(make: Any, caplog: Any) -> None:
+    def loader(**settings: Any) -> Any:
+        return DataLoader(options(), Numbers(9, make), mode=DataLoaderMode.Async, async_options=settings)
+
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        for settings in ({}, {"buffer_size": 1}, {"early_preload": True}):
+            for batch in loader(**settings):
+                assert batch is not None
+        kept: list[Any] = []
+        for batch in loader(buffer_size=9):
+            kept.append(batch)
+        assert caplog.text == ""
+        kept = list(loader())
+        assert len(kept) == 9
+    assert caplog.text.count("clone() what you keep") == 1
+
+
 def test_after_terminate_there_is_nothing_more() -> None:
     loader = DataLoader(options(), Numbers(4), mode=DataLoaderMode.Async)
     iterator = iter(loader)

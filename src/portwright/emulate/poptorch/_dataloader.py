@@ -16,7 +16,7 @@ import torch
 
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
-from portwright.emulate.poptorch._loading import Layout, Randomness, check_settings, told
+from portwright.emulate.poptorch._loading import Buffers, Layout, Randomness, check_settings, told
 from portwright.emulate.poptorch._refused import partly, refused
 
 _NO_RING = "it is a part of the ring of buffers between two processes, and batches are loaded in one here."
@@ -46,6 +46,7 @@ class AsynchronousWorker:
         self._first: Layout | None = None
         self._error: BaseException | None = None
         self._was_used = False
+        self._buffers = Buffers(buffer_size)
         try:
             self._open()
             self._load(buffer_size if early_preload else 1)
@@ -88,7 +89,9 @@ class AsynchronousWorker:
         if not self._loaded:
             return None
         self._was_used = True
-        return self._loaded.popleft()
+        element = self._loaded.popleft()
+        self._buffers.hand_out(element)
+        return element
 
     def assertNoError(self):
         if self._error is not None:

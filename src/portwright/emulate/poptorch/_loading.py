@@ -6,6 +6,8 @@ import contextlib
 import io
 import pickle
 import random
+import weakref
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +18,7 @@ from portwright.emulate.poptorch import enums
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._utils import getCustomParser
+from portwright.emulate.poptorch._utils import flattenTensorStructure, getCustomParser
 from portwright.emulate.poptorch.poptorch_core import Error
 
 
@@ -102,6 +104,25 @@ class Randomness:
         torch.set_rng_state(state[0])
         random.setstate(state[1])
         np.random.set_state(state[2])
+
+
+class Buffers:
+    """Which batches were handed out last: on a real machine the next ones come into the same memory."""
+
+    def __init__(self, count: int) -> None:
+        self._handed: deque[list[weakref.ref[torch.Tensor]]] = deque(maxlen=max(count, 2))
+        self._said = False
+
+    def hand_out(self, element: Any) -> None:
+        """Takes note of a batch, and says once if the one whose buffer it would come into is still held."""
+        reused = self._handed[0] if len(self._handed) == self._handed.maxlen else []
+        if not self._said and any(tensor() is not None for tensor in reused):
+            self._said = True
+            logger.warning(
+                "a batch is still held %d batches later; on a real machine its memory holds that later one now: clone() what you keep",
+                self._handed.maxlen,
+            )
+        self._handed.append([weakref.ref(tensor) for tensor in flattenTensorStructure(element)])
 
 
 def told(error: BaseException) -> str:
