@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from portwright.discover import find_models, find_targets
 from portwright.docs_conversion import conversion_page
 from portwright.docs_legal import legal_page
+from portwright.docs_poptorch import poptorch_page
 from portwright.job.optimizer import OPTIMIZERS
 from portwright.job.optimizer_params import OptimizerParams
 from portwright.job.runconfig import ClusterKeys, RunConfig
@@ -30,6 +31,7 @@ def pages() -> dict[str, str]:
         "conversion.md": conversion_page(),
         **{f"rules/{name}": _HEAD + text for name, text in rule_pages().items()},
         "legal.md": legal_page(_HEAD),
+        "emulated-poptorch.md": poptorch_page(_HEAD),
     }
 
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from portwright.emulate.poptorch import (
     enums,
+    ops,
     optim,
     options,
     poptorch_core,
     profiling,
 )
+from portwright.emulate.poptorch._data import (
+    AsynchronousDataAccessor,
+    DataLoader,
+)
+from portwright.emulate.poptorch._data import _SubDataset as _SubDataset
 from portwright.emulate.poptorch._impl import (
     createPoptorchError,
     isRunningOnIpu,
@@ -19,6 +25,12 @@ from portwright.emulate.poptorch._impl import (
 from portwright.emulate.poptorch._logging import (
     logger,
 )
+from portwright.emulate.poptorch._poplar_executor import (
+    PoplarExecutor,
+    registerPostCompileHook,
+    registerPreCompileHook,
+)
+from portwright.emulate.poptorch._poplar_executor import _OverwriteContextManager as _OverwriteContextManager
 from portwright.emulate.poptorch._printing import (
     module_repr,
     print,
@@ -36,6 +48,11 @@ from portwright.emulate.poptorch._utils import (
     accessAttributes,
     getIpuTensorId,
 )
+from portwright.emulate.poptorch._wrap import (
+    inferenceModel,
+    load,
+    trainingModel,
+)
 from portwright.emulate.poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -52,6 +69,32 @@ from portwright.emulate.poptorch.enums import (
     SharingStrategy,
     SyncPattern,
     VariableRetrievalMode,
+)
+from portwright.emulate.poptorch.ops import (
+    CPU,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    MultiConv,
+    NameScope,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    identity_loss,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    removeBlocks,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
 )
 from portwright.emulate.poptorch.options import (
     Attribute,
@@ -76,26 +119,36 @@ from portwright.emulate.poptorch.poptorch_core import (
 __version__ = "3.4.0+emulated"
 
 __all__ = [
+    "CPU",
+    "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
     "BlockId",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
+    "DataLoader",
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "LegacyBeginBlockFn",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutputMode",
     "OverlapMode",
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
+    "PoplarExecutor",
     "RecoverableError",
     "ReductionType",
     "SerialPhasedExecution",
@@ -107,22 +160,45 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "accessAttributes",
+    "cond",
     "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
     "enums",
+    "for_loop",
+    "fps",
     "getIpuTensorId",
+    "identity_loss",
     "importPoptorchMetadataFromFile",
+    "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
     "logger",
     "module_repr",
+    "nearest",
+    "nop",
+    "ops",
     "optim",
     "options",
     "poptorchAtExit",
     "poptorch_core",
     "print",
     "profiling",
+    "recomputationCheckpoint",
     "registerCustomArgParser",
     "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "removeBlocks",
+    "serializedMatMul",
     "setLogLevel",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "trainingModel",
 ]

@@ -31,7 +31,7 @@ from portwright.emulate.poptorch._inputs import check_kinds, warn_requires_grad
 from portwright.emulate.poptorch._ledger import call_counts, unused_executors
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
-from portwright.emulate.poptorch._refused import not_emulated, refused
+from portwright.emulate.poptorch._refused import not_emulated, partly, refused
 from portwright.emulate.poptorch._run import Run
 from portwright.emulate.poptorch._settled import check_run_options, settle
 
@@ -404,6 +404,7 @@ class PoplarExecutor:
             )
         return self._anchor_memory[short_name]
 
+    @partly("it is refused, after the checks of the real one: only real hardware counts cycles")
     def cycleCount(self) -> int:
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise refuse("cycleCount(): cycles are counted only with Options.logCycleCount(True).")

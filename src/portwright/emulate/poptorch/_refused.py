@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from portwright.emulate.poptorch.poptorch_core import Error
 
@@ -32,7 +32,7 @@ def refused(why: str) -> Callable[[Marked], Marked]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise not_emulated(function.__qualname__.removesuffix(".__init__"), why)
 
-        return _mark(refuse, Mark("refused", why))  # type: ignore[return-value]
+        return cast(Marked, _mark(refuse, Mark("refused", why)))
 
     return decorate
 
@@ -51,7 +51,8 @@ def not_emulated(name: str, why: str) -> Error:
     """The error for a call that exists in PopTorch and not here."""
     from portwright.emulate.poptorch._impl import createPoptorchError
 
-    return createPoptorchError(f"{name} is not emulated by Portwright: {why}")
+    error: Error = createPoptorchError(f"{name} is not emulated by Portwright: {why}")
+    return error
 
 
 def mark_of(thing: Any) -> Mark:
