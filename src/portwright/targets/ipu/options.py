@@ -91,6 +91,7 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
     options.outputMode(_output_mode(poptorch, section) if trains else poptorch.OutputMode.All)
     if trains:
         options.replicationFactor(section.replication_factor)
+        options.broadcastBuffers(section.broadcast_buffers)
         options.Training.gradientAccumulation(settings.accumulation)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
         if settings.scales_loss:
@@ -113,6 +114,25 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
         names = {"always": "Always", "on_demand": "OnDemand"}
         options.connectionType(getattr(poptorch.ConnectionType, names[section.connection_type]))
     return options
+
+
+KEYS = {
+    "deviceIterations": "device_iterations",
+    "replicationFactor": "replication_factor",
+    "broadcastBuffers": "broadcast_buffers",
+    "gradientAccumulation": "gradient_accumulation",
+    "setPartialsType": "partials",
+    "outputMode": "output_mode",
+    "setAvailableMemoryProportion": "available_memory_proportion",
+    "setExecutionStrategy": "execution",
+    "enableExecutableCaching": "enable_executable_caching",
+    "enableStochasticRounding": "stochastic_rounding",
+    "randomSeed": "random_seed",
+    "useOfflineIpuTarget": "offline_target",
+    "enableSyntheticData": "synthetic_data",
+    "connectionType": "connection_type",
+}
+"""PopTorch's options, and the keys of the section that set them."""
 
 
 def _output_mode(poptorch: Any, section: IpuSection) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError
 from portwright.targets.ipu.feed import Signature, check_constants, join, shapes_differ, signature_of
-from portwright.targets.ipu.options import Settings, make_options
+from portwright.targets.ipu.options import KEYS, Settings, make_options
 from portwright.targets.ipu.step import Phase, Step, Traced
 
 _MOST_SHAPES = 2  # the full batch and the short last one
@@ -134,9 +134,19 @@ def refusals(poptorch: Any, what: str) -> Iterator[None]:
         at = f" at {place}" if place and place not in text else ""
         raise UnsupportedError(
             f"PopTorch {poptorch.__version__} refuses {what}{at}: {text or type(error).__name__}",
-            "Change the model, or the sections ipu and optimizer, as it says.",
+            _cure(text),
             details={"refused": {"step": what, "place": place, "reason": text}},
         ) from error
+
+
+def _cure(text: str) -> str:
+    """PopTorch speaks of its options; params.yaml has other words for them."""
+    named = [f"{option} is ipu.{key}" for option, key in KEYS.items() if option in text]
+    return (
+        f"In params.yaml, {' and '.join(named)}."
+        if named
+        else "Change the model, or the section optimizer, as it says."
+    )
 
 
 def _is_raised_in(package: Any, error: BaseException) -> bool:

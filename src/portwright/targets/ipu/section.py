@@ -36,6 +36,10 @@ class IpuSection(Section):
         description="Updates of the weights that the IPU makes in one call; the host sees nothing in between.",
     )
     replication_factor: int = Field(1, ge=1, description="Copies of the model, each with batches of its own.")
+    broadcast_buffers: bool = Field(
+        True,
+        description="Copies have the same buffers; false lets those that a step changes, such as running statistics, differ.",
+    )
     gradient_accumulation: int = Field(
         1, ge=1, description="Batches of each copy for one update; the same as optimizer.grad_accum_steps."
     )

@@ -299,11 +299,16 @@ class IpuSession:
                 yield Shard(f"optimizer/{name}", tensor)
         for name, tensor in capture_rng(_CPU).items():
             yield Shard(f"rng/0/{name}", tensor)
+        drawn = self._device_rng()
+        if drawn:
+            yield Shard("rng/0/ipu", torch.tensor([_signed(number) for number in drawn]))
+
+    def _device_rng(self) -> list[int] | None:
+        if self._pending_rng is not None or self._training is None or not self._training.isCompiled():
+            return self._pending_rng
+        return [int(number) for number in self._training.rng_state or ()]
 
     def counters(self) -> dict[str, Any]:
-        rng = self._pending_rng
-        if self._training.isCompiled():
-            rng = [int(number) for number in self._training.rng_state or ()]
         return {
             "data": self._train_loader.position(),
             "num_samples": self._num_samples,
@@ -311,7 +316,7 @@ class IpuSession:
             "unlogged_losses": list(self._losses),
             "scaler": None,
             "world_size": 1,
-            "ipu_rng_state": rng,
+            "poptorch": str(self._poptorch.__version__),
         }
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
@@ -339,8 +344,14 @@ class IpuSession:
         self._num_samples = int(counters["num_samples"])
         self._num_updates = int(counters.get("num_updates", optimizers.count_updates(states)))
         self._losses[:] = counters.get("unlogged_losses", [])
-        rng = counters.get("ipu_rng_state")
-        self._pending_rng = [int(number) for number in rng] if rng else None
+        drawn, version = generators.pop("ipu", None), counters.get("poptorch")
+        self._pending_rng = None if drawn is None else [number % 2**64 for number in drawn.tolist()]
+        if version != self._poptorch.__version__:
+            self._pending_rng = None
+            self._note(
+                f"the checkpoint is of {'another target' if version is None else f'PopTorch {version}'}: what the IPU draws at random, "
+                "such as dropout, starts anew."
+            )
         restore_rng(generators, _CPU)
 
     def close(self) -> None:
@@ -351,6 +362,11 @@ class IpuSession:
             self._train_loader.close()
         if self._eval_loader is not None:
             self._eval_loader.close()
+
+
+def _signed(number: int) -> int:
+    """A 64-bit number as int64 holds it."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _unchanged(batch: Any) -> Any:
