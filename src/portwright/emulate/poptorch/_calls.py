@@ -50,7 +50,7 @@ class Calls(TorchFunctionMode):
         watch = self.watch
         if watch.is_paused or watch.phase != "forward":
             return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
+        handler = _backward if func is Tensor.backward else _HANDLERS.get(func)  # others may have replaced it
         if handler is not None:
             done, args, kwargs = handler(self, func, args, kwargs)
             if done:
@@ -189,7 +189,6 @@ def _make_handlers() -> dict[Any, _Handler]:
         Tensor.to: _to,
         Tensor.type: _type,
         Tensor.double: _double,
-        Tensor.backward: _backward,
         torch.autograd.grad: _backward,
         torch.autograd.backward: _backward,
     }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from portwright.emulate.poptorch import _impl
+from portwright.emulate.poptorch._overlaps import num_io_tiles
 from portwright.emulate.poptorch._placement import PHASED, Placement, Tag
 from portwright.emulate.poptorch._uses import Uses
 from portwright.graph.graph import ITEM_BYTES, Value
@@ -126,8 +127,7 @@ def capacity(options: Any) -> int:
     assert machine.num_cores is not None
     assert machine.core_memory_bytes is not None
     tiles = machine.num_cores // machine.num_chips
-    locations = options.TensorLocations
-    tiles -= locations.numIOTiles if locations.exists("numIOTiles") else 0
+    tiles -= num_io_tiles(options)
     return tiles * machine.core_memory_bytes
 
 

@@ -13,6 +13,11 @@ from portwright.graph.graph import Node, Place, Value
 _Refuse = Callable[[str, "Place | None"], Exception]
 
 
+def num_io_tiles(options: Any) -> int:
+    """Tiles of each IPU that only copy; the option has the name of the method that sets it."""
+    return int(options.TensorLocations._values.get("numIOTiles", 0))
+
+
 @dataclass
 class Overlaps:
     """The tensors that a model marks by set_overlap_for_input and set_overlap_for_output."""
@@ -61,8 +66,7 @@ class Overlaps:
                 "copies that overlap with computing do not go with poptorch.PipelinedExecution. Use poptorch.ShardedExecution",
                 place,
             )
-        locations = options.TensorLocations
-        if not locations.exists("numIOTiles") or not locations.numIOTiles:
+        if not num_io_tiles(options):
             raise refuse(
                 "copies that overlap with computing need tiles of their own. Use options.TensorLocations.numIOTiles(32) or more",
                 place,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from portwright.graph.capturing.guesses import guess_shape
@@ -22,6 +22,7 @@ _SAME = {aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_f
 _READS = {aten._local_scalar_dense.default, aten.item.default, aten.equal.default, aten.allclose.default}
 # Their results have sizes that PopTorch knows from the arguments.
 _SIZED = {aten.bincount.default, aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.linalg_lstsq.default}
+_INT32 = torch.iinfo(torch.int32)
 _QUIET = {torch.ops.prim.device.default} if hasattr(torch.ops.prim, "device") else set()
 
 
@@ -51,10 +52,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         watch = self._watch
-        if watch.is_paused or func in _QUIET:
+        if watch.is_paused or func in _QUIET or watch.phase in ("before", "after"):
             return func(*args, **kwargs)
         given = tensors_in((*args, *kwargs.values()))
-        if watch.phase != "forward":
+        if watch.phase == "backward":
             if func not in _SAME:
                 watch.note_kept(given)
             return func(*args, **kwargs)
@@ -62,6 +63,8 @@ class Recorder(TorchDispatchMode):
         if func in _SAME:
             result = func(*args, **kwargs)
             watch.alias(result, args[0])
+            if func is aten.lift_fresh.default:
+                _check_range(watch, result)
             if is_device or (func is aten.lift_fresh.default and watch.makes_on_ipu):
                 watch.residence.add(result)
             return result
@@ -72,8 +75,24 @@ class Recorder(TorchDispatchMode):
                 raise watch.refuse_shape(str(func))
         result = func(*args, **kwargs)
         results = tensors_in((result,))
+        if not given:
+            for tensor in results:
+                _check_range(watch, tensor)
         watch.add_node(str(func), args, kwargs, results, is_device)
         if is_device:
             for tensor in results:
                 watch.residence.add(tensor)
         return result
+
+
+def _check_range(watch: Watch, tensor: Tensor) -> None:
+    """A constant of 64 bits is one of 32 on an IPU."""
+    if tensor.dtype is not torch.int64 or not tensor.numel():
+        return
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        low, high = int(tensor.min()), int(tensor.max())
+    if low < _INT32.min or high > _INT32.max:
+        raise watch.refuse_here(
+            f"a constant of torch.int64 has the value {high if high > _INT32.max else low}: IPUs compute with 32-bit integers. Use "
+            f"one from {_INT32.min} to {_INT32.max}"
+        )

@@ -78,13 +78,6 @@ def _watched_modules(watch: Watch) -> Iterator[None]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread or watch.is_paused:
             return original(module, *args, **kwargs)
-        if isinstance(getattr(module, "_orig_mod", None), nn.Module):
-            path = watch.paths.get(id(module), "")
-            raise watch.refuse(
-                f"the module '{path}' was made by torch.compile, whose code does not go through PopTorch. Give PopTorch the module as "
-                "it was written",
-                watch.tape.place()[0],
-            )
         tape = watch.tape
         is_outermost = not watch.paths
         if is_outermost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from portwright.graph.capturing.tape import Tape, storage_id
 from portwright.graph.capturing.trace import tensors_in
 from portwright.graph.graph import Graph, Kind, Module, Node, Place
 from portwright.graph.kernels import Verdict
-from portwright.graph.match import match
+from portwright.graph.match import Refusal, match
 from portwright.targets.ipu.kernels import table
 
 _MOST_TOLD = 5  # refused ops in one message
@@ -43,7 +43,7 @@ class Watch:
 
     def __init__(self, options: Any, *, training: bool) -> None:
         self.options, self.training = options, training
-        self.phase = "forward"
+        self.phase: Literal["before", "forward", "after", "backward"] = "before"  # of the model's call
         self.is_paused = False
         self.num_trusted = 0
         self.makes_on_ipu = False
@@ -75,10 +75,18 @@ class Watch:
     @_unseen
     def enter_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """The outermost module is called: its weights and what it is given are on the IPU."""
+        self.phase = "forward"
         owned: set[int] = set()
         modules = []
         for path, part in model.named_modules():
             self.paths[id(part)] = path
+            is_compiled = isinstance(getattr(part, "_orig_mod", None), nn.Module)
+            if is_compiled or part._compiled_call_impl is not None:
+                raise self.refuse(
+                    f"the module '{path}' was compiled by torch.compile, whose code does not go through PopTorch. Give PopTorch the "
+                    "module as it was written",
+                    self.tape.place()[0],
+                )
             self._kinds[path] = type(part).__name__
             own = [p for p in part._parameters.values() if p is not None and id(p) not in owned]
             owned.update(map(id, own))
@@ -99,6 +107,7 @@ class Watch:
 
     @_unseen
     def leave_model(self, result: Any) -> None:
+        self.phase = "after"
         self.results = tuple(
             self.tape.index(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
         )
@@ -183,7 +192,7 @@ class Watch:
         return Graph(tuple(tape.nodes), tuple(tape.values), self._modules, (), 1, self.training)
 
     def find_tag(self) -> Tag | None:
-        if self.phase == "forward":
+        if self.phase != "backward":
             return self.blocks.tag
         forward = self.tape._forward_of(torch._C._current_autograd_node(), ())
         if isinstance(forward, int) and forward < len(self.tags):
@@ -238,7 +247,7 @@ class Watch:
             lines.append(f"{len(others) - _MOST_TOLD} more")
         more = "".join(f"\n  also {line}" for line in lines)
         place = Place(first.file, first.line or 0) if first.file else None
-        error = self.refuse(f"{first.op}: {first.reason}. {first.cure}", place, first.module)
+        error = self.refuse(_told(first), place, first.module)
         raise _with_more(error, more) if more else error
 
     # Refusals
@@ -260,7 +269,8 @@ class Watch:
     def refuse_read(self, name: str, place: Place | None = None) -> poptorch_core.Error:
         return self.refuse(
             f"{name} reads a tensor of the graph on the host while the model is compiled: its values are not there until the "
-            "program runs. Keep it a tensor (torch.where instead of if, a mask instead of a slice), and return it to look at it",
+            "program runs. Keep it a tensor (torch.where instead of if, a mask or poptorch.dynamic_slice instead of a slice), and return it "
+            "to look at it",
             place or self.tape.place()[0],
             self.tape.module,
         )
@@ -281,6 +291,11 @@ class Watch:
         return self.refuse_here(
             f"{name} moves a tensor to {str(device)!r} inside of the model, where all tensors are on the IPU. Leave the device out"
         )
+
+
+def _told(one: Refusal) -> str:
+    name = ".".join(one.op.split(".")[:2])
+    return f"{one.reason}. {one.cure}" if name in one.reason else f"{one.op}: {one.reason}. {one.cure}"
 
 
 class _Judged:
