@@ -414,6 +414,10 @@ def verify(
         str | None,
         typer.Option("--front-end", help="Ask this target's own front end about the port's step too: csx."),
     ] = None,
+    emulate: Annotated[
+        str | None,
+        typer.Option(help="Run the port under the rules of this target's emulated package, step for step: ipu."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prove that two training scripts compute the same, or say where they part: step, parameter, both values, likely rule.
@@ -446,6 +450,7 @@ def verify(
             timeout_seconds=timeout,
             python=python,
             report=report,
+            emulate=emulate,
         )
         verdict, not_asked = None, None
         if front_end is not None:

@@ -22,6 +22,7 @@ from portwright.verify.runs import Report, Runs
 from portwright.verify.tolerance import NOISE_FACTOR
 
 MOST_STEPS = 10_000
+EMULATED = ("ipu",)  # targets whose emulator's steps can be recorded
 
 
 def verify(
@@ -38,10 +39,12 @@ def verify(
     python: Path | None = None,
     folder: Path | None = None,
     report: Report | None = None,
+    emulate: str | None = None,
 ) -> Proof:
     """Runs both commands unmodified under a recorder, and proves that their training steps compute the same, or says where not.
 
-    A crash of the port is a verdict; one of the original is a ScriptFailed. `report` is told how far the runs are.
+    A crash of the port is a verdict; one of the original is a ScriptFailed. `report` is told how far the runs are. With
+    `emulate` ("ipu") the port runs under the rules of that target's emulated package, and each step must be made there.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise UserError(f"--steps is {steps}.", f"Give a number from 1 to {MOST_STEPS}.")
@@ -49,6 +52,11 @@ def verify(
         raise UserError(f"--dropout is '{dropout}'.", suggest(dropout, DROPOUTS))
     if timeout_seconds <= 0:
         raise UserError(f"--timeout is {timeout_seconds:g} seconds.", "Give a number above 0.")
+    if emulate is not None and emulate.lower() not in EMULATED:
+        raise UserError(
+            f"--emulate is '{emulate}', whose steps verify cannot look into.",
+            suggest(emulate.lower(), EMULATED),
+        )
     here = Path.cwd() if folder is None else folder
     for path in (out, html):
         if path is not None and path.is_dir():
@@ -58,7 +66,7 @@ def verify(
     choice: DropoutChoice = dropout
     with tempfile.TemporaryDirectory(prefix="portwright-proof-") as scratch:
         options = Recorder(steps=steps, seed=seed, timeout_seconds=timeout_seconds, python=python)
-        runs = Runs(original, ported, Path(scratch), options, report, here)
+        runs = Runs(original, ported, Path(scratch), options, report, here, emulate=(emulate or "").lower())
         judgement = judge(runs, choice)
         proof = make_proof(runs, judgement, here)
         if bisect:

@@ -47,6 +47,7 @@ class Recorder:
     timeout_seconds: float = 600  # without a further step
     python: Path | None = None
     dtype: Literal["as written", "float64"] = "as written"
+    emulate: str = ""  # the target whose vendor's package is lent to the script
 
 
 class ScriptFailed(UserError):
@@ -96,6 +97,8 @@ def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratc
     words += ["--perturb", repr(options.perturb), "--dtype", options.dtype]
     if options.against is not None:
         words += ["--against", str(options.against.resolve())]
+    if options.emulate:
+        words += ["--emulate", options.emulate]
     words += ["--", *command.words]
     with _terminal_at_its_end() as stdin:
         try:

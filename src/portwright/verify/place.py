@@ -43,6 +43,8 @@ def find_place(ported: Recording) -> Place:
             else f"The command asks for {target}, and the port's steps ran on {shown}: this proves nothing about {target}."
         )
         return Place(target, is_there, ran_on, says)
+    if ported.ran_on.get("emulated"):
+        return _emulated(ported, target, ran_on)
     calls = list(ported.ran_on.get("vendor_calls") or [])
     if not calls and any(device != "cpu" for device in devices):
         calls = list(ported.ran_on.get("vendor_modules") or [])
@@ -61,6 +63,20 @@ def find_place(ported: Recording) -> Place:
         f"The command asks for {target}, and its steps ran on {shown} without a call of the vendor's software: "
         f"this proves nothing about {target}.",
     )
+
+
+def _emulated(ported: Recording, target: str, ran_on: dict[str, Any]) -> Place:
+    """Every step must have been made by the executor: one on the host is a wrapper that got lost."""
+    title = _words(ported.ran_on["emulated"].values())
+    made = sum((ported.ran_on.get("vendor_calls") or {}).values())
+    if made >= len(ported.steps) > 0:
+        says = f"The port's steps ran under the rules of {title}, emulated on this machine's CPU: no {target} was used."
+        return Place(target, True, ran_on, says)
+    says = (
+        f"Of the port's {len(ported.steps)} steps, {made} went through the executor of {title} (emulated), the others ran on the "
+        f"host: this proves nothing about {target}."
+    )
+    return Place(target, False, ran_on, says)
 
 
 def _words(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,9 +16,11 @@ import torch
 
 import portwright
 from portwright.discover import peek_target
+from portwright.emulate import PACKAGES, is_emulated, lend
 from portwright.verify.hooks import install
 from portwright.verify.hooks_dtype import hook_float64, widen
 from portwright.verify.hooks_float64 import compute_in_float64
+from portwright.verify.hooks_poptorch import count_real, record_emulated
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
 from portwright.verify.launch import NEVER_TRAINED, PROGRESS
@@ -42,6 +44,7 @@ def main() -> NoReturn:
     install(watch, options.dropout == "off")
     hook_loaders(watch, widen if options.dtype == "float64" else None)
     hook_portwright(options.scratch)
+    _watch_vendor(watch, options)
     hook_processes(watch)
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
@@ -67,6 +70,11 @@ def main() -> NoReturn:
                 f"the script started {watch.num_processes} process(es) and updated no weight in its own.",
                 "Give a command that trains in one process.",
             )
+        if watch.vendor_calls:
+            refuse(
+                f"the script trained on a vendor's device ({_counted(watch.vendor_calls)}), where a recorder on the host sees no step.",
+                "Verify under the vendor's rules instead: portwright verify ... --emulate ipu.",
+            )
         print(NEVER_TRAINED, file=sys.stderr)
         status = 1
     _finish(watch, options, words, ended, status)
@@ -83,7 +91,19 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--perturb", type=float, default=0.0)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--dtype", choices=("as written", "float64"), default="as written")
+    parser.add_argument("--emulate", default="")
     return parser.parse_args(argv[:cut]), list(argv[cut + 1 :])
+
+
+def _watch_vendor(watch: Watch, options: argparse.Namespace) -> None:
+    """Lends the emulator that was asked for, and records its steps; else counts those of a vendor's real package."""
+    if not options.emulate:
+        count_real(watch)
+        return
+    if options.dtype == "float64":
+        refuse("an IPU has no float64.", "Nothing: what float64 would have settled stays open.")
+    lend("poptorch")
+    record_emulated(watch)
 
 
 def _settle_torch() -> None:
@@ -168,7 +188,7 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
         matches=links.matches,
         unmatched=links.unmatched(watch.is_trained),
         missing=links.missing(),
-        target=target.name if target is not None else "",
+        target=options.emulate.upper() or (target.name if target is not None else ""),
         ran_on=_where(watch),
         dropout=options.dropout,
         dtype=options.dtype,
@@ -195,7 +215,19 @@ def _where(watch: Watch) -> dict[str, Any]:
     vendors = [
         name for name in ("cerebras.pytorch", "poptorch", "torch_xla", "sambaflow") if name in sys.modules
     ]
-    return {"devices": devices, "vendor_modules": vendors, "python": sys.executable}
+    ran_on = {"devices": devices, "vendor_modules": vendors, "python": sys.executable}
+    if watch.vendor_calls:
+        ran_on["vendor_calls"] = dict(watch.vendor_calls)
+    emulated = {
+        name: PACKAGES[name] for name in vendors if name in PACKAGES and is_emulated(sys.modules[name])
+    }
+    if emulated:
+        ran_on["emulated"] = emulated
+    return ran_on
+
+
+def _counted(calls: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} calls of {name}" for name, number in calls.items())
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Watch:
         self.called: dict[int, int] = {}  # modules in the order of their first call
         self.rehearsed: dict[int, int] | None = None  # the order of calls while a module is tried out
         self.num_processes = 0  # that the script started
+        self.vendor_calls: dict[str, int] = {}  # steps that a vendor's own software made
         self.notes: list[str] = []
         self.counts = False  # whether the module call under way is one of training
         self._last_counted = False
@@ -116,6 +117,10 @@ class Watch:
     def draw(self, function: str, rate: float, size: int) -> None:
         if torch.is_grad_enabled() and not self.in_backward and not self.is_paused:
             self._target.draws.append(Draw(function, float(rate), int(size)))
+
+    def note_draw(self, draw: Draw) -> None:
+        """One that a traced step makes on a device, where it is not seen again."""
+        self._open.draws.append(draw)
 
     # -- tensors -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class Runs:
     report: Report | None = None
     folder: Path | None = None
     label: str = "port"
+    emulate: str = ""  # the target under whose rules the port runs; the original never does
     _originals: dict[tuple[Dropout, Dtype, float], Recording] = field(default_factory=dict)
     _ports: dict[tuple[Dropout, Dtype], Recording] = field(default_factory=dict)
     _originals_lock: threading.RLock = field(
@@ -54,7 +55,9 @@ class Runs:
         if key not in self._ports:
             self.original(dropout, dtype)
             against = self._original_folder(dropout, dtype, 0.0)
-            options = replace(self.options, dropout=dropout, dtype=dtype, against=against)
+            options = replace(
+                self.options, dropout=dropout, dtype=dtype, against=against, emulate=self.emulate
+            )
             folder = self.scratch / f"{self.label}-{dropout}-{dtype.replace(' ', '-')}"
             self._ports[key] = self._record(self.label, self.ported_command, folder, options)
         return self._ports[key]

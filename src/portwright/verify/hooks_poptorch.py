@@ -1,0 +1,185 @@
+"""Steps that PopTorch's executor makes: recorded where it is the emulator, counted where it is the real package.
+
+The emulator's step has a loss, gradients and weights of its own, which are read beside the host's; the host's stay as stale as the
+script left them. Of a real IPU's step the host sees nothing but the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from portwright.verify.record_refusal import refuse
+from portwright.verify.record_steps import Watch
+from portwright.verify.recording import Draw
+
+TRAINING_CALLS = "poptorch.trainingModel"
+
+
+def record_emulated(watch: Watch) -> None:
+    """Records each training call of the emulator's executors as a step."""
+    from portwright.emulate.poptorch import _run, _update
+    from portwright.emulate.poptorch._poplar_executor import PoplarExecutor
+
+    seen = _Seen()
+    keep, apply = _run.Run._keep, _update.UpdateRule.apply
+
+    @functools.wraps(keep)
+    def noting_loss(self: Any, run: int, replica: int, results: Any, gradients: Any, weights: Any) -> None:
+        seen.note_loss(self._executable, results)
+        keep(self, run, replica, results, gradients, weights)
+
+    @functools.wraps(apply)
+    def noting_gradients(self: Any, weights: Any, grads: Any) -> None:
+        scale = self.loss_scale
+        seen.gradients.append({name: g.detach().float() / scale for name, g in grads.items()})
+        apply(self, weights, grads)
+
+    _run.Run._keep = noting_loss  # type: ignore[method-assign]
+    _update.UpdateRule.apply = noting_gradients  # type: ignore[method-assign]
+    call = PoplarExecutor.__call__
+
+    @functools.wraps(call)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if watch.is_paused:
+            return call(self, *args, **kwargs)
+        if not self._training:
+            with _looking_away(watch, None):
+                return call(self, *args, **kwargs)
+        watch.vendor_calls[TRAINING_CALLS] = watch.vendor_calls.get(TRAINING_CALLS, 0) + 1
+        with torch.enable_grad():
+            watch.enter_root(self._user_model, args, kwargs)
+        if self.isCompiled() and not watch.steps:
+            self.copyWeightsToDevice()  # the original's values have just been put into the host's
+        seen.clear()
+        draws = None if self.isCompiled() else seen.draws_of(self)
+        with _looking_away(watch, draws):
+            result = call(self, *args, **kwargs)
+        _close_step(watch, self, seen)
+        return result
+
+    PoplarExecutor.__call__ = recorded  # type: ignore[method-assign]
+
+
+class _Seen:
+    """What went on inside of one call of an executor."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self._draws: dict[int, list[Draw]] = {}  # of the one trace of each executor
+
+    def clear(self) -> None:
+        self.losses.clear()
+        self.gradients.clear()
+
+    def draws_of(self, executor: Any) -> list[Draw]:
+        return self._draws.setdefault(id(executor), [])
+
+    def note_loss(self, executable: Any, results: Sequence[torch.Tensor]) -> None:
+        place = executable.results.get("loss")
+        if place is None:
+            if executable.training:
+                refuse(
+                    "the model on the IPU returns no loss, so that there is none to compare.",
+                    "Return the loss from forward(), beside the outputs.",
+                )
+            return
+        self.losses.append(results[place].detach().clone())
+
+
+@contextmanager
+def _looking_away(watch: Watch, draws: list[Draw] | None) -> Iterator[None]:
+    """What the emulator calls to trace a model is no step of the host's; only what the model drops at random is noted."""
+    watch.is_paused = True
+    draw = watch.draw
+    if draws is not None:
+        watch.draw = lambda function, rate, size: draws.append(Draw(function, float(rate), int(size)))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        watch.is_paused = False
+        watch.draw = draw  # type: ignore[method-assign]
+
+
+def _close_step(watch: Watch, executor: Any, seen: _Seen) -> None:
+    if len(seen.gradients) != 1:
+        refuse(
+            f"one call of the executor made {len(seen.gradients)} updates, and steps are compared one by one.",
+            "Verify with Options.deviceIterations(1).",
+        )
+    (gradients,) = seen.gradients
+    watch.before_backward(seen.losses, seen.losses)
+    for each in seen.draws_of(executor):
+        watch.note_draw(each)
+    optimizer = executor._link.optimizer
+    host = executor._host_weights()
+    parameters = dict(executor._model.named_parameters())
+    kept = {name: tensor.detach().clone() for name, tensor in host.items()}
+    for name, parameter in parameters.items():
+        gradient = gradients.get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.dtype).reshape(parameter.shape)
+    watch.before_update(optimizer, False)
+    executor._image.write_host(host)
+    watch.after_update(optimizer, False)  # does not return where this was the last step
+    with torch.no_grad():
+        for name, tensor in host.items():
+            tensor.data.copy_(kept[name])
+    for parameter in parameters.values():
+        parameter.grad = None
+
+
+def count_real(watch: Watch) -> None:
+    """Counts training calls of a real PopTorch, should the script import one."""
+    if "poptorch" not in sys.modules:
+        sys.meta_path.insert(0, _WhenImported(watch))
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Lets the package be found as it is, and looks at it once it is there."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "poptorch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def executing(module: ModuleType) -> None:
+            execute(module)
+            _count_calls(self._watch, module)
+
+        loader.exec_module = executing
+        return spec
+
+
+def _count_calls(watch: Watch, module: Any) -> None:
+    executor = getattr(module, "PoplarExecutor", None)
+    if executor is None:
+        return
+    call = executor.__call__
+
+    @functools.wraps(call)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "_training", False):
+            watch.vendor_calls[TRAINING_CALLS] = watch.vendor_calls.get(TRAINING_CALLS, 0) + 1
+        return call(self, *args, **kwargs)
+
+    executor.__call__ = counted
