@@ -55,7 +55,9 @@ def emulate_script(
     ended = _run(words)
     ledger = _ledger(package)
     executors = [made._asdict() for made in ledger.executors()] if ledger is not None else []
-    unused = [made for made in ledger.unused_executors() if made.kind == "training"] if ledger else []
+    unused = []
+    if ledger is not None and ended.status == 0:  # a script that failed may not have come to the call
+        unused = [made for made in ledger.unused_executors() if made.kind == "training"]
     status = ended.status
     for made in executors:
         _say(_describe(made))
@@ -68,7 +70,7 @@ def emulate_script(
             "in its place.",
             file=sys.stderr,
         )
-        status = status or int(ExitStatus.FINDINGS)
+        status = int(ExitStatus.FINDINGS)
     if json_path is not None:
         _write(json_path, package, list(words), status, executors, ledger, ended)
     return status
@@ -167,9 +169,12 @@ def _describe(made: dict[str, Any]) -> str:
     calls = f"{made['calls']} call{'' if made['calls'] == 1 else 's'}"
     more = []
     if made.get("device_iterations") is not None:
-        more.append(f"{made['device_iterations']} device iteration(s) a call")
-    for ipu, num_bytes in (made.get("memory_bytes") or {}).items():
-        more.append(f"{ipu} {num_bytes / 1e6:.1f} MB")
+        more.append(f"{made['calls'] * made['device_iterations']} device iterations")
+    memory = made.get("memory") or {"ipus": []}
+    for ipu in memory["ipus"]:
+        more.append(
+            f"IPU {ipu['ipu']} {ipu['total'] / 1e6:.3g} of {memory['capacity_bytes'] / 1e6:.0f} MB estimated"
+        )
     detail = f" ({', '.join(more)})" if more else ""
     return f"{made['where']}: {made['kind']} of {made['model']}: {calls}{detail}"
 

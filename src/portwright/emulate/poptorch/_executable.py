@@ -39,6 +39,7 @@ class Executable:
     scales_loss: bool
     placement: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    memory: dict[str, Any] = field(default_factory=dict)  # of each IPU, where it was compiled in this process
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def compile_step(
     *,
     optimizer: torch.optim.Optimizer | None,
     scales_loss: bool,
+    numbers: Sequence[str],
     around: AbstractContextManager[Any],
 ) -> Executable:
     """Runs the user's Python once, on the first micro-batch, and keeps what it computes as a program."""
@@ -102,13 +104,14 @@ def compile_step(
             partials=partials_of(options),
         )
     _check_buffers(program, options)
-    _rules.check_memory(watch, options, weights, optimizer)
+    memory = _rules.check_memory(watch, options, weights, optimizer)
     signature = Signature.of(args)
     names = all_names(
         [*signature.names, *signature.named], image.weights(), trained, traced.recorded, training
     )
     if "loss" not in traced.extra and training:
         names.remove("loss")  # it can be looked at where forward() returns it
+    names += numbers  # of the optimizer
     check_anchors((anchor.name for anchor in anchors.values()), names)
     return Executable(
         program,
@@ -121,6 +124,7 @@ def compile_step(
         scales_loss,
         watch.placement.as_json(),
         time.perf_counter() - started,
+        memory.as_json(),
     )
 
 

@@ -16,12 +16,17 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class Made(NamedTuple):
-    """An executor of the user's script: `kind` is training or inference, `where` the user's file:line."""
+    """An executor of the user's script: `kind` is training or inference, `where` the user's file:line.
+
+    The rest is known once it is compiled; `memory` is that of each IPU, as a report has it in JSON.
+    """
 
     kind: str
     where: str
     model: str
     calls: int
+    device_iterations: int | None = None
+    memory: dict[str, Any] | None = None
 
 
 class _Entry:
@@ -31,9 +36,11 @@ class _Entry:
         self.model = model
         self.calls = 0
         self.used = False  # called, compiled or saved
+        self.device_iterations: int | None = None
+        self.memory: dict[str, Any] | None = None
 
     def made(self) -> Made:
-        return Made(self.kind, self.where, self.model, self.calls)
+        return Made(self.kind, self.where, self.model, self.calls, self.device_iterations, self.memory)
 
 
 _entries: list[_Entry] = []  # outlive their executors: one that was dropped uncalled counts as unused, too
@@ -79,6 +86,12 @@ def count(what: str) -> None:
 def note_used(executor: Any) -> None:
     """Says that an executor served for compiling or saving, even if it is never called."""
     _of[executor].used = True
+
+
+def note_compiled(executor: Any, device_iterations: int, memory: dict[str, Any]) -> None:
+    """Keeps what a compilation found out, for whoever tells of the run at its end."""
+    entry = _of[executor]
+    entry.device_iterations, entry.memory = device_iterations, memory
 
 
 def call_counts() -> dict[str, int]:

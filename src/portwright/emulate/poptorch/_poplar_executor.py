@@ -84,6 +84,9 @@ class PoplarExecutor:
         self._is_attached = False
         self._anchor_memory: Dict[str, torch.Tensor] = {}
         self._dirty_host_weights = False
+        self._has_followed = (
+            False  # implicit copies: the host was brought up to date, and nobody has asked yet
+        )
         self._said_stale = False
         self._host_weights_version = 0
         self._source: Callable[[], PoplarExecutor | None] = lambda: (
@@ -119,6 +122,9 @@ class PoplarExecutor:
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Brings the host's weights up to date, and says whether they were not."""
+        if self._has_followed:
+            self._has_followed = False
+            return True
         if not self._dirty_host_weights:
             return False
         self.copyWeightsToHost()
@@ -230,8 +236,10 @@ class PoplarExecutor:
             image,
             optimizer=None if self._link is None else self._link.optimizer,
             scales_loss=scales_loss(rule),
+            numbers=[] if rule is None else list(rule.params()),
             around=compiling(self._precompile_hooks, self._postcompile_hooks),
         )
+        _ledger.note_compiled(self, self._options.device_iterations, executable.memory)
         cached = _executable_file.through_cache(executable, self._options, self._poptorch_version)
         self._install(cached, image, rule)
 
@@ -266,9 +274,8 @@ class PoplarExecutor:
         if link is not None:
             link.write_state()
         _ledger.count_call(self)
-        flat = _utils.flattenTensorStructure((parsed.args, parsed.kwargs))
         run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
-        results, self._anchor_memory = run(flat)
+        results, self._anchor_memory = run(executable.inputs.flatten(parsed))
         self._num_runs += 1
         if link is not None:
             link.note_trained()
@@ -277,12 +284,14 @@ class PoplarExecutor:
         return results
 
     def _note_trained(self, image: Image) -> None:
-        self._dirty_host_weights = True
         self._said_stale = False
-        if _host_model.copies_are_implicit():
-            # Whoever reads a weight finds the device's, as with PopTorch's copy at the first look; the flag still says
-            # that nobody has asked for one.
+        self._has_followed = _host_model.copies_are_implicit()
+        self._dirty_host_weights = not self._has_followed
+        if (
+            self._has_followed
+        ):  # whoever reads a weight finds the device's, as with PopTorch's copy at the first look
             image.write_host(self._host_weights())
+            self._host_weights_version += 1
 
     def _follow_training(self) -> None:
         """An inference model takes over what the training model that its weights belong to has learned."""
