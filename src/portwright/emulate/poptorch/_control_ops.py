@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Union
 import torch
 
 from portwright.emulate.poptorch import _active, _impl, enums
-from portwright.emulate.poptorch._expect import asserted
+from portwright.emulate.poptorch._expect import asserted, told
 from portwright.emulate.poptorch._refused import accepted
 from portwright.graph.tables import base_name
 
@@ -52,7 +52,7 @@ def for_loop(
             )
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise _impl.createPoptorchError(
-            f"the count of for_loop is a number that is known when the model is compiled, not {count!r}."
+            f"the count of for_loop is a number that is known when the model is compiled, not {told(count)}."
         )
     _refuse_training("for_loop")
     values = [tensor.clone() for tensor in inputs]
@@ -95,7 +95,7 @@ def cond(
     _refuse_training("cond")
     if not isinstance(condition, torch.Tensor) or condition.numel() != 1:
         raise _impl.createPoptorchError(
-            f"the condition of cond is a tensor with one element, not {condition!r}."
+            f"the condition of cond is a tensor with one element, not {told(condition)}."
         )
     then_outputs = _call(then_body, [tensor.clone() for tensor in then_inps])
     else_outputs = _call(else_body, [tensor.clone() for tensor in else_inps])

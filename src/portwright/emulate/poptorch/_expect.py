@@ -22,5 +22,12 @@ def expect_tensor(name: str, value: Any) -> None:
 def expect_int(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _impl.createPoptorchError(
-            f"{name} must be an integer that is known when the model is compiled, not {value!r}."
+            f"{name} must be an integer that is known when the model is compiled, not {told(value)}."
         )
+
+
+def told(value: Any) -> str:
+    """A value for a message; a tensor of the graph has no values to show."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} and shape {list(value.shape)}"
+    return repr(value)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portwright.emulate.poptorch import _active, _impl
-from portwright.emulate.poptorch._expect import expect_int, expect_tensor
+from portwright.emulate.poptorch._expect import expect_int, expect_tensor, told
 
 _library = torch.library.Library("poptorch", "FRAGMENT")
 _library.define(
@@ -112,13 +112,13 @@ def fps(
     """Indices of points that lie far from each other: of each range in `ptr` the given ratio, each time the farthest."""
     expect_tensor("the points given to fps", src)
     if not isinstance(ptr, list) or not all(isinstance(position, int) for position in ptr):
-        raise _impl.createPoptorchError(f"the ptr of fps is a list of integers, not {ptr!r}.")
+        raise _impl.createPoptorchError(f"the ptr of fps is a list of integers, not {told(ptr)}.")
     if len(ptr) < 2:
         raise _impl.createPoptorchError(f"the ptr of fps has at least 2 elements, not {ptr!r}.")
     if not isinstance(ratio, float):
-        raise _impl.createPoptorchError(f"the ratio of fps is a float, not {ratio!r}.")
+        raise _impl.createPoptorchError(f"the ratio of fps is a float, not {told(ratio)}.")
     if not isinstance(random_start, bool):
-        raise _impl.createPoptorchError(f"random_start of fps is a bool, not {random_start!r}.")
+        raise _impl.createPoptorchError(f"random_start of fps is a bool, not {told(random_start)}.")
     if ptr != sorted(ptr) or ptr[0] < 0 or ptr[-1] > src.shape[0] or not 0 < ratio <= 1:
         raise _impl.createPoptorchError(
             f"fps of {src.shape[0]} points with ptr={ptr} and ratio={ratio}: ptr must go up within the points, and the ratio be in (0, 1]."

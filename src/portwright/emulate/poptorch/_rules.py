@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -37,6 +38,7 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
     with ExitStack() as stack:
         stack.enter_context(_active.active(watch))
         stack.enter_context(_watched_modules(watch))
+        stack.enter_context(_refused_backward(watch))
         stack.enter_context(_refused_optimizers(watch))
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # an IPU has no kernel that keeps no scores
@@ -92,6 +94,21 @@ def _watched_modules(watch: Watch) -> Iterator[None]:
             tape.modules.pop()
 
     with mock.patch.object(nn.Module, "__call__", call):
+        yield
+
+
+@contextmanager
+def _refused_backward(watch: Watch) -> Iterator[None]:
+    """The one way to gradients that is no function of torch's for modes: torch.autograd.backward, in older versions."""
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if _active.current() is watch and watch.phase == "forward" and not watch.is_paused:
+            raise watch.refuse_backward("torch.autograd.backward")
+        original(*args, **kwargs)
+
+    with mock.patch.object(torch.autograd, "backward", backward):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, List
 import torch
 
 from portwright.emulate.poptorch import _active, _impl, enums
-from portwright.emulate.poptorch._expect import asserted, expect_int, expect_tensor
+from portwright.emulate.poptorch._expect import asserted, expect_int, expect_tensor, told
 from portwright.emulate.poptorch._refused import accepted
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def serializedMatMul(
     if not isinstance(keep_precision, bool):
         raise asserted(f"keep_precision is a bool, not {keep_precision!r}.")
     if not isinstance(factor, int) or isinstance(factor, bool):
-        raise asserted(f"the factor of serializedMatMul is an int, not {factor!r}.")
+        raise asserted(f"the factor of serializedMatMul is an int, not {told(factor)}.")
     if not isinstance(mode, enums.MatMulSerializationMode):
         raise asserted(f"the mode of serializedMatMul is a poptorch.MatMulSerializationMode, not {mode!r}.")
     if mode is not enums.MatMulSerializationMode.Disabled and _active.current() is not None:
@@ -156,7 +156,7 @@ def set_available_memory(tensor: "torch.Tensor", available_memory_proportion: fl
     is_number = isinstance(available_memory_proportion, (int, float))
     if not is_number or not 0 <= available_memory_proportion <= 1:
         raise _impl.createPoptorchError(
-            f"the available memory is a proportion from 0 to 1, not {available_memory_proportion!r}."
+            f"the available memory is a proportion from 0 to 1, not {told(available_memory_proportion)}."
         )
     return tensor
 
