@@ -290,6 +290,7 @@ def test_anchored_tensors() -> None:
     chosen.anchorTensor("hidden", "first/Linear:0")
     chosen.anchorTensor("loss", "loss")
     chosen.anchorTensor("x", "input/x")
+    chosen.anchorTensor("rate", "scaledLearningRate0___specific___last.bias")
     executor = poptorch.trainingModel(model, chosen, torch.optim.SGD(model.parameters(), lr=0.5))
     with pytest.raises(AssertionError, match="nothing was kept"):
         executor.getAnchoredTensor("grad")
@@ -301,6 +302,7 @@ def test_anchored_tensors() -> None:
     torch.testing.assert_close(executor.getAnchoredTensor("hidden"), plain.first(x).detach())
     torch.testing.assert_close(executor.getAnchoredTensor("loss"), loss.detach())
     assert torch.equal(executor.getAnchoredTensor("x"), x)
+    assert float(executor.getAnchoredTensor("rate")) == 0.5
     assert {"Gradient___first.weight", "UpdatedVar___first.weight", "first.weight"} <= set(
         executor.getTensorNames()
     )

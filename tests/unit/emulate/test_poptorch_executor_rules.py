@@ -180,6 +180,21 @@ def test_nested_inputs_stay_as_compiled() -> None:
         executor((one, {"b": torch.ones(3)}), 2.0, extra=one)
 
 
+def test_names_may_come_in_any_order() -> None:
+    class Differs(nn.Module):
+        def forward(self, pair: dict[str, torch.Tensor], **more: torch.Tensor) -> torch.Tensor:
+            return pair["a"] - pair["b"] + 10 * (more["c"] - more["d"])
+
+    a, b, c, d = (torch.tensor([float(value)]) for value in (1, 2, 4, 8))
+    executor = poptorch.inferenceModel(Differs())
+    for pair, more in (
+        ({"a": a, "b": b}, {"c": c, "d": d}),
+        ({"b": b, "a": a}, {"c": c, "d": d}),
+        ({"a": a, "b": b}, {"d": d, "c": c}),
+    ):
+        assert executor(pair, **more).tolist() == [-41.0]
+
+
 class Any_(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         return sum(tensors, torch.zeros(()))

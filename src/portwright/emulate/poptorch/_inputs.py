@@ -54,6 +54,29 @@ class Signature:
         for name, expected in self.named.items():
             _check(name, expected, args.kwargs[name])
 
+    def flatten(self, args: Any) -> list[torch.Tensor]:
+        """The tensors of arguments that were checked, in the order of these: dicts and names may come in another."""
+        flat: list[torch.Tensor] = []
+        for expected, value in zip(self.positional, args.args, strict=True):
+            _flatten(expected, value, flat)
+        for name, expected in self.named.items():
+            _flatten(expected, args.kwargs[name], flat)
+        return flat
+
+
+def _flatten(expected: Any, value: Any, flat: list[torch.Tensor]) -> None:
+    kind = expected["is"]
+    if kind == "tensor":
+        flat.append(value)
+    elif kind == "custom":
+        flat.extend(_utils.flattenTensorStructure(value))
+    elif kind == "dict":
+        for key, item in expected["items"]:
+            _flatten(item, value[key], flat)
+    elif kind == "sequence":
+        for item, one in zip(expected["items"], value, strict=True):
+            _flatten(item, one, flat)
+
 
 def to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors of a call as an IPU takes them; what it cannot take is refused."""

@@ -85,6 +85,8 @@ class Run:
             name = anchor.name
             if name.startswith(GRADIENT):
                 self._kept[short].add(run, replica, gradients[name.removeprefix(GRADIENT)])
+            elif self._rule is not None and name in (numbers := self._rule.params()):
+                self._kept[short].add(run, replica, numbers[name])
             elif not name.startswith(UPDATED):
                 self._kept[short].add(
                     run, replica, results[places[name]] if name in places else weights[name]
