@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,10 +54,14 @@ def build(
     num_tiles: int | None,
     precision: str,
     init_output_grads: bool,
-    judges: bool,
+    unlisted_ops: str | None = None,
+    expected: Pef | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> tuple[Pef, TracedStep]:
-    """Traces the model and says what it was traced as."""
+    """Traces the model and says what it was traced as.
+
+    `unlisted_ops` has its ops looked up first; `expected` is what it must turn out to be.
+    """
     if not is_converted(model):
         raise SambaFlowError(
             f"the model is a {type(model).__name__} that was not converted.",
@@ -70,11 +75,27 @@ def build(
                 f"the weight '{path}' is {weight.dtype}, which no public document shows on an RDU.",
                 "Use model.float() or model.bfloat16().",
             )
-    call, values = make_call(model, inputs, precision), plain(tensors)
-    trains = bool(optimizers)
-    if judges:
-        _judge.check_ops(model, call, values, trains=trains)
     weights = dict(model.named_parameters()) | dict(model.named_buffers())
+    trains = bool(optimizers)
+    pef = Pef(
+        name=name,
+        system=system,
+        num_tiles=num_tiles,
+        precision=precision,
+        inference=not trains,
+        init_output_grads=init_output_grads,
+        inputs=tuple(TensorEntry(str(t.sn_name), tuple(t.shape), str(t.dtype), t.batch_dim) for t in tensors),
+        outputs=expected.outputs if expected is not None else (),
+        weights=tuple(TensorEntry(path, tuple(t.shape), str(t.dtype)) for path, t in weights.items()),
+        optimizers=tuple(_describe(optimizer, model) for optimizer in optimizers),
+        ops=expected.ops if expected is not None else (),
+        torch=torch.__version__.partition("+")[0],
+        metadata=_as_json(metadata or {}),
+    )
+    _check(expected, pef)  # before tracing, which fails in torch's words where types do not fit
+    call, values = make_call(model, inputs, precision), plain(tensors)
+    if unlisted_ops is not None:
+        _judge.check_ops(model, call, values, trains=trains, unlisted=unlisted_ops)
     chosen = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     step = TracedStep(
         call,
@@ -84,25 +105,22 @@ def build(
         graded_inputs=[index for index, tensor in enumerate(tensors) if tensor.requires_grad],
         trains=trains,
     )
-    pef = Pef(
-        name=name,
-        system=system,
-        num_tiles=num_tiles,
-        precision=precision,
-        inference=not trains,
-        init_output_grads=init_output_grads,
-        inputs=tuple(TensorEntry(str(t.sn_name), tuple(t.shape), str(t.dtype), t.batch_dim) for t in tensors),
-        outputs=tuple(
-            TensorEntry(f"{model.name}__output__{index}", tuple(output.shape), str(output.dtype))
-            for index, output in enumerate(step.outputs)
-        ),
-        weights=tuple(TensorEntry(path, tuple(t.shape), str(t.dtype)) for path, t in weights.items()),
-        optimizers=tuple(_describe(optimizer, model) for optimizer in optimizers),
-        ops=tuple(step.list_ops()),
-        torch=torch.__version__.partition("+")[0],
-        metadata=_as_json(metadata or {}),
+    outputs = tuple(
+        TensorEntry(f"output__{index}", tuple(output.shape), str(output.dtype))
+        for index, output in enumerate(step.outputs)
     )
+    pef = replace(pef, outputs=outputs, ops=tuple(step.list_ops()))
+    _check(expected, pef)
     return pef, step
+
+
+def _check(expected: Pef | None, current: Pef) -> None:
+    if expected is not None and (problems := expected.differences(current)):
+        more = f" ({len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise SambaFlowError(
+            f"the PEF '{expected.name}' is not of this model: {'; '.join(problems[:3])}{more}.",
+            "Compile it again with the model, inputs and optimizer of this run.",
+        )
 
 
 def _describe(optimizer: SambaOptimizer, model: nn.Module) -> OptimizerEntry:
@@ -119,7 +137,9 @@ def _describe(optimizer: SambaOptimizer, model: nn.Module) -> OptimizerEntry:
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Whatever a script puts into a PEF: what JSON has no form for is kept as text."""
-    kept: dict[str, Any] = json.loads(
-        json.dumps({str(key): value for key, value in values.items()}, default=str)
-    )
+    try:
+        text = json.dumps({str(key): value for key, value in values.items()}, default=str)
+    except (TypeError, ValueError):  # a key within a value, or a value within itself
+        text = json.dumps({str(key): str(value) for key, value in values.items()})
+    kept: dict[str, Any] = json.loads(text)
     return kept

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
+from portwright.emulate.sambaflow.logging import samba_logger
+from portwright.errors import suggest
+
+VARIABLE = "PORTWRIGHT_RDU_UNLISTED_OPS"
+STRICTNESS = ("refuse", "warn")
 
 
 class _Judged(nn.Module):
@@ -31,14 +37,27 @@ class _Judged(nn.Module):
         return total
 
 
+def choose_strictness(config: Mapping[str, Any]) -> str:
+    """Whether ops that no public document shows are refused, or told of: the flag --unlisted-ops, else the variable."""
+    chosen = str(config.get("unlisted_ops") or os.environ.get(VARIABLE) or "refuse")
+    if chosen not in STRICTNESS:
+        raise SambaFlowError(f"--unlisted-ops is '{chosen}'.", suggest(chosen, STRICTNESS))
+    return chosen
+
+
 def check_ops(
     model: nn.Module,
     call: Callable[[dict[str, Tensor], list[Tensor]], Any],
     inputs: Sequence[Tensor],
     *,
     trains: bool,
+    unlisted: str,
 ) -> None:
-    """Refuses a model with an op that no public document shows on an RDU, by its name and the user's line."""
+    """Refuses a model with an op that no public document shows on an RDU, by its name and the user's line.
+
+    The table is conservative: with `unlisted` "warn" such ops are told of and let through. What no static graph can hold is
+    refused all the same.
+    """
     from portwright.graph.capturing.capture import capture
     from portwright.graph.match import match
     from portwright.targets.rdu.kernels import table
@@ -50,7 +69,13 @@ def check_ops(
         for part, mode in modes.items():
             part.training = mode
     report = match(graph, table(), "RDU")
-    refused = report.refused
+    impossible = {stop.message for stop in graph.stops}
+    refused = [one for one in report.refused if unlisted == "refuse" or one.reason in impossible]
+    if len(refused) < len(report.refused):
+        names = sorted({one.op for one in report.refused if one.reason not in impossible})
+        samba_logger.warning(
+            f"no public document shows these ops on an RDU, as they are used here: {', '.join(names)}"
+        )
     if not refused:
         return
     first = refused[0]

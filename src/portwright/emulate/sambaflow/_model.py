@@ -111,14 +111,13 @@ def make_call(
     def cast(tensor: Tensor) -> Tensor:
         return tensor.bfloat16() if wants_bfloat16 and tensor.is_floating_point() else tensor
 
-    buffers = {name for name, _ in model.named_buffers()}
+    kept = _kept_types(model)
 
     def call(weights: dict[str, Tensor], tensors: list[Tensor]) -> Any:
         filled = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             filled[place] = cast(tensor)
-        # Buffers stay as they are: a copy in another type would not carry a change in place back.
-        lent = {name: tensor if name in buffers else cast(tensor) for name, tensor in weights.items()}
+        lent = {name: tensor if name in kept else cast(tensor) for name, tensor in weights.items()}
         given = tree_unflatten(filled, structure)
         with _state.tracing():
             if isinstance(given, Mapping):
@@ -126,6 +125,15 @@ def make_call(
             return functional_call(model, lent, tuple(given) if isinstance(given, tuple | list) else (given,))
 
     return call
+
+
+def _kept_types(model: nn.Module) -> set[str]:
+    """Buffers, since a copy in another type would not carry a change in place back, and the weights of norms that keep statistics."""
+    kept = {name for name, _ in model.named_buffers()}
+    for path, part in model.named_modules():
+        if any(buffer.is_floating_point() for buffer in part.buffers(recurse=False)):
+            kept |= {f"{path}.{name}".lstrip(".") for name, _ in part.named_parameters(recurse=False)}
+    return kept
 
 
 def match_inputs(given: Any, compiled: Sequence[Any]) -> list[SambaTensor]:

@@ -103,7 +103,7 @@ def _read_document(path: Path) -> dict[str, Any]:
             raise ValueError("another format")
     except OSError as error:
         raise SambaFlowError(f"the PEF {path} cannot be read: {error.strerror}.", compile_first) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SambaFlowError(
             f"{path} is no PEF of this emulator.",
             "A real PEF runs on an RDU only; for the emulator compile again with it.",

@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class TracedStep:
-    """The graphs of a step for fixed shapes: `forward` alone, and with `train` forward and backward in one."""
+    """The graph of a step for fixed shapes: forward alone, or where it trains forward and backward in one."""
 
     def __init__(
         self,
@@ -39,16 +39,19 @@ class TracedStep:
         given = [tensor.detach().clone() for tensor in inputs]
         self.differentiable: list[bool] = []
         self.outputs: list[Tensor] = []
-        self._joint: fx.GraphModule | None = None
+        self._trains = trains
         with untouched_rng(_CPU):
-            with torch.no_grad():
-                self._forward = make_fx(lambda w, i: self._forward_only(w, i))(copies, given)
             if trains:
-                grads = [torch.ones_like(output) for output in self.outputs]
+                with torch.no_grad():
+                    shapes = self._run_model([c.clone() for c in copies], given)
+                self._unit_grads = [torch.ones_like(output) for output in shapes]
                 with torch.enable_grad():
-                    self._joint = make_fx(lambda w, i, g: self._forward_and_backward(w, i, g))(
-                        copies, given, grads
+                    self._graph = make_fx(lambda w, i, g: self._forward_and_backward(w, i, g))(
+                        copies, given, self._unit_grads
                     )
+            else:
+                with torch.no_grad():
+                    self._graph = make_fx(lambda w, i: self._forward_only(w, i))(copies, given)
 
     def _run_model(self, weights: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
         flat, _ = tree_flatten(self._call(dict(zip(self.names, weights, strict=True)), inputs))
@@ -74,7 +77,7 @@ class TracedStep:
         inputs = [
             tensor.detach().requires_grad_(index in self.graded_inputs) for index, tensor in enumerate(inputs)
         ]
-        outputs = self._run_model(weights, inputs)
+        self.outputs = outputs = self._run_model(weights, inputs)
         self.differentiable = [output.requires_grad for output in outputs]
         roots = [output for output in outputs if output.requires_grad]
         if not roots:
@@ -96,7 +99,10 @@ class TracedStep:
 
     @torch.no_grad()
     def forward(self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-        outputs: list[Tensor] = self._forward([weights[name] for name in self.names], list(inputs))
+        """The outputs alone; of a program that trains its gradients are computed too, and dropped."""
+        if self._trains:
+            return self.train(weights, inputs, self._unit_grads)[0]
+        outputs: list[Tensor] = self._graph([weights[name] for name in self.names], list(inputs))
         return [output.clone() for output in outputs]
 
     @torch.no_grad()
@@ -104,8 +110,7 @@ class TracedStep:
         self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor | None], list[Tensor | None]]:
         """Outputs, gradients of the trained weights, and those of the inputs that wanted one."""
-        assert self._joint is not None
-        outputs, found = self._joint([weights[name] for name in self.names], list(inputs), list(grads))
+        outputs, found = self._graph([weights[name] for name in self.names], list(inputs), list(grads))
         by_name = dict(zip(self.trained, found[: len(self.trained)], strict=True))
         return [output.clone() for output in outputs], by_name, list(found[len(self.trained) :])
 
@@ -113,7 +118,7 @@ class TracedStep:
 
     def list_ops(self) -> list[str]:
         """Every op with its literal arguments and where its inputs come from: equal lists are equal graphs."""
-        graph = (self._joint or self._forward).graph
+        graph = self._graph.graph
         numbers = {node: index for index, node in enumerate(graph.nodes)}
 
         def shown(value: Any) -> str:
@@ -132,8 +137,8 @@ class TracedStep:
 
     def sinks(self) -> list[int]:
         """The differentiable outputs that no other output is computed from: the roots of backward, where none is named."""
-        graph = self._forward.graph
-        (results,) = next(node for node in graph.nodes if node.op == "output").args
+        (listed,) = next(node for node in self._graph.graph.nodes if node.op == "output").args
+        results = [_undetached(node) for node in tree_flatten(listed)[0][: len(self.outputs)]]
         flags = self.differentiable or [True] * len(results)
         behind = [_ancestors(node) for node in results]
         return [
@@ -142,6 +147,15 @@ class TracedStep:
             if flags[index]
             and not any(node in behind[other] for other in range(len(results)) if other != index)
         ]
+
+
+def _undetached(node: fx.Node) -> fx.Node:
+    while node.op == "call_function" and node.target in (
+        torch.ops.aten.detach.default,
+        torch.ops.aten.alias.default,
+    ):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,6 +18,8 @@ from portwright.errors import PortwrightError, UnsupportedError, UserError
 from portwright.job.atomic import atomic_write_text
 from portwright.targets.rdu.settings import Settings
 from portwright.targets.rdu.step import Step, name_tensors, signature_of
+
+_there: weakref.ref[Program] | None = None  # whose step SambaFlow's one session of a process has
 
 
 class Program:
@@ -135,10 +138,19 @@ class Program:
         self._trace(batch, pef)
 
     def _trace(self, batch: Any, pef: Path) -> None:
+        global _there
         inputs = self._prepare(batch)
+        before = _there() if _there is not None else None
+        if before is not None:
+            before._leave()
         with refusals(self.version, "trace_graph"):
             self._utils.trace_graph(self._step, inputs, self._optimizers or None, pef=str(pef))
-        self.pef, self._is_traced = pef, True
+        self.pef, self._is_traced, _there = pef, True, weakref.ref(self)
+
+    def _leave(self) -> None:
+        """Another program comes: weights and state go to the host, and back when this one is run again."""
+        self.to_host()
+        self._is_traced = False
 
     def run(self, batch: Any, rate: float) -> Tensor:
         """One update: every section, the learning rate as a hyperparameter; gives the loss."""

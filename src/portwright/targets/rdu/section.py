@@ -38,6 +38,10 @@ class RduSection(Section):
         description="bf16 is SambaFlow's documented default, fp32 leaves the model's types (--graphamp-preset mp0); left out: as "
         "runconfig.precision says, else bf16.",
     )
+    unlisted_ops: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="Emulated: what to do about ops that no public document shows on an RDU, though SambaFlow may well run them.",
+    )
     data_parallel: bool = Field(
         False,
         description="A process for each RDU (started by MPI), gradients reduced between them; not emulated.",

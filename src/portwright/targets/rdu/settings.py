@@ -49,7 +49,7 @@ class Settings:
         if self.section.data_parallel:
             words.append("--data-parallel")
         if self.is_emulated:  # the real one compiles for the system it is on
-            words.append(f"--arch={self.section.system}")
+            words += [f"--arch={self.section.system}", f"--unlisted-ops={self.section.unlisted_ops}"]
         return words
 
 

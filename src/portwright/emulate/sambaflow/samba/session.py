@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from portwright.emulate.sambaflow import _state
 from portwright.emulate.sambaflow._compiler import build, list_optimizers
 from portwright.emulate.sambaflow._device import Device
+from portwright.emulate.sambaflow._judge import choose_strictness
 from portwright.emulate.sambaflow._model import match_inputs, plain
 from portwright.emulate.sambaflow._pef import Pef
 from portwright.emulate.sambaflow._refusal import SambaFlowError, refuse
@@ -103,7 +104,7 @@ class SambaSession:
             num_tiles=config.get("num_tiles"),
             precision=choose_precision(config),
             init_output_grads=init_output_grads,
-            judges=True,
+            unlisted_ops=choose_strictness(config),
             metadata=pef_metadata,
         )
         path = Path(config.get("output_folder") or "out") / pef_name / f"{pef_name}.pef"
@@ -130,7 +131,7 @@ class SambaSession:
             raise SambaFlowError("trace_graph got no PEF.", f"Give pef=args.pef. {_COMPILE_FIRST}")
         compiled = Pef.read(Path(pef))
         listed = list_optimizers(optim, model)
-        current, step = build(
+        _, step = build(
             model,
             inputs,
             listed,
@@ -139,14 +140,8 @@ class SambaSession:
             num_tiles=compiled.num_tiles,
             precision=compiled.precision,
             init_output_grads=init_output_grads,
-            judges=False,  # compiling did
+            expected=compiled,
         )
-        if problems := compiled.differences(current):
-            more = f" ({len(problems) - 3} more)" if len(problems) > 3 else ""
-            raise SambaFlowError(
-                f"{pef} is not of this model: {'; '.join(problems[:3])}{more}.",
-                "Compile it again with the model, inputs and optimizer of this run.",
-            )
         self._forget()
         self._model, self._inputs, self._pef, self.pef_path = model, inputs, compiled, pef
         self._init_output_grads = init_output_grads
@@ -277,7 +272,6 @@ class SambaSession:
                     num_tiles=pef.num_tiles,
                     precision=pef.precision,
                     init_output_grads=self._init_output_grads,
-                    judges=False,
                 )
             finally:
                 for part, rate in zip(parts, kept, strict=True):

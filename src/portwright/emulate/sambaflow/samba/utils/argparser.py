@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow._judge import STRICTNESS
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow._systems import SYSTEMS
 
@@ -83,6 +84,12 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
             f"-{mode}", f"-{mode.upper()}", dest="optimization", action="store_const", const=mode, default=None,
             help="how ops are fused: accepted, no effect",
         )  # fmt: skip
+    parser.add_argument(
+        "--unlisted-ops",
+        default=None,
+        choices=STRICTNESS,
+        help="the emulator's own: ops that no public document shows",
+    )
     parser.add_argument("--mac-v2", action="store_true", help="accepted, no effect")
     parser.add_argument("--compiler-mode", default=None, help="accepted, no effect")
     parser.add_argument("--compiler-configs-file", default=None, help="accepted, no effect")
