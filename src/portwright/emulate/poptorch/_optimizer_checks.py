@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._optimizer_attributes import ValueRefused
 
 _TORCH_NAMES = {"learningRate": "lr", "beta1": "betas", "beta2": "betas"}
 
@@ -49,9 +51,10 @@ def check_replacement(
         )
     for name in old:
         if name not in ("optimizer_type", "defaults", "groups") and old[name] != new[name]:
-            raise createPoptorchError(
-                f"{_torch_name(name)} is part of the compiled program and cannot change after it "
-                f"({old[name]} became {new[name]}). Make a new trainingModel()."
+            raise refuse(
+                f"{_torch_name(name)} is part of the program, which is already compiled, and cannot change any more "
+                f"({old[name]} became {new[name]}). Make a new trainingModel().",
+                ValueRefused,
             )
     if len(old["groups"]) != len(new["groups"]):
         raise createPoptorchError(
