@@ -92,6 +92,9 @@ def _vary(tensor: Tensor, step: int) -> Tensor:
     return (tensor * 0.9 + 0.1 * step) if 0 in tensor.stride() else varied.copy_(tensor * 0.9 + 0.1 * step)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.cpu.amp.autocast:FutureWarning"
+)  # torch 2.4, in its own checkpoint
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_that_of_plain_torch(name: str) -> None:
     model, inputs = make(name)

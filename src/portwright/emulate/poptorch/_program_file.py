@@ -31,6 +31,7 @@ VERSION = 1
 _OP_NAME = re.compile(r"(aten|prims|poptorch)\.(\w+)\.(\w+)", re.ASCII)  # poptorch: the emulator's own ops
 _REACH_OUT = {"from_file", "record_stream"}  # ops of aten that touch more than tensors
 _DEVICES = ("cpu", "meta")
+_PARTIALS = {None: None, "float16": torch.float16, "float32": torch.float32}
 _TYPES: dict[str, dict[str, Any]] = {
     "dtype": {str(t).removeprefix("torch."): t for t in vars(torch).values() if isinstance(t, torch.dtype)},
     "layout": {"strided": torch.strided},
@@ -85,7 +86,7 @@ def read(data: Any, tensors: Mapping[str, Tensor]) -> Parts:
         )
     try:
         return _read(data, tensors)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise createPoptorchError(
             f"the compiled program cannot be read: {type(error).__name__}: {error}."
         ) from error
@@ -142,7 +143,7 @@ def _read(data: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
         tied={str(key): str(value) for key, value in data["tied"].items()},
         written=frozenset(map(str, data["written"])),
         training=bool(data["training"]),
-        partials=None if data["partials"] is None else _TYPES["dtype"][data["partials"]],
+        partials=_PARTIALS[data["partials"]],
     )
 
 

@@ -18,10 +18,18 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parents[1]),  # all emulators
-    f"{sysconfig.get_paths()['stdlib']}/contextlib.py",
-    f"{sysconfig.get_paths()['stdlib']}/functools.py",
-    "<",  # code that torch makes
+    "<eval_with_key>",  # code that torch makes
+    "<frozen ",
 )
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_INSTALLED = ("site-packages", "dist-packages")  # folders of what others wrote, inside of Python's own
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_NOT_THE_USERS):
+        return False
+    return not filename.startswith(_STANDARD) or any(folder in filename for folder in _INSTALLED)
 
 
 class Source(NamedTuple):
@@ -71,7 +79,7 @@ class Sources:
             code = frame.f_code
             is_users = self._is_users.get(code)
             if is_users is None:
-                is_users = self._is_users[code] = not code.co_filename.startswith(_NOT_THE_USERS)
+                is_users = self._is_users[code] = _is_users(code.co_filename)
             if is_users:
                 return f"{code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]

@@ -107,6 +107,8 @@ def to_json(structure: Structure) -> Structure:
             f"the model returns a {kind.__module__}.{kind.__qualname__}, which cannot be written to a file. Return its tensors "
             "as a tuple or a dictionary to save the compiled model."
         )
+    if isinstance(structure.get("value"), float):
+        return {"kind": "float", "value": structure["value"].hex()}  # JSON has neither nan nor inf
     plain = {key: value for key, value in structure.items() if key not in ("class", "items")}
     if "items" in structure:
         plain["items"] = [to_json(item) for item in structure["items"]]
@@ -120,6 +122,8 @@ def from_json(data: Any) -> Structure:
     kind = data.get("kind")
     if kind == "tensor":
         return {"kind": "tensor"}
+    if kind == "float":
+        return {"kind": "value", "value": float.fromhex(data["value"])}
     if kind == "value" and isinstance(data.get("value"), _PLAIN):
         return {"kind": "value", "value": data["value"]}
     items = data.get("items")
