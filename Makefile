@@ -38,7 +38,7 @@ demo: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q tests --ignore tests/vendor -m 'not vendor'
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor -m 'not vendor'
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu

@@ -88,7 +88,9 @@ def test_schema_of_a_folder(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "schema.json").read_text()) == schema
 
 
-def test_completion_can_be_shown() -> None:
+def test_completion_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise it asks which shell it was started from, and that is whatever started the tests.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     done = portwright("--show-completion", "bash")
     assert done.returncode == 0, done.stderr
     assert "complete" in done.stdout

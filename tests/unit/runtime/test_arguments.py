@@ -105,7 +105,7 @@ def test_params_that_are_beside_run_py_and_not_here(tmp_path: Path, monkeypatch:
         folder.mkdir(parents=True)
     (there / "configs" / "params.yaml").touch()
     monkeypatch.chdir(here)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(there / "run.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(there / "run.py"), raising=False)
     words = ["CPU", "--mode", "train", "--params", "configs/params.yaml"]
     found = parse_arguments(words)
     assert found.params == there / "configs" / "params.yaml"
