@@ -520,6 +520,13 @@ def test_errors_of_the_dataset_reach_the_caller(mode: DataLoaderMode) -> None:
         next(iter(loader))
 
 
+def test_errors_of_worker_processes_are_told_in_one_line() -> None:
+    with pytest.raises(Error) as caught:
+        DataLoader(options(), Numbers(5, breaks_at(0)), num_workers=1, mode=DataLoaderMode.Async)
+    assert caught.value.message.endswith("failed to start, KeyError: 'element 0 is broken'.")
+    assert "Original Traceback" in str(caught.value.__cause__)
+
+
 @pytest.mark.parametrize(
     ("dataset", "says"),
     [

@@ -100,5 +100,5 @@ def test_converted_parameters_have_the_vendors_names() -> None:
     assert isinstance(linear.weight, samba.SambaParameter)
     samba.from_torch_(linear)  # again, by its older name
     assert linear.weight.sn_name == "linear__weight"
-    with pytest.raises(SambaFlowError, match="not an nn.Module"):
+    with pytest.raises(SambaFlowError, match=r"not an nn\.Module"):
         samba.from_torch_model_(torch.ones(1))  # type: ignore[arg-type]

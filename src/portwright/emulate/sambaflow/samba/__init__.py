@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow import _ledger, _state
 from portwright.emulate.sambaflow._model import convert
 from portwright.emulate.sambaflow._refusal import SambaFlowError, not_emulated
 from portwright.emulate.sambaflow.samba import directives, optim, sambatensor, utils
@@ -140,9 +142,17 @@ groupby = not_emulated("samba.groupby", "it belongs to parallel patterns, which 
 def _start_again() -> None:
     """A process with nothing compiled and nothing parsed, for tests."""
     session.__init__()  # type: ignore[misc]
+    _ledger.forget_all()
     _state.command = None
 
 
-# The import of the module of that name has put the module here.
-globals()["session"] = session
+class _Samba(ModuleType):
+    """Keeps the session's object under its name, where Python would put the module of that name each time it is imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "session" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
 globals()["nn"] = nn_
+sys.modules[__name__].__class__ = _Samba

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow import _ledger, _state
 from portwright.emulate.sambaflow._compiler import build, list_optimizers
 from portwright.emulate.sambaflow._device import Device
 from portwright.emulate.sambaflow._judge import choose_strictness
 from portwright.emulate.sambaflow._model import match_inputs, plain
 from portwright.emulate.sambaflow._pef import Pef
 from portwright.emulate.sambaflow._refusal import SambaFlowError, refuse
+from portwright.emulate.sambaflow._requests import Start, check_hyperparameters, find_outputs
 from portwright.emulate.sambaflow._step import TracedStep
 from portwright.emulate.sambaflow._systems import choose_precision, choose_system
 from portwright.emulate.sambaflow.logging import samba_logger
@@ -54,6 +54,7 @@ class SambaSession:
         self._roots: list[int] | None = None
         self._init_output_grads = True
         self._steps: dict[float | None, TracedStep] = {}
+        self._entry: _ledger.Entry | None = None
 
     def setup(self, args: Any = None, **options: Any) -> None:
         """Accepted: the emulator needs nothing set up."""
@@ -109,6 +110,8 @@ class SambaSession:
         )
         path = Path(config.get("output_folder") or "out") / pef_name / f"{pef_name}.pef"
         pef.write(path)
+        _ledger.count("compile")
+        _ledger.note_program("compilation", type(model).__name__)
         self.pef_path = str(path)
         samba_logger.info("emulated: wrote %s; no RDU can run it", path)
         return str(path)
@@ -160,6 +163,8 @@ class SambaSession:
         self.buffer_dict = {
             name: from_torch_tensor(tensor.detach(), name=name) for name, tensor in model.named_buffers()
         }
+        _ledger.count("trace_graph")
+        self._entry = _ledger.note_program("training" if listed else "inference", type(model).__name__)
         _state.mark_fresh(model)
         return tuple(self._outputs)
 
@@ -197,14 +202,18 @@ class SambaSession:
         )
         if not sections:
             raise SambaFlowError("section_types is empty.", f"Name some of {', '.join(device.sections())}.")
-        wanted = self._wanted(output_tensors)
+        wanted = find_outputs(self._outputs, output_tensors)
         inputs = match_inputs(input_tensors, pef.inputs)
         values = plain(inputs)
-        hyperparameters = self._check_hyperparameters(hyperparam_dict or {}, sections)
+        hyperparameters = check_hyperparameters(hyperparam_dict or {}, model, device, sections)
         device.check_order(sections, values)
         device.step = self._step_for(hyperparameters.pop("p", None))
-        grads = self._output_grads(wanted, grad_of_outputs) if "bckwd" in sections else None
+        grads = None
+        if "bckwd" in sections:
+            start = Start(self._outputs, self._roots, self._init_output_grads)
+            grads = start.gradients(device.step, wanted, grad_of_outputs)
         device.run(sections, values, grads, hyperparameters, [entry.defaults for entry in pef.optimizers])
+        self._count("run")
         if "bckwd" in sections:
             self._hand_out_gradients(model, device, inputs)
         if "opt" in sections:
@@ -217,42 +226,11 @@ class SambaSession:
                 self._outputs[index].copy_(result)
         return results
 
-    def _wanted(self, output_tensors: Any) -> list[int]:
-        if output_tensors is None:
-            return list(range(len(self._outputs)))
-        if isinstance(output_tensors, Tensor):
-            output_tensors = [output_tensors]
-        names = {tensor.sn_name: index for index, tensor in enumerate(self._outputs)}
-        found = []
-        for tensor in output_tensors:
-            name = getattr(tensor, "sn_name", None)
-            if name not in names:
-                raise SambaFlowError(
-                    f"output_tensors has a tensor named {name!r}, which is no output of the program.",
-                    "Give model.output_tensors, or what trace_graph returned.",
-                )
-            found.append(names[name])
-        return found
-
-    def _check_hyperparameters(self, given: Mapping[str, float], sections: Sequence[str]) -> dict[str, float]:
-        model, device, _ = self._ready("run")
-        valid = {u.owner.argin_region_name + key for u in device.updates for key in u.owner.hyperparameters}
-        if any(isinstance(part, nn.Dropout) for part in model.modules()):
-            valid.add("p")
-        for key, value in given.items():
-            if key not in valid:
-                raise SambaFlowError(
-                    f"hyperparam_dict has '{key}', which this program has not.", suggest(str(key), valid)
-                )
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise SambaFlowError(f"hyperparam_dict['{key}'] is {value!r}.", "Give a finite number.")
-        rates = [u.owner.argin_region_name + "lr" for u in device.updates]
-        if "opt" in sections and any(rate not in given for rate in rates):
-            samba_logger.warning(
-                "no lr in hyperparam_dict: the device uses the one that was compiled, whatever the optimizer on the host says",
-                log_limit=1,
-            )
-        return {str(key): float(value) for key, value in given.items()}
+    def _count(self, call: str) -> None:
+        _ledger.count(call)
+        if self._entry is not None:
+            self._entry.used = True
+            self._entry.calls += call == "run"
 
     def _step_for(self, dropout: float | None) -> TracedStep:
         """The program with another dropout rate, which the device takes as a number and we as another trace."""
@@ -278,50 +256,6 @@ class SambaSession:
                     part.p = rate
         return self._steps[dropout]
 
-    def _output_grads(self, wanted: Sequence[int], given: Sequence[Tensor | None] | None) -> list[Tensor]:
-        """Where backward starts: gradients given for the outputs, else those set as sn_grad, else ones at the loss."""
-        _, device, _ = self._ready("run")
-        shapes = device.step.outputs
-        explicit: dict[int, Tensor] = {
-            index: tensor.sn_grad for index, tensor in enumerate(self._outputs) if tensor.sn_grad is not None
-        }
-        if given is not None:
-            listed = [given] if isinstance(given, Tensor) else list(given)
-            if len(listed) != len(wanted):
-                raise SambaFlowError(
-                    f"grad_of_outputs has {len(listed)} gradient(s) for {len(wanted)} output(s).",
-                    "Give one for each.",
-                )
-            explicit |= {i: grad for i, grad in zip(wanted, listed, strict=True) if grad is not None}
-        grads = [torch.zeros_like(output) for output in shapes]
-        for index, grad in explicit.items():
-            expected = shapes[index]
-            if tuple(grad.shape) != tuple(expected.shape) or grad.dtype != expected.dtype:
-                raise SambaFlowError(
-                    f"the gradient of output {index} is {grad.dtype}{list(grad.shape)}, and the output "
-                    f"{expected.dtype}{list(expected.shape)}.",
-                    "Give it the output's shape and type, as model.output_tensors has them.",
-                )
-            grads[index] = (
-                plain([grad])[0].clone() if isinstance(grad, SambaTensor) else grad.detach().clone()
-            )
-        if explicit:
-            return grads
-        if not self._init_output_grads:
-            raise SambaFlowError(
-                "section 'bckwd' has no gradient to start from: init_output_grads is False.",
-                "Give grad_of_outputs, or set output.sn_grad, or trace with init_output_grads=True.",
-            )
-        roots = self._roots if self._roots is not None else device.step.sinks()
-        if self._roots is None and len(roots) != 1:
-            raise SambaFlowError(
-                f"the model has {len(roots)} outputs that could be its loss (numbers {', '.join(map(str, roots))}).",
-                "Return one loss, name it with trace_graph(..., loss_indices=[0]), or give grad_of_outputs.",
-            )
-        for index in roots:
-            grads[index] = torch.ones_like(shapes[index])
-        return grads
-
     def _hand_out_gradients(self, model: nn.Module, device: Device, inputs: Sequence[SambaTensor]) -> None:
         for name, parameter in model.named_parameters():
             parameter.sn_grad = device.last_grads.get(name)  # type: ignore[attr-defined]
@@ -333,6 +267,7 @@ class SambaSession:
     def to_cpu(self, model: nn.Module) -> None:
         """Brings weights and optimizer state of the device to the host, which is stale until then."""
         device = self._device_of(model, "samba.session.to_cpu")
+        self._count("to_cpu")
         device.store(model)
         for update in device.updates:
             device.store_state(update)
@@ -401,10 +336,3 @@ def _index(given: Any, count: int) -> int:
 
 session = SambaSession()
 """The one session of a process."""
-
-
-def __getattr__(name: str) -> Any:
-    # `import sambaflow.samba.session` puts this module where the object was: it answers for it.
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(session, name)
