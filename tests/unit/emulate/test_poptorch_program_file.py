@@ -290,6 +290,13 @@ def test_what_is_wrong_is_said(change: Callable[[Any], Any], said: str) -> None:
         Program.from_file_parts(sign(data, tensors), tensors)
 
 
+def test_a_value_that_is_both_a_tensor_and_several() -> None:
+    data, tensors = parts()
+    data["outputs"] = [{"value": [0]}, {"value": [0, 1]}]
+    with pytest.raises(poptorch_core.Error, match="no op of it gives"):
+        Program.from_file_parts(sign(data, tensors), tensors)
+
+
 def test_a_named_tuple_of_a_file_runs_no_code() -> None:
     data, tensors = trace(Step(scored), rows()).to_file_parts()
     data["structure"] = {

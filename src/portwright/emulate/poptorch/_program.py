@@ -12,7 +12,8 @@ from torch import Tensor
 from portwright.emulate.poptorch import _program_file
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._partials import choose_target
-from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode, build
+from portwright.emulate.poptorch._program_code import build
+from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode
 from portwright.emulate.poptorch._program_structure import rebuild
 from portwright.emulate.poptorch._program_trace import trace
 
@@ -88,7 +89,7 @@ class Program:
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
             if torch.is_autocast_enabled("cpu"):  # its casts are in the program
                 stack.enter_context(torch.autocast("cpu", enabled=False))
-            results = list(self._forward(*given))
+            results = self._forward(*given)
         for ref, tensor in zip(self._parts.layouts, given, strict=True):
             if ref.kind == "weight" and ref.key in self.written and tensor is not weights[ref.key]:
                 weights[ref.key].detach().copy_(tensor)  # had other strides than the program's
@@ -110,7 +111,13 @@ class Program:
     @classmethod
     def from_file_parts(cls, data: Any, tensors: Mapping[str, Tensor]) -> Program:
         """The program that `to_file_parts` gave; refuses what it does not know, and runs nothing but ops of torch."""
-        return cls(_program_file.read(data, tensors))
+        parts = _program_file.read(data, tensors)
+        try:
+            return cls(parts)
+        except KeyError as error:
+            raise createPoptorchError(
+                f"the compiled program uses {error}, which no op of it gives."
+            ) from error
 
     def _bind(
         self, ref: Given, layout: Layout, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 
 class Given(NamedTuple):
@@ -211,37 +210,3 @@ def account(ops: Sequence[Op], leaving: frozenset[int]) -> list[ProgramNode]:
         )
         for number, op in enumerate(ops)
     ]
-
-
-def build(
-    ops: Sequence[Op],
-    given: Sequence[Given],
-    results: Sequence[Ref],
-    replace_target: Callable[[Any], Any],
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The function that takes the given tensors and gives the results, dropping each value at its last use."""
-    graph = fx.Graph()
-    nodes: dict[Ref, fx.Node] = {
-        ref: graph.placeholder(f"given_{number}") for number, ref in enumerate(given)
-    }
-
-    def find(ref: Ref) -> fx.Node:
-        node = nodes.get(ref)
-        if node is None:
-            if not isinstance(ref, Value) or not ref.path:
-                raise KeyError(ref)
-            parent = find(Value(ref.op, ref.path[:-1]))
-            with graph.inserting_after(
-                parent
-            ):  # at once, so that the tuple's other tensors are not held by it
-                node = graph.call_function(operator.getitem, (parent, ref.path[-1]))
-            nodes[ref] = node
-        return node
-
-    for number, op in enumerate(ops):
-        nodes[Value(number)] = graph.call_function(
-            replace_target(op.target), map_refs(op.args, find), map_refs(dict(op.kwargs), find)
-        )
-    graph.output(tuple(find(ref) for ref in results))
-    forward: Callable[..., tuple[Tensor, ...]] = fx.GraphModule({}, graph).forward
-    return forward
