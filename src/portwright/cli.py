@@ -416,7 +416,9 @@ def verify(
     ] = None,
     emulate: Annotated[
         str | None,
-        typer.Option(help="Run the port under the rules of this target's emulated package, step for step: ipu."),
+        typer.Option(
+            help="Run the port under the rules of this target's emulated package, step for step: ipu."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -514,11 +516,11 @@ def emulate(
         typer.Argument(help="The script and its arguments, or -m MODULE and its arguments."),
     ] = None,
     copies: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="ipu: explicit, or implicit: weights also come back to the host when a parameter is touched, as in PopTorch 3.x."
+            help="ipu: explicit (the default), or implicit: weights also come back when a parameter is touched, as in PopTorch 3.x."
         ),
-    ] = "explicit",
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write what the script made and called to this file.")
     ] = None,

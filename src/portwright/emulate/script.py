@@ -35,7 +35,7 @@ def emulate_script(
     target: str,
     words: Sequence[str],
     *,
-    copies: str = "explicit",
+    copies: str | None = None,
     json_path: Path | None = None,
 ) -> int:
     """Runs `SCRIPT ARGS` or `-m MODULE ARGS`, tells what it made on stderr, and gives the exit status.
@@ -45,10 +45,13 @@ def emulate_script(
     """
     package = _package_of(target)
     _check(words, copies, json_path)
-    os.environ[COPIES_VARIABLE] = copies
-    # Processes that the script starts anew (spawn, forkserver, subprocess) find the emulator by its name.
+    if copies is not None:
+        os.environ[COPIES_VARIABLE] = copies
+    # Processes that the script starts anew find the emulator by its name: subprocess asks the environment, and
+    # multiprocessing takes this process's path over.
     paths = [_CHILDREN, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path.insert(0, _CHILDREN)
     lend(package)
     title, name = PACKAGES[package], get_target(target).name
     _say(f"emulated: the rules of {title} on this machine's CPU; no {name} is used, and times say nothing.")
@@ -84,8 +87,8 @@ def _package_of(target: str) -> str:
     return package
 
 
-def _check(words: Sequence[str], copies: str, json_path: Path | None) -> None:
-    if copies not in COPIES:
+def _check(words: Sequence[str], copies: str | None, json_path: Path | None) -> None:
+    if copies is not None and copies not in COPIES:
         raise UserError(f"--copies is '{copies}'.", suggest(copies, COPIES))
     if not words or words == ["-m"]:
         raise UserError("no script is given.", "Write portwright emulate ipu train.py, or -m package.train.")
