@@ -130,7 +130,9 @@ def _names(file: File, anatomy: Anatomy, dialect: Dialect, graph: GraphSlice) ->
         if not file.binds("ModelWithLoss")
         else free(f"{dialect.target.capitalize()}ModelWithLoss")
     )
-    return Names(training, inference, wrapper, helper, base, dialect.averages)
+    return Names(
+        training, inference, wrapper, helper, base, free(f"{dialect.target}_options"), dialect.averages
+    )
 
 
 def _open(

@@ -19,6 +19,7 @@ class Names:
     wrapper: str  # the class with the loss in it
     helper: str  # the class that runs a step, where the vendor has none
     module: str  # nn.Module, as the file writes it
+    options: str  # the function that gives the vendor's options
     averages: bool = False  # whether the executor's loss may be one number a batch
 
 
@@ -89,9 +90,12 @@ class Ipu(Dialect):
     def loss(self, text: str) -> str:
         return f'poptorch.identity_loss({text}, reduction="mean")'
 
+    def helper(self, script: Script, names: Names) -> None:
+        _copy_lines(script, "ipu_options.txt", {"ipu_options": names.options})
+
     def open(self, script: Script, names: Names, wrapped: str, optimizer: str, depth: int) -> None:
         script.line(
-            f"{names.training} = poptorch.trainingModel({wrapped}, poptorch.Options(), {optimizer})", depth
+            f"{names.training} = poptorch.trainingModel({wrapped}, {names.options}(), {optimizer})", depth
         )
         if names.inference:
             # Made from the executor, so that it takes over the weights as they are trained.
@@ -139,17 +143,23 @@ class Rdu(Dialect):
         return kind in self.optimizers and not (kind == "Adam" and decays)
 
     def helper(self, script: Script, names: Names) -> None:
-        text = (Path(__file__).parent / "rdu_step.txt").read_text(encoding="utf-8")
-        for line in text.replace("RduTraining", names.helper).replace("MODULE", names.module).splitlines():
-            bare = line.lstrip(" ")
-            script.line(bare, (len(line) - len(bare)) // 4)
-        script.line("").line("")
+        _copy_lines(script, "rdu_step.txt", {"RduTraining": names.helper, "MODULE": names.module})
 
     def open(self, script: Script, names: Names, wrapped: str, optimizer: str, depth: int) -> None:
         script.line(f"{names.training} = {names.helper}({wrapped}, {optimizer})", depth)
 
     def to_host(self, names: Names) -> str:
         return f"{names.training}.to_host()"
+
+
+def _copy_lines(script: Script, file: str, replaced: dict[str, str]) -> None:
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    for line in text.splitlines():
+        bare = line.lstrip(" ")
+        script.line(bare, (len(line) - len(bare)) // 4)
+    script.line("").line("")
 
 
 DIALECTS: dict[str, Dialect] = {dialect.target: dialect for dialect in (Ipu(), Rdu())}
