@@ -42,7 +42,7 @@ def _tables() -> Iterator[str]:
         counts[row.status] += 1
         line = f"| `{row.name}` | {row.status} | {row.why.replace('|', chr(92) + '|')} |"
         by_section[_SECTIONS.get(row.module, _REST)].append(line)
-    said = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    said = "; ".join(f"{number} {status}" for status, number in counts.most_common())
     yield f"Of {counts.total()} public names: {said}."
     for title, lines in by_section.items():
         yield f"\n## {title}\n\n| `poptorch.` | here | why, or what is left out |\n| --- | --- | --- |"
