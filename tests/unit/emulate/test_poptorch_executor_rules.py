@@ -291,6 +291,15 @@ def test_weights_that_ipus_do_not_have(dtype: torch.dtype) -> None:
         poptorch.inferenceModel(Holding(torch.ones(2, dtype=dtype)))(torch.ones(2))
 
 
+def test_replica_groups_of_weights_are_not_emulated() -> None:
+    executor = poptorch.inferenceModel(Holding(torch.ones(2)))
+    assert executor.value.shape == (2,)
+    with pytest.raises(poptorch.Error, match="not emulated"):
+        executor.value.replicaGrouping(
+            poptorch.CommGroupType.Orthogonal, 2, poptorch.VariableRetrievalMode.OnePerGroup
+        )
+
+
 # On the host
 
 

@@ -181,6 +181,19 @@ def test_inference_follows_training(of_executor: bool) -> None:
     torch.testing.assert_close(inference(BATCH[0]), model(BATCH[0]).detach())
 
 
+def test_inference_follows_after_copies_of_its_own() -> None:
+    model = Classifier(norm=True)
+    training = poptorch.trainingModel(model)
+    inference = poptorch.inferenceModel(model)
+    inference(BATCH[0])
+    inference.copyWeightsToHost()
+    training(*BATCH)
+    before = model.last.weight.detach().clone()
+    inference(BATCH[0])
+    inference.copyWeightsToHost()
+    assert not torch.equal(weight(model), before)
+
+
 def test_inference_made_before_training_does_not_follow(caplog: pytest.LogCaptureFixture) -> None:
     model = Classifier()
     inference = poptorch.inferenceModel(model)
@@ -298,6 +311,9 @@ def test_constants_of_the_program_stay() -> None:
     with pytest.raises(poptorch.Error, match="ADAM"):
         executor.setOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
     executor.setOptimizer(torch.optim.SGD(model.parameters(), lr=0.2))
+    half = poptorch.optim.SGD(model.parameters(), lr=0.1, use_combined_accum=False, accum_type=torch.float16)
+    with pytest.raises(ValueError, match="compiled"):
+        executor.setOptimizer(half)
 
 
 @pytest.mark.parametrize("kind", [poptorch.optim.Adam, torch.optim.Adam])

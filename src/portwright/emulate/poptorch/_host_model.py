@@ -11,6 +11,7 @@ import torch
 from portwright.emulate.poptorch import _impl
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._refused import not_emulated
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._poplar_executor import PoplarExecutor
@@ -19,7 +20,11 @@ COPIES = "PORTWRIGHT_POPTORCH_COPIES"
 
 
 def copies_are_implicit() -> bool:
-    """Whether the host's parameters follow the device by themselves, as in PopTorch 3.4, or only when asked to."""
+    """Whether the host's parameters follow the device by themselves, or only when asked to.
+
+    PopTorch 3.4 copies when the host looks at a weight; implicit copies are made after each call here, which whoever
+    looks cannot tell apart.
+    """
     chosen = os.environ.get(COPIES, "explicit")
     if chosen not in ("explicit", "implicit"):
         raise refuse(f"{COPIES} is {chosen!r}. Valid: explicit (the default), implicit.")
@@ -40,6 +45,24 @@ def owner(model: torch.nn.Module) -> PoplarExecutor | None:
     parent = getattr(type(model), "_poptorch_parent", None) if _impl.isWrapped(model) else None
     found: PoplarExecutor | None = parent() if parent is not None else None
     return found
+
+
+class Weight:
+    """A parameter read through an executor: as in the real package an object with the tensor's attributes, and no tensor."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self._parameter = parameter
+
+    def replicaGrouping(self, comm_group_type: Any, shards: Any, variable_retrieval_mode: Any) -> None:
+        raise not_emulated("replicaGrouping()", "all replicas have the same weights here.")
+
+    def __getattr__(self, attr: str) -> Any:
+        if attr == "_parameter":
+            raise AttributeError(attr)
+        return getattr(self._parameter, attr)
+
+    def __repr__(self) -> str:
+        return repr(self._parameter)
 
 
 def _wrapper_class(base: type[torch.nn.Module], parent: weakref.ref[PoplarExecutor]) -> type[torch.nn.Module]:

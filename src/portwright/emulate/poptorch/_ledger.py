@@ -55,7 +55,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     for _ in itertools.count():
         name = frame.f_code.co_filename
-        if not name.startswith((_OURS, _TORCH, "<")):
+        if not name.startswith((_OURS, _TORCH, "<frozen ")):
             return f"{name}:{frame.f_lineno}"
         if frame.f_back is None:
             return ""

@@ -26,6 +26,7 @@ class OptimizerLink:
         self.rule: UpdateRule | None = None
         self.optimizer: torch.optim.Optimizer = _checked(optimizer, "trainingModel()")
         _check_parameters(self.optimizer, model)
+        self._check_kind(self.optimizer)
         self._take(self.optimizer)
 
     def compile(self, parameters: Mapping[str, torch.Tensor]) -> UpdateRule:
@@ -37,6 +38,7 @@ class OptimizerLink:
     def set(self, optimizer: Any) -> None:
         """setOptimizer(): variable values go to the device; a changed constant is refused and changes nothing."""
         optimizer = _checked(optimizer, "setOptimizer()")
+        self._check_kind(optimizer)
         if self.rule is not None:
             self.rule.set(optimizer)
         previous = self.optimizer
@@ -48,9 +50,11 @@ class OptimizerLink:
                 optimizer.ipu_state_is_dirty = True
         self._take(optimizer)
 
-    def _take(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_kind(self, optimizer: torch.optim.Optimizer) -> None:
         is_compiled = self.rule is not None
         _optimizer_attributes.convertOptimizerToDict(optimizer, self._tracker, self._options, is_compiled)
+
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         if isinstance(optimizer, optim.Optimizer):
             setattr(optimizer, _STATE_DICT, MethodType(_state_of(weakref.ref(self)), optimizer))

@@ -88,7 +88,8 @@ class PoplarExecutor:
             False  # implicit copies: the host was brought up to date, and nobody has asked yet
         )
         self._said_stale = False
-        self._host_weights_version = 0
+        self._host_weights_version = 0  # of a training model's copies to the host
+        self._version_taken = 0  # the one that an inference model has
         self._source: Callable[[], PoplarExecutor | None] = lambda: (
             None
         )  # whose training an inference follows
@@ -300,9 +301,9 @@ class PoplarExecutor:
             self._warn_of_order()
             return
         trainer.copyWeightsToHostIfNeeded()
-        if self._host_weights_version != trainer._host_weights_version:
+        if self._version_taken != trainer._host_weights_version:
             self.copyWeightsToDevice()
-            self._host_weights_version = trainer._host_weights_version
+            self._version_taken = trainer._host_weights_version
 
     def _warn_of_order(self) -> None:
         if (
@@ -462,7 +463,8 @@ class PoplarExecutor:
             logger.warning(
                 "%s() has no effect on a compiled model: call it on the model before wrapping", attr
             )
-        return getattr(self._user_model, attr)
+        value = getattr(self._user_model, attr)
+        return _host_model.Weight(value) if isinstance(value, torch.nn.Parameter) else value
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise refuse(
