@@ -210,6 +210,11 @@ def test_unknown_log_levels(level):
         poptorch.setLogLevel(level)
 
 
+def test_the_log_goes_to_standard_error_as_it_is_now(capsys):
+    _logging.logger.warning("one %s", "line")
+    assert capsys.readouterr().err.endswith("[poptorch] [warning] one line\n")
+
+
 def test_weak_dictionary_goes_by_identity():
     one, two = T([1.0, 2.0]), T([1.0, 2.0])
     kept = _impl.WeakKeyPtrDict({one: "one"})

@@ -64,9 +64,17 @@ class _PoptorchFormatter(logging.Formatter):
         return line if colour is None or self.outputToFile() else f"\x1b[1;{colour}m{line}\x1b[0m"
 
 
+class _Console(logging.StreamHandler):  # type: ignore[type-arg]  # takes no argument before Python 3.11
+    """Writes to what sys.stderr is at the time, which a test or a notebook may have replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def _start() -> None:
     if not logger.handlers:
-        console = logging.StreamHandler()
+        console = _Console()
         console.setFormatter(_PoptorchFormatter())
         logger.addHandler(console)
     setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))
