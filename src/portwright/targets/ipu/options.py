@@ -106,6 +106,8 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
         options.enableExecutableCaching(str(Path(section.enable_executable_caching).expanduser()))
     if section.synthetic_data:
         options.enableSyntheticData(True)
+    if section.auto_round_num_ipus:
+        options.autoRoundNumIPUs(True)
     if section.blocks:
         options.setExecutionStrategy(_strategy(poptorch, section))
     if is_offline:
@@ -125,6 +127,7 @@ KEYS = {
     "outputMode": "output_mode",
     "setAvailableMemoryProportion": "available_memory_proportion",
     "setExecutionStrategy": "execution",
+    "autoRoundNumIPUs": "auto_round_num_ipus",
     "enableExecutableCaching": "enable_executable_caching",
     "enableStochasticRounding": "stochastic_rounding",
     "randomSeed": "random_seed",

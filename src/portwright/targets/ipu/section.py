@@ -65,6 +65,10 @@ class IpuSection(Section):
     blocks: list[Block] = Field(
         [], description="Where the model is cut, in the order in which its modules run."
     )
+    auto_round_num_ipus: bool = Field(
+        False,
+        description="IPUs come in powers of two: reserve more of them than the blocks use, instead of refusing.",
+    )
     enable_executable_caching: str | None = Field(
         None, min_length=1, description="Folder that keeps compiled programs for the next run."
     )
