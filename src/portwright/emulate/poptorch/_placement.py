@@ -160,8 +160,8 @@ def place(
         _check_order(nodes, tags, refuse)
     if blocks.mode != PHASED and len(placement.ipus) > 1:
         _check_one_ipu_a_stage(placement.tags)
-    _check_batches(placement, options)
     _check_number(placement, options)
+    _check_batches(placement, options)
     return placement
 
 
@@ -236,10 +236,11 @@ def _check_batches(placement: Placement, options: Any) -> None:
 
 def _check_number(placement: Placement, options: Any) -> None:
     number = placement.num_ipus
-    made_of = f"{placement.ipus_per_replica} for each of {placement.replication_factor} replicas"
+    replicas = placement.replication_factor
+    made_of = f" ({placement.ipus_per_replica} for each of {replicas} replicas)" if replicas > 1 else ""
     if number > MOST_IPUS:
         raise _impl.createPoptorchError(
-            f"the model needs {number} IPUs ({made_of}), and one process can have {MOST_IPUS}. Use fewer replicas or blocks, or "
+            f"the model needs {number} IPUs{made_of}, and one process can have {MOST_IPUS}. Use fewer replicas or blocks, or "
             "more processes."
         )
     rounded = 1 << (number - 1).bit_length()
@@ -247,7 +248,7 @@ def _check_number(placement: Placement, options: Any) -> None:
         return
     if not options.auto_round_num_ipus:
         raise _impl.createPoptorchError(
-            f"the model needs {number} IPUs ({made_of}), and IPUs are reserved in powers of two: {rounded} here. Use another number, "
+            f"the model needs {number} IPUs{made_of}, and IPUs are reserved in powers of two: {rounded} here. Use another number, "
             "or let PopTorch reserve more than it uses: options.autoRoundNumIPUs(True)."
         )
     logger.warning("%d IPUs are reserved, and the model uses %d of them", rounded, number)
