@@ -550,7 +550,6 @@ def test_what_is_no_flat_batch_of_tensors_is_refused(dataset: Any, says: str) ->
     "second",
     [
         torch.zeros(3),
-        torch.zeros(2, dtype=torch.int),
         [torch.zeros(2)] * 2,
         {"a": torch.zeros(2)},
         torch.zeros(1, 2),
@@ -561,6 +560,18 @@ def test_batches_must_be_alike(second: Any) -> None:
     next(accessor)
     with pytest.raises(Error, match=r"first one of 0: \[2\] torch.float32"):
         next(accessor)
+
+
+@pytest.mark.parametrize("rebatched_size", [None, 2])
+def test_types_are_those_of_the_first_batch(rebatched_size: int | None, caplog: Any) -> None:
+    batches = [torch.ones(2), torch.tensor([2, 3]), torch.tensor([4, 5])]
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        found = list(AsynchronousDataAccessor(batches, rebatched_size=rebatched_size))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in found] == [[1, 1], [2, 3], [4, 5]]
+    assert {batch.dtype for batch in found} == {torch.float32}
+    assert caplog.text.count("converted to the types of the first one") == 1
+    with pytest.raises(TypeError, match="batch_size"):
+        len(AsynchronousDataAccessor(batches, rebatched_size=2))  # type: ignore[arg-type]
 
 
 def test_a_smaller_batch_at_the_end_is_refused_before_it_comes() -> None:

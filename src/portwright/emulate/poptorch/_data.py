@@ -327,7 +327,10 @@ class AsynchronousDataAccessor:
     def __len__(self) -> int:
         length = len(self._dataset)
         if self.rebatched_size and getattr(self._dataset, "_accessor", None) is not self:
-            return int(length * self._dataset.batch_size // self.rebatched_size)
+            size = getattr(self._dataset, "batch_size", None)
+            if size is None:
+                raise TypeError("rebatched data has a length only where the dataset has a batch_size.")
+            return int(length * size // self.rebatched_size)
         return length
 
     def __iter__(self) -> AsynchronousDataAccessor:

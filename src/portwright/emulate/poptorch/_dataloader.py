@@ -144,11 +144,8 @@ class AsynchronousWorker:
         layout = Layout(batch, any_batch)
         if self._first is None:
             self._first = layout
-        elif layout.parts != self._first.parts:
-            raise createPoptorchError(
-                f"a batch of {layout} follows a first one of {self._first}, and the buffers are made for the first. "
-                "Use drop_last=True, rebatched_size or collate_fn to have them all alike"
-            )
+        else:
+            layout.fit(self._first)
         return layout
 
 

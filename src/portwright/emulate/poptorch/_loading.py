@@ -30,6 +30,7 @@ class Layout:
         self._keys = list(batch) if isinstance(batch, dict) else None
         self._single = isinstance(batch, torch.Tensor)
         self._names: list[Any] = []
+        self._said = False
         for index, tensor in enumerate(self._items(batch)):
             self._names.append(self._keys[index] if self._keys else index)
             if not isinstance(tensor, torch.Tensor):
@@ -37,7 +38,7 @@ class Layout:
                     f"an element of the dataset holds {type(tensor).__name__} at {self._names[-1]!r}. It must be a "
                     "tensor, or a flat list, tuple or dict of tensors"
                 )
-        tensors = self.tensors(batch)
+        tensors = list(self._items(batch))
         if not tensors:
             raise createPoptorchError("an element of the dataset holds no tensor")
         if any_batch and {tensor.shape[:1] for tensor in tensors} != {tensors[0].shape[:1] or None}:
@@ -51,8 +52,22 @@ class Layout:
             for name, tensor in zip(self._names, tensors, strict=True)
         ]
 
+        self._types = [tensor.dtype for tensor in tensors]
+
+    def fit(self, first: Layout) -> None:
+        """Takes the place of the first batch, whose shapes must be the same and whose types are taken over."""
+        if [part[:2] for part in self.parts] != [part[:2] for part in first.parts]:
+            raise createPoptorchError(
+                f"a batch of {self} follows a first one of {first}, and the buffers are made for the first. Use "
+                "drop_last=True, rebatched_size or collate_fn to have them all alike"
+            )
+        if self._types != first._types and not first._said:
+            first._said = True
+            logger.warning("a batch of %s is converted to the types of the first one: %s", self, first)
+        self._types = first._types
+
     def tensors(self, batch: Any) -> list[torch.Tensor]:
-        return list(self._items(batch))
+        return [tensor.to(dtype) for tensor, dtype in zip(self._items(batch), self._types, strict=True)]
 
     def build(self, batch: Any, tensors: list[torch.Tensor] | None) -> Any:
         """The batch as it is handed out, with other tensors in it."""
@@ -126,10 +141,15 @@ class Buffers:
 
 
 def told(error: BaseException) -> str:
-    """What an error says, in the middle of a sentence."""
+    """What an error says, in one line and in the middle of a sentence; the whole of it is chained."""
     if isinstance(error, Error):
         return error.message.rstrip(".")
-    return f"{type(error).__name__}: {error}".rstrip(".: ")
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith(
+        "Caught "
+    ):  # by a worker process of torch's loader, with its traceback before the last line
+        return lines[-1].rstrip(".")
+    return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
 
 
 def check_settings(buffer_size: Any, sleep: Any, strategy: Any, rebatched_size: Any) -> None:
