@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from unit.emulate.executor_models import Classifier, make_batch, train_plainly
 
 from portwright.emulate import poptorch
+from portwright.emulate.poptorch._batching import Batching
 
 MICRO = 2
 
@@ -242,6 +245,28 @@ def test_inputs_of_groups_of_replicas() -> None:
         assert poptorch.inferenceModel(Same(), chosen)(x).tolist() == expected
 
 
+@given(
+    iterations=st.integers(1, 4),
+    accumulation=st.integers(1, 4),
+    groups=st.integers(1, 4),
+    group_size=st.integers(1, 3),
+    orthogonal=st.booleans(),
+    micro=st.integers(1, 3),
+)
+def test_micro_batches_cover_the_input(
+    iterations: int, accumulation: int, groups: int, group_size: int, orthogonal: bool, micro: int
+) -> None:
+    batching = Batching(iterations, accumulation, groups * group_size, group_size, orthogonal)
+    x = torch.arange(batching.micro_batches * micro)
+    assert batching.micro_batch_size(x, "x") == micro
+    runs, replicas = range(batching.runs_per_replica), range(batching.replicas)
+    given_out = torch.cat([batching.micro_batch(x, run, replica) for run in runs for replica in replicas])
+    if group_size == 1:
+        assert torch.equal(given_out, x)  # the order in memory, replicas fastest
+    counts = torch.bincount(given_out, minlength=len(x))
+    assert torch.equal(counts, torch.full_like(x, group_size))  # each sample once a member of its group
+
+
 def test_the_same_seed_drops_the_same_and_leaves_the_host_alone() -> None:
     x = torch.randn(4, 6)
     results = []
@@ -306,6 +331,24 @@ def test_anchored_tensors() -> None:
     assert {"Gradient___first.weight", "UpdatedVar___first.weight", "first.weight"} <= set(
         executor.getTensorNames()
     )
+
+
+def test_a_gradient_that_there_is_none_of() -> None:
+    class Unused(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Linear(2, 2)
+
+    chosen = options()
+    chosen.anchorTensor("grad", "Gradient___spare.bias")
+    with pytest.raises(poptorch.Error, match=r"does not depend on spare\.bias"):
+        poptorch.trainingModel(Unused(), chosen)(*make_batch(4))
+    model = Unused()
+    before = model.spare.weight.detach().clone()
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+    executor(*make_batch(4))
+    executor.copyWeightsToHost()
+    assert torch.equal(model.spare.weight, before)  # as in torch: without a gradient, not even decay
 
 
 def test_an_unknown_anchor_is_refused_with_the_nearest() -> None:

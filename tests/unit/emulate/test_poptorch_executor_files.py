@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -173,6 +173,38 @@ def test_an_unwritable_place_is_said(tmp_path: Path) -> None:
         executor.save(str(tmp_path / "file" / "model"))
 
 
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = poptorch.inferenceModel(Classifier())
+    executor(BATCH[0])
+    path = tmp_path / "model.poptorch"
+    executor.save(str(path))
+    before = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(poptorch.Error, match="No space left"):
+        executor.save(str(path))
+    assert path.read_bytes() == before
+    assert names_in(tmp_path) == ["model.poptorch"]
+
+
+def test_anchors_of_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.poptorch")
+    made = poptorch.Options()
+    made.anchorTensor("hidden", "first/Linear:0", poptorch.OutputMode.Final)
+    executor = poptorch.inferenceModel(Classifier(), made)
+    executor(BATCH[0])
+    executor.save(path)
+    loaded = poptorch.load(path)
+    loaded(BATCH[0])
+    assert torch.equal(loaded.getAnchoredTensor("hidden"), executor.getAnchoredTensor("hidden"))
+    assert loaded.getTensorNames() == executor.getTensorNames()
+    with pytest.raises(poptorch.Error, match="without the anchored tensor last/Linear:0"):
+        poptorch.load(path, lambda options: options.anchorTensor("more", "last/Linear:0"))
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "model.poptorch"
@@ -282,6 +314,37 @@ def test_other_graphs_and_options_have_other_files(tmp_path: Path, caplog: pytes
         run(Classifier(), poptorch.Options())
     assert "made anew" in caplog.text
     assert sum(file.read_bytes() != b"torn" for file in files) == 1
+
+
+class Pair(NamedTuple):
+    double: torch.Tensor
+    more: Any
+
+
+class Paired(nn.Module):
+    def __init__(self, more: Any) -> None:
+        super().__init__()
+        self.more = more
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(x * 2, self.more)
+
+
+def test_cached_results_keep_the_users_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        executor = poptorch.inferenceModel(
+            Paired("text"), poptorch.Options().enableExecutableCaching(str(tmp_path))
+        )
+        assert isinstance(executor(BATCH[0]), Pair)
+    assert len(names_in(tmp_path)) == 1
+    executor.save(str(tmp_path / "saved"))
+    assert type(poptorch.load(str(tmp_path / "saved"))(BATCH[0])) is tuple
+    other = poptorch.inferenceModel(Paired(object), poptorch.Options().enableExecutableCaching(str(tmp_path)))
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        assert other(BATCH[0]).more is object
+    assert "not cached" in caplog.text
+    with pytest.raises(poptorch.Error, match="returns a type"):
+        other.save(str(tmp_path / "other"))
 
 
 def test_the_environment_names_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,17 @@ def test_a_model_is_wrapped_for_training_once(through_executor: bool) -> None:
     (executor if through_executor else model).destroy()
     assert type(model) is Classifier
     poptorch.trainingModel(executor if through_executor else model)(*make_batch(2))
+
+
+def test_a_model_whose_executor_is_gone_can_be_freed() -> None:
+    model = Classifier()
+    poptorch.trainingModel(model)
+    gc.collect()
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        poptorch.trainingModel(model)
+    model.destroy()  # type: ignore[operator]
+    assert type(model) is Classifier
+    model(*make_batch(2))[1].backward()
 
 
 def test_parameters_of_another_model_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 
 from portwright.emulate.poptorch._archive import Archive, write_archive
 from portwright.emulate.poptorch._errors import AssertedError, refuse
-from portwright.emulate.poptorch._executable import Executable
+from portwright.emulate.poptorch._executable import Executable, anchors_of
 from portwright.emulate.poptorch._inputs import Signature
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._optimizer_link import OptimizerLink
@@ -27,6 +27,7 @@ from portwright.emulate.poptorch._saved_options import (
     options_to_json,
 )
 from portwright.emulate.poptorch._structure import Structure
+from portwright.emulate.poptorch.poptorch_core import Error
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._poplar_executor import PoplarExecutor
@@ -126,6 +127,13 @@ def check_fits(loaded: Loaded, weights: Mapping[str, torch.Tensor], options: Any
             raise refuse(
                 f"{filename} was compiled for another model: its {name} is {dtype} {shape}, this model has {found}."
             )
+    for anchor in anchors_of(options).values():
+        is_computed = ":" in anchor.name or anchor.name.startswith("input/") or anchor.name == "loss"
+        known = loaded.executable.results if is_computed else loaded.executable.tensor_names
+        if anchor.name not in known:
+            raise refuse(
+                f"{filename} was compiled without the anchored tensor {anchor.name}. Compile it anew."
+            )
     compiled = loaded.data.options
     pairs = [(name, getattr(compiled, name), getattr(options, name)) for name in _COUNTS]
     accumulation = (compiled.Training.gradient_accumulation, options.Training.gradient_accumulation)
@@ -167,15 +175,19 @@ def through_cache(executable: Executable, options: Any, version: str) -> Executa
     popart = options._popart.options
     if not popart.get("enableEngineCaching") or not popart.get("cachePath"):
         return executable
-    path = Path(popart["cachePath"]) / f"{_key(executable, options, version)}.poptorch"
+    try:
+        path = Path(popart["cachePath"]) / f"{_key(executable, options, version)}.poptorch"
+    except Error as error:  # a result that no file can hold
+        logger.warning("the executable is not cached: %s", error)
+        return executable
     if path.exists():
         try:
-            cached = read(str(path), version).executable
-        except Exception as error:
+            program = read(str(path), version).executable.program
+        except Error as error:
             logger.warning("the cached executable %s is of no use and is made anew: %s", path, error)
         else:
             logger.info("found the executable cached: %s", path)
-            return cached
+            return replace(executable, program=program)  # with the classes of this process's results
     write(str(path), executable, options, version)
     logger.info("the executable was put into the cache: %s", path)
     return executable

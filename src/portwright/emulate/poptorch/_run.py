@@ -9,6 +9,7 @@ import torch
 
 from portwright.emulate.poptorch._batching import Batching
 from portwright.emulate.poptorch._device import Image, RandomState
+from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._executable import LOSS_SCALE, Executable, anchors_of
 from portwright.emulate.poptorch._inputs import to_device
 from portwright.emulate.poptorch._naming import GRADIENT, UPDATED
@@ -84,7 +85,7 @@ class Run:
         for short, anchor in self._anchors.items():
             name = anchor.name
             if name.startswith(GRADIENT):
-                self._kept[short].add(run, replica, gradients[name.removeprefix(GRADIENT)])
+                self._kept[short].add(run, replica, _gradient(gradients, name.removeprefix(GRADIENT)))
             elif self._rule is not None and name in (numbers := self._rule.params()):
                 self._kept[short].add(run, replica, numbers[name])
             elif not name.startswith(UPDATED):
@@ -98,3 +99,9 @@ class Run:
                 value = self._image.parameters[anchor.name.removeprefix(UPDATED)]
                 for replica in range(self._batching.replicas):
                     self._kept[short].add(iteration, replica, value)
+
+
+def _gradient(gradients: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in gradients:
+        raise refuse(f"anchorTensor() names {GRADIENT}{name}, but the loss does not depend on {name}.")
+    return gradients[name]
