@@ -101,8 +101,12 @@ def test_every_figure_of_the_machine_has_a_source() -> None:
     assert {"memory_bytes", "num_cores", "streaming_bytes", "flops_per_second"} <= set(machine.sources)
 
 
-def test_it_cannot_run_here_and_says_what_can_be_done() -> None:
+def test_it_cannot_run_here_and_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "portwright.targets.rdu.is_installed", lambda package: False
+    )  # nor lent by another test
     target = get_target("RDU")
     with pytest.raises(UnsupportedError, match="plan --target rdu"):
         target.make_backend({}, print)
     assert "plan --target rdu" in str(target.why_not())
+    assert "--emulate" in str(target.why_not())

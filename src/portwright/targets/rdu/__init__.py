@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from portwright.errors import UnsupportedError
 from portwright.target import Backend, Flag, Hardware, Target
 from portwright.targets.emulated import EMULATE, explain_missing, is_installed
 from portwright.targets.rdu.section import RduSection
@@ -27,6 +28,9 @@ def why_not() -> str | None:
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
     from portwright.targets.rdu.backend import RduBackend
 
+    reason = None if flags.get(EMULATE.dest) else why_not()
+    if reason is not None:
+        raise UnsupportedError("the target RDU cannot run here:", reason)
     return RduBackend(flags, note)
 
 
