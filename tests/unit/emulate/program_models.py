@@ -270,6 +270,22 @@ def mixed_types(m: nn.Module, x: Tensor, y: Tensor) -> Any:
     return half, low, F.mse_loss(half.float() + low.float(), y), (x > 0), x.int(), x.double().sum()
 
 
+def transforms(m: nn.Module, x: Tensor, y: Tensor) -> Any:
+    slope = torch.func.grad(lambda z: (z**3).sum())(x)
+    return slope, torch.vmap(lambda row: row.sin().sum())(m.linear(x)), scored(m, x, y)
+
+
+def searches(m: nn.Module, x: Tensor, y: Tensor) -> Any:
+    values, places = m.linear(x).topk(2)
+    return (
+        [values, places],
+        x.split([1, 2, 3], 1),
+        list(x.unbind(0)),
+        torch.einsum("bi,bj->ij", x, y),
+        scored(m, x, y),
+    )
+
+
 def complex_numbers(m: nn.Module, x: Tensor, y: Tensor) -> Any:
     wave = torch.fft.rfft(m.linear(x)) * torch.tensor([1 + 2j, 1, -1j])
     return wave, F.mse_loss(torch.fft.irfft(wave, n=4), y)
@@ -320,6 +336,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
     "one_hot": (lambda: Step(hot), lambda: [torch.randn(3, 6), torch.tensor([3, 0, 1])]),
     "penalty": (lambda: Step(penalty), rows),
     "mixed_types": (lambda: Step(mixed_types), rows),
+    "transforms": (lambda: Step(transforms), rows),
+    "searches": (lambda: Step(searches), rows),
+    "normed_weight": (lambda: Scored(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))), rows),
+    "upsampled": (lambda: Scored(nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(3, 2, 3))), lambda: [torch.randn(1, 3, 4, 4), torch.randn(1, 2, 6, 6)]),
+    "bag": (lambda: Scored(nn.EmbeddingBag(11, 4), lambda out, y: F.mse_loss(out, y[:, :4].float())), words),
+    "empty_batch": (lambda: Step(lambda m, x: (m.linear(x), m.linear(x).sum())), lambda: [torch.randn(0, 6)]),
     "complex": (lambda: Step(complex_numbers), rows),
     "scalars": (lambda: Step(scalars), lambda: [torch.randn(3, 6), torch.tensor(2.5), torch.randn(3, 4)]),
     "fixed_values": (lambda: Step(fixed_values), rows),

@@ -468,6 +468,17 @@ def test_memory_of_a_view_belongs_to_the_op_that_made_it() -> None:
     assert exp.kept_bytes == exp.output_bytes == 3 * 4 * 4
 
 
+def test_copies_take_memory_too() -> None:
+    def forward(m: nn.Module, x: Tensor, y: Tensor) -> Any:
+        x.mul_(2)
+        return x, m.linear.weight, scored(m, x, y)
+
+    nodes = trace(Step(forward), rows()).nodes()
+    sizes = [node.output_bytes for node in nodes if node.name == "aten.clone.default"]
+    assert sizes == [3 * 6 * 4, 3 * 6 * 4, 4 * 6 * 4]  # the input, before it is written; what is returned
+    assert nodes[0].last_use > 0
+
+
 def test_without_trained_weights_there_are_no_gradients() -> None:
     model, inputs = make("loss_alone")
     model.requires_grad_(False)

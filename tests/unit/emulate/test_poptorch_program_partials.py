@@ -169,6 +169,19 @@ def test_a_convolution_over_many_channels_loses_in_half() -> None:
     assert often > 2 * once
 
 
+def test_torchs_default_type_has_no_part_in_it() -> None:
+    torch.manual_seed(8)
+    a, b, w = torch.rand(2, 600).half(), torch.rand(600, 2).half(), torch.rand(2, 3, 5).half()
+    x, each = torch.rand(1, 3, 9).half(), ([1], [0], [1], False, [0], 1)
+    expected = in_half(aten.mm.default, a, b), in_half(aten.convolution.default, x, w, None, *each)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = in_half(aten.mm.default, a, b), in_half(aten.convolution.default, x, w, None, *each)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_other_types_are_left_to_torch(dtype: torch.dtype) -> None:
     a, b = torch.randn(3, 40, dtype=dtype), torch.randn(40, 3, dtype=dtype)

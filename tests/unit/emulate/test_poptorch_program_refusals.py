@@ -49,6 +49,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "dlpack": lambda x: torch.from_dlpack(x) + 1,
     "a storage": lambda x: torch.tensor([], dtype=x.dtype).set_(x.untyped_storage()) + 1,
     "an address": lambda x: x.data_ptr(),
+    "a function of each value": lambda x: x.clone().apply_(lambda value: value + 1),
     "equal": lambda x: torch.equal(x, x + 1),
     "allclose": lambda x: torch.allclose(x, x + 1),
     "is_nonzero": lambda x: torch.is_nonzero(x[0, 0]),
@@ -325,3 +326,27 @@ def test_lengths_of_ctc_are_those_of_each_run() -> None:
         inputs[2] = torch.tensor(given)
         (loss,), _ = program.run(weights_of(model), inputs)
         torch.testing.assert_close(loss, model(*inputs).detach())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer torch wants another compiler
+def test_a_module_of_torch_jit_keeps_its_parameters_to_itself() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.jit.script(nn.Linear(6, 4))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return scored(self, x, y)
+
+    with pytest.raises(poptorch_core.Error, match=r"torch\.jit"):
+        trace(Scripted(), rows())
+
+
+def test_a_parameter_that_is_not_the_models_is_said_to_be_a_constant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hidden = nn.Parameter(torch.ones(4))
+    with caplog.at_level("WARNING", "poptorch"):
+        trace(Step(lambda m, x, y: F.mse_loss(m.linear(x) * hidden, y)), rows())
+    assert f"{HERE}:" in caplog.text
+    assert "is not trained" in caplog.text

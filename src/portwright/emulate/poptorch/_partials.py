@@ -85,7 +85,7 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     shape = (*a.shape[:-1], b.shape[-1])
-    return _accumulate(torch.zeros(shape), a.float(), b.float())
+    return _accumulate(torch.zeros(shape, dtype=torch.float32), a.float(), b.float())
 
 
 def _add(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
@@ -182,7 +182,7 @@ def _convolved(
         (n - d * (k - 1) - 1) // s + 1
         for n, k, d, s in zip(padded.shape[2:], w.shape[2:], dilation, stride, strict=True)
     ]
-    total = torch.zeros(groups, channels // groups, num * _count(sizes))
+    total = x.new_zeros(groups, channels // groups, num * _count(sizes))
     for position in itertools.product(*map(range, w.shape[2:])):
         columns = _columns(padded, position, sizes, stride, dilation, groups)
         tap = w[_at(position)].reshape(groups, channels // groups, -1)
@@ -226,7 +226,7 @@ def _weight_gradient(
     behind = [max(end - size, 0) for end, size in zip(needed, received.shape[2:], strict=True)]
     padded = _pad(received, padding, behind)
     rows = sent.transpose(0, 1).reshape(groups, shape[0] // groups, -1)
-    found = torch.empty(shape)
+    found = sent.new_empty(shape)
     for position in itertools.product(*map(range, shape[2:])):
         columns = _columns(padded, position, sizes, stride, dilation, groups)
         product = _product(rows, columns.transpose(1, 2))

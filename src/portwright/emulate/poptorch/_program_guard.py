@@ -29,6 +29,9 @@ _READS: dict[Any, str] = {
         "_typed_storage",
         "data_ptr",
         "share_memory_",
+        "apply_",
+        "map_",
+        "map2_",
     )
 }
 _READS[torch.utils.dlpack.to_dlpack] = "torch.to_dlpack"  # type: ignore[attr-defined]
@@ -96,8 +99,9 @@ def guarding(recorder: Recorder) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = []
 
     def put(home: Any, name: str, new: Callable[..., Any]) -> None:
-        replaced.append((home, name, getattr(home, name)))
-        setattr(home, name, new)
+        if hasattr(home, name):  # parts of torch that are not public come and go
+            replaced.append((home, name, getattr(home, name)))
+            setattr(home, name, new)
 
     transformer = importlib.import_module("torch.nn.modules.transformer")
     look = getattr(transformer, "_detect_is_causal_mask", None)

@@ -23,10 +23,15 @@ class Memory:
     held: Tensor | None = None  # of an owner
     before: torch.UntypedStorage | None = None  # an owner's values before the trace wrote into them
 
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.held is None else self.held.nbytes
+
 
 class Memories:
     def __init__(self) -> None:
         self._by_address: dict[int, Memory] = {}
+        self._num_copies = 0
 
     def find(self, tensor: Tensor) -> Memory | None:
         return self._by_address.get(tensor.untyped_storage()._cdata)
@@ -36,6 +41,11 @@ class Memories:
         memory = Memory(len(self._by_address), StorageWeakRef(storage), is_fixed)
         self._by_address[storage._cdata] = memory
         return memory
+
+    def number(self) -> int:
+        """That of memory which no tensor of the trace is in: a copy that only the program makes."""
+        self._num_copies += 1
+        return -self._num_copies
 
     def own(self, tensor: Tensor, owner: Given, *, is_fixed: bool) -> Memory:
         memory = self.find(tensor) or self.add(tensor, is_fixed=is_fixed)
@@ -52,8 +62,14 @@ class Memories:
             with torch._C._DisableTorchDispatch():
                 memory.before = memory.held.untyped_storage().clone()
 
-    def written(self) -> list[Given]:
-        return [owner for memory in self._by_address.values() if memory.is_written for owner in memory.owners]
+    def written(self) -> dict[Given, Memory]:
+        """The owners whose memory is written."""
+        return {
+            owner: memory
+            for memory in self._by_address.values()
+            if memory.is_written
+            for owner in memory.owners
+        }
 
     def undo(self) -> None:
         """Gives the owners back what they had."""

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._program_graph import (
     Given,
     Op,
@@ -33,13 +34,8 @@ aten = torch.ops.aten
 
 # Their answers tell of shapes and kinds, never of values.
 _OF_METADATA = {
-    "is_same_size",
-    "is_pinned",
-    "is_contiguous",
-    "result_type",
-    "can_cast",
-    "is_set_to",
-    "is_complex",
+    *("is_same_size", "is_pinned", "is_contiguous", "result_type", "can_cast", "is_set_to", "is_complex"),
+    *("_has_same_storage_numel", "_has_compatible_shallow_copy_type"),
 }
 # These read sizes out of the values of an argument, and their tags do not say so.
 _SIZES_IN_ARGUMENT = {"_pack_padded_sequence": 1, "_pad_packed_sequence": 1}
@@ -101,24 +97,29 @@ class Recorder(TorchDispatchMode):
             "Stay in tensors (torch.where, torch.index_select, masks), or return the tensor and look at it outside of the model",
         )
 
-    def add_call(
-        self, target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> int:
-        """Puts an op behind those that are recorded, without running it."""
-        return self._append(target, args, kwargs or {}, self._sources.find(self.is_backward))
+    def add_copy(self, tensor: Tensor, kwargs: Mapping[str, Any]) -> tuple[Value, int]:
+        """Puts a copy of a tensor behind the ops that are recorded; gives it and the number of its memory."""
+        number = self.memories.number()
+        source = self._sources.find(self.is_backward)
+        allocates, read = {number: tensor.nbytes}, self._read([tensor])
+        copy = self._append(aten.clone.default, (self.ref(tensor),), kwargs, source, allocates, read)
+        return Value(copy), number
+
+    def _add_call(self, target: Any, args: tuple[Any, ...] = ()) -> int:
+        return self._append(target, args, {}, self._sources.find(self.is_backward))
 
     def record_get_state(self) -> Tensor:
         """In the place of torch.get_rng_state: each run has a state of its own."""
         state = get_random_state()
         with torch._C.DisableTorchFunction():
-            self._refs[state] = Value(self.add_call(get_random_state))
+            self._refs[state] = Value(self._add_call(get_random_state))
             self.memories.add(state, is_fixed=False)
         return state
 
     def record_set_state(self, state: Tensor) -> None:
         """In the place of torch.set_rng_state."""
         with torch._C.DisableTorchFunction():
-            self.add_call(set_random_state, (self.ref(state),))
+            self._add_call(set_random_state, (self.ref(state),))
         set_random_state(state)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -229,6 +230,11 @@ class Recorder(TorchDispatchMode):
         self.memories.own(tensor, ref, is_fixed=True)
         if tensor.requires_grad and tensor.is_leaf:
             self._foreign.append((tensor, tensor.grad))
+            logger.warning(
+                "%s: a parameter of shape %s is none of the model's own: it is a constant of the program, and is not trained",
+                self._sources.find(self.is_backward).line or "the model",
+                tuple(tensor.shape),
+            )
         return ref
 
     def _answer(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from portwright.emulate.poptorch._impl import createPoptorchError
+
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
     str(Path(__file__).parents[1]),  # all emulators
@@ -86,6 +88,11 @@ class Sources:
         return None
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if isinstance(module, torch.jit.ScriptModule) and next(module.parameters(), None) is not None:
+            raise createPoptorchError(
+                f"{self._line() or 'the model'}: a module was made by torch.jit, and keeps its parameters out of reach: they would not be "
+                "trained. Use the module as it was written."
+            )
         if not self._running:
             self._running.append((module, ""))
             return

@@ -169,7 +169,9 @@ class _Results:
             self._numbers.add(memory.number)
             return ref
         self._recorder.is_backward = like is not None
-        return Value(self._recorder.add_call(aten.clone.default, (ref,), kwargs))
+        copy, number = self._recorder.add_copy(tensor, kwargs)
+        self._numbers.add(number)
+        return copy
 
     def memories(self) -> frozenset[int]:
         return frozenset(self._numbers)
@@ -238,7 +240,7 @@ def _differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tens
 
 def _protect(recorder: Recorder, results: Any) -> tuple[list[Op], Any]:
     """Has inputs and constants that the step writes into copied first: a run leaves them as they are."""
-    changed = [ref for ref in recorder.memories.written() if ref.kind != "weight"]
+    changed = {ref: memory for ref, memory in recorder.memories.written().items() if ref.kind != "weight"}
     if not changed:
         return recorder.ops, results
     copies = {ref: Value(number) for number, ref in enumerate(changed)}
@@ -246,7 +248,9 @@ def _protect(recorder: Recorder, results: Any) -> tuple[list[Op], Any]:
     def move(ref: Ref) -> Ref:
         return Value(ref.op + len(changed), ref.path) if isinstance(ref, Value) else copies.get(ref, ref)
 
-    first = [Op(aten.clone.default, (ref,), {}) for ref in changed]
+    first = [
+        Op(aten.clone.default, (ref,), {}, allocates={m.number: m.num_bytes}) for ref, m in changed.items()
+    ]
     moved = [
         replace(op, args=map_refs(op.args, move), kwargs=map_refs(op.kwargs, move)) for op in recorder.ops
     ]
