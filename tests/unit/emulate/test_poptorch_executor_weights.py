@@ -236,6 +236,33 @@ def test_results_can_be_saved() -> None:
     assert torch.equal(torch.load(file, weights_only=True), loss)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_modes_of_the_host_do_not_matter(mode: Any) -> None:
+    torch.manual_seed(0)
+    model = Classifier(norm=True)
+    plain = copy.deepcopy(model)
+    executor, reference = poptorch.trainingModel(model), poptorch.trainingModel(plain)
+    with mode():
+        executor(*BATCH)
+    executor(*BATCH)
+    with mode():
+        executor(*BATCH)
+        executor.copyWeightsToHost()
+        executor.copyWeightsToDevice()
+        inference = poptorch.inferenceModel(model)
+        inference(BATCH[0] * 2)
+    inference.copyWeightsToDevice()
+    executor(*BATCH)
+    for _ in range(4):
+        reference(*BATCH)
+    executor.copyWeightsToHost()
+    reference.copyWeightsToHost()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    executor.destroy()
+    model(*BATCH)[1].backward()
+
+
 # The optimizer
 
 

@@ -224,6 +224,9 @@ class PoplarExecutor:
             return
         self._compile(parsed)
 
+    @torch.inference_mode(
+        False
+    )  # or the device's weights could not be changed outside of the user's inference mode
     def _compile(self, parsed: Any) -> None:
         check_run_options(self._options, self._model)
         check_kinds(parsed)
@@ -269,6 +272,12 @@ class PoplarExecutor:
         if not self._is_attached:
             self.attachToDevice()
         self._follow_training()
+        results = self._run(parsed)
+        _outputs.mark_results(_utils.flattenTensorStructure(results))
+        return results
+
+    @torch.inference_mode(False)
+    def _run(self, parsed: Any) -> Any:
         executable, image, link = self._executable, self._need_image(), self._link
         assert executable is not None
         executable.inputs.check(parsed)
@@ -281,7 +290,6 @@ class PoplarExecutor:
         if link is not None:
             link.note_trained()
             self._note_trained(image)
-        _outputs.mark_results(_utils.flattenTensorStructure(results))
         return results
 
     def _note_trained(self, image: Image) -> None:
@@ -326,6 +334,7 @@ class PoplarExecutor:
 
     # Files
 
+    @torch.inference_mode(False)
     def loadExecutable(self, filename: str) -> None:
         """Takes a program that compileAndExport() or save() wrote, for the same model and options."""
         check_run_options(self._options, self._model)
@@ -455,10 +464,7 @@ class PoplarExecutor:
         if "_user_model" not in self.__dict__:  # while an object is made or copied
             raise AttributeError(attr)
         if attr in _MOVES:
-            raise refuse(
-                f".{attr}() of a wrapped model: the real one gives back the bare module, so that `model = model.{attr}(...)` "
-                "loses the wrapper and goes on silently on the CPU. Leave it out, or call it on the model before wrapping."
-            )
+            return _refuse_move(attr)
         if attr in ("train", "eval") and self.isCompiled():
             logger.warning(
                 "%s() has no effect on a compiled model: call it on the model before wrapping", attr
@@ -478,6 +484,18 @@ class PoplarExecutor:
 
     def _host_weights(self) -> dict[str, torch.Tensor]:
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+
+def _refuse_move(name: str) -> Callable[..., Any]:
+    """The method of that name: it may be looked at, and not called."""
+
+    def move(*args: Any, **kwargs: Any) -> Any:
+        raise refuse(
+            f".{name}() of a wrapped model: the real one gives back the bare module, so that `model = model.{name}(...)` "
+            "loses the wrapper and goes on silently on the CPU. Leave it out, or call it on the model before wrapping."
+        )
+
+    return move
 
 
 def _say_emulated() -> None:
