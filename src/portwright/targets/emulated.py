@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,11 +19,9 @@ EMULATE = Flag(
 
 
 def is_installed(package: str) -> bool:
-    """Whether `import package` would find anything, ours or the vendor's; nothing is imported."""
-    try:
-        return find_spec(package) is not None
-    except ValueError:  # a module that somebody made by hand
-        return True
+    """Whether the vendor's own package is here, whatever is lent under its name; nothing is imported."""
+    found = PathFinder.find_spec(package)
+    return found is not None and not str(found.origin).startswith(str(Path(__file__).parents[1]))
 
 
 def import_vendor(package: str, flags: Mapping[str, Any]) -> tuple[ModuleType, str | None]:

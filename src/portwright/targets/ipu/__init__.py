@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from portwright.errors import UnsupportedError
 from portwright.target import Backend, Hardware, Target
 from portwright.targets.emulated import EMULATE, explain_missing, is_installed
 from portwright.targets.ipu.section import IpuSection
@@ -28,6 +29,9 @@ def why_not() -> str | None:
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
     from portwright.targets.ipu.backend import IpuBackend
 
+    reason = None if flags.get(EMULATE.dest) else why_not()
+    if reason is not None:
+        raise UnsupportedError("the target IPU cannot run here:", reason)
     return IpuBackend(flags, note)
 
 
