@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -86,6 +87,27 @@ def test_a_fresh_process_goes_on_and_finds_the_cache(tmp_path: Path) -> None:
     assert "found the executable cached" in done.stderr
     assert done.stderr.count("emulated by Portwright on the CPU") == 1
     assert len(names_in(tmp_path / "cache")) == 1
+
+
+def test_a_loaded_training_with_a_loaded_validation(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("train", "validate")]
+    model = Classifier()
+    poptorch.trainingModel(model).compileAndExport(paths[0], *BATCH)
+    poptorch.inferenceModel(model).compileAndExport(paths[1], BATCH[0])
+    training = poptorch.load(paths[0])
+    validation = poptorch.inferenceModel(training)
+    validation.loadExecutable(paths[1])
+    first = validation(BATCH[0])
+    torch.testing.assert_close(first, model(BATCH[0]).detach())
+    for _ in range(5):
+        training(*BATCH)
+    second = validation(BATCH[0])
+    assert not torch.equal(first, second)
+    training.copyWeightsToHost()
+    model.destroy()  # type: ignore[operator]
+    fresh = Classifier()
+    fresh.load_state_dict(copy.deepcopy(training.model).state_dict())
+    torch.testing.assert_close(second, fresh(BATCH[0]).detach())
 
 
 def test_without_a_model_the_program_needs_one(tmp_path: Path) -> None:

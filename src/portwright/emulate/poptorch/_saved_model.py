@@ -51,7 +51,7 @@ class SavedModel(torch.nn.Module):
             home.register_buffer(last, made.get(first, tensors[first]), persistent=is_persistent)
         self.train(description["training"])
         self._saved_class = str(description["class"])
-        self.forward = _forward(self._saved_class, description["forward"])
+        self.forward = _Forward(self._saved_class, description["forward"])
 
     def _home(self, name: str) -> tuple[torch.nn.Module, str]:
         """The module that a dotted name is in, made where there is none yet."""
@@ -69,15 +69,19 @@ class SavedModel(torch.nn.Module):
         return f"{self._saved_class} (loaded)"
 
 
-def _forward(class_name: str, parameters: list[Any]) -> Any:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        raise refuse(
-            f"the file holds the compiled program of {class_name}, not its Python code: it runs through the executor only. "
-            f"Make a {class_name} and load_state_dict() to run it on the host."
-        )
+class _Forward:
+    """In the place of forward(): has its signature, by which arguments are sorted, and nothing to run."""
 
-    forward.__signature__ = inspect.Signature([_parameter_from_json(one) for one in parameters])  # type: ignore[attr-defined]
-    return forward
+    def __init__(self, class_name: str, parameters: list[Any]) -> None:
+        self._class_name = class_name
+        self._parameters = parameters
+        self.__signature__ = inspect.Signature([_parameter_from_json(one) for one in parameters])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise refuse(
+            f"the file holds the compiled program of {self._class_name}, not its Python code: it runs through the executor only. "
+            f"Make a {self._class_name} and load_state_dict() to run it on the host."
+        )
 
 
 def _parameter_to_json(parameter: inspect.Parameter) -> dict[str, Any]:
