@@ -1,2 +1,0 @@
-def common_app_driver(*a, **k):
-    pass

@@ -1,2 +1,0 @@
-def get_pefmeta(a, m):
-    return {}
