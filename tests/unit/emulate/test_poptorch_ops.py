@@ -13,6 +13,7 @@
 | the factor of serializedMatMul divides its dimension | test_serialized_matmul_checks |
 | available memory is a proportion | test_available_memory |
 | dynamic_slice has a constant size, and its start is a tensor | test_dynamic_slice_checks |
+| the size of dynamic_slice is a factor of the dimension (SliceOps.cpp) | test_the_size_of_a_dynamic_slice_is_a_factor |
 | attributes of a custom op have one type, and are ASCII | test_custom_op_attributes |
 """
 
@@ -84,7 +85,10 @@ SAME = {  # in poptorch, in torch
     "set_available_memory": (lambda x: poptorch.set_available_memory(x @ x.T, 0.3), lambda x: x @ x.T),
     "recomputationCheckpoint": (lambda x: poptorch.recomputationCheckpoint(x * 2) * 3, lambda x: x * 6),
     "dynamic_slice": (lambda x: poptorch.dynamic_slice(x, 1, torch.tensor([2]), 4, 1), lambda x: x[:, 2:6]),
-    "dynamic_slice_step": (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 5, 2), lambda x: x[1:6:2]),
+    "dynamic_slice_step": (
+        lambda x: poptorch.dynamic_slice(x, 1, torch.tensor(3), 4, 2),
+        lambda x: x[:, 3:7:2],
+    ),
     "dynamic_update": (
         lambda x: poptorch.dynamic_update(x, x[:, :2] * 5, 1, torch.tensor([3]), 2),
         lambda x: torch.cat([x[:, :3], x[:, :2] * 5, x[:, 5:]], 1),
@@ -114,11 +118,11 @@ def test_same_as_torch_inside_and_outside(ours: Any, plain: Any) -> None:
 
 
 def test_the_start_of_a_slice_may_change_from_run_to_run() -> None:
-    model = poptorch.inferenceModel(Function(lambda x, s: poptorch.dynamic_slice(x, 1, s, 3, 1)))
-    for start in (0, 2, 5):
-        torch.testing.assert_close(model(MATRIX, torch.tensor([start] * 1)), MATRIX[:, start : start + 3])
+    model = poptorch.inferenceModel(Function(lambda x, s: poptorch.dynamic_slice(x, 1, s, 4, 1)))
+    for start in (0, 2, 4):
+        torch.testing.assert_close(model(MATRIX, torch.tensor([start])), MATRIX[:, start : start + 4])
     wrapped = model(MATRIX, torch.tensor([6]))
-    torch.testing.assert_close(wrapped, MATRIX[:, [6, 7, 0]])
+    torch.testing.assert_close(wrapped, MATRIX[:, [6, 7, 0, 1]])
     update = poptorch.inferenceModel(Function(lambda x, s: poptorch.dynamic_update(x, x[:2], 0, s, 2)))
     for start in (0, 4):
         result = update(MATRIX, torch.tensor([start]))
@@ -144,6 +148,13 @@ def test_the_start_of_a_slice_may_change_from_run_to_run() -> None:
 def test_dynamic_slice_checks(arguments: Any) -> None:
     with pytest.raises(poptorch.Error, match="dynamic_slice"):
         poptorch.dynamic_slice(*arguments)
+
+
+def test_the_size_of_a_dynamic_slice_is_a_factor() -> None:
+    with pytest.raises(poptorch.Error, match="size 7 along a dimension of 8"):
+        infer(lambda x: poptorch.dynamic_slice(x, 1, torch.tensor(1), 7, 1), MATRIX)
+    outside = poptorch.dynamic_slice(MATRIX, 1, torch.tensor(1), 7, 1)
+    torch.testing.assert_close(outside, MATRIX[:, 1:8])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -33,6 +34,28 @@ _FACTORIES = {
         *("arange", "empty", "full", "full_like", "linspace", "logspace", "ones", "rand", "randint", "randn"),
         *("randperm", "range", "tensor", "zeros", "zeros_like", "normal"),
     )
+}
+# Torch refuses these for half and float together; PopTorch computes in float then, as it does for all ops.
+_PRODUCTS = {
+    getattr(home, name)
+    for home, names in (
+        (torch, ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "conv1d", "conv2d", "conv3d")),
+        (
+            torch,
+            (
+                "conv_transpose1d",
+                "conv_transpose2d",
+                "conv_transpose3d",
+                "bilinear",
+                "layer_norm",
+                "group_norm",
+            ),
+        ),
+        (Tensor, ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv")),
+        (F, ("linear", "bilinear", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm")),
+        (F, ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")),
+    )
+    for name in names
 }
 _LOWERED = {torch.float64: torch.float32}
 
@@ -59,6 +82,8 @@ class Calls(TorchFunctionMode):
             result = func(*args, **kwargs)
             watch.mark_loss(result, _losses.FUNCTIONS[func])
             return result
+        if func in _PRODUCTS:
+            args, kwargs = _promote(args, kwargs)
         kwargs = self._lower(func, kwargs)
         makes_outer = watch.makes_on_ipu
         given = tensors_in((*args, *kwargs.values()))
@@ -102,6 +127,17 @@ class Calls(TorchFunctionMode):
             "%s is asked for float64, which an IPU has not: it is float32 there", _name(func)
         )
         return {**kwargs, "dtype": lowered}
+
+
+def _promote(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    types = {tensor.dtype for tensor in tensors_in((*args, *kwargs.values()))}
+    if not {torch.float16, torch.float32} <= types:
+        return args, kwargs
+
+    def cast(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype is torch.float16 else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
 
 def is_ipu(device: Any) -> bool:

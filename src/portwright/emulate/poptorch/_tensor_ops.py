@@ -99,6 +99,10 @@ def _positions(name: str, tensor: Any, dim: int, start: Any, size: int, step: in
             f"{name} of size {size} and step {step} along a dimension of {length}: the start and the end must differ, the size "
             "fit, and the step be positive."
         )
+    if name == "dynamic_slice" and length % size and _active.current() is not None:
+        raise _impl.createPoptorchError(
+            f"dynamic_slice of size {size} along a dimension of {length}: the size must be a factor of the dimension."
+        )
     positions: torch.Tensor = start.reshape(1).to(torch.int64) + torch.arange(0, size, step, device="cpu")
     if _active.current() is not None:
         wrapped: torch.Tensor = positions % length
