@@ -123,11 +123,13 @@ def test_replicas_keep_buffers_of_their_own() -> None:
     assert model.total.tolist() == [[45.0, 45.0]]  # the first replica's
 
 
-MODES = {
-    "All": (lambda values, replicas: values, {}),
-    "Final": (lambda values, replicas: values[-replicas:], {}),
+MODES: dict[
+    str, tuple[Any, dict[str, int]]
+] = {  # the last: PopART returns all micro-batches of every N-th iteration
+    "All": (lambda values, per_update, replicas: values, {}),
+    "Final": (lambda values, per_update, replicas: values[-replicas:], {}),
     "EveryN": (
-        lambda values, replicas: [v for i, v in enumerate(values) if (i // replicas) % 2 == 1],
+        lambda values, per_update, replicas: [v for i, v in enumerate(values) if (i // per_update) % 2 == 1],
         {"output_return_period": 2},
     ),
 }
@@ -147,9 +149,9 @@ def test_output_modes_in_training(mode: str, accumulation: int, replicas: int) -
     _, losses = train_plainly(model, frozen, [batch], micro=MICRO, per_update=accumulation * replicas)
     chosen = options(iterations, accumulation, replicas, output_mode=poptorch.OutputMode[mode], **more)
     got_logits, got_loss = poptorch.trainingModel(model, chosen, frozen(model.parameters()))(*batch)
-    expected = torch.cat(pick(list(logits.detach().split(MICRO)), replicas))
+    expected = torch.cat(pick(list(logits.detach().split(MICRO)), accumulation * replicas, replicas))
     torch.testing.assert_close(got_logits, expected)
-    picked = pick(losses, replicas)
+    picked = pick(losses, accumulation * replicas, replicas)
     torch.testing.assert_close(got_loss, torch.stack(picked) if len(picked) > 1 else picked[0])
 
 

@@ -28,9 +28,10 @@ def check_period(mode: int, period: int, batching: Batching, what: str = "Option
 class Collector:
     """Takes one tensor's value after each forward pass, and gives what the output mode returns of them."""
 
-    def __init__(self, mode: int, period: int, replicas: int) -> None:
+    def __init__(self, mode: int, period: int, replicas: int, accumulation: int) -> None:
         self._mode = enums.OutputMode(mode)
-        self._period = period
+        self._period = period * accumulation  # every N-th device iteration, with all of its micro-batches
+        self._accumulation = accumulation
         self._replicas = replicas
         self._kept: list[torch.Tensor] = []  # All, EveryN: in the order of runs, replicas fastest
         self._last: dict[int, torch.Tensor] = {}  # Final, Sum: one a replica
@@ -45,7 +46,7 @@ class Collector:
             self._last[replica] = value.clone() if there is None else there.add_(value)
         elif self._mode == enums.OutputMode.Final:
             self._last[replica] = value.clone()
-        elif self._mode == enums.OutputMode.All or (run + 1) % self._period == 0:
+        elif self._mode == enums.OutputMode.All or run % self._period >= self._period - self._accumulation:
             self._kept.append(value.clone())
 
     def result(self) -> torch.Tensor:

@@ -30,14 +30,16 @@ class Run:
         self._random = random
         self._batching = Batching.of(options)
         self._reduction = Reduction(options, rule.accum_type) if rule is not None else None
-        replicas = self._batching.replicas
+        replicas, accumulation = self._batching.replicas, self._batching.accumulation
         num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
-        self._outputs = [
-            Collector(options.output_mode, options.output_return_period, replicas) for _ in range(num_outputs)
-        ]
+        mode, period = options.output_mode, options.output_return_period
+        self._outputs = [Collector(mode, period, replicas, accumulation) for _ in range(num_outputs)]
         self._anchors = anchors_of(options)
         self._kept = {
-            short: Collector(anchor.mode, anchor.period, replicas) for short, anchor in self._anchors.items()
+            short: Collector(
+                anchor.mode, anchor.period, replicas, 1 if anchor.name.startswith(UPDATED) else accumulation
+            )
+            for short, anchor in self._anchors.items()
         }
 
     def __call__(self, flat: Sequence[torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
