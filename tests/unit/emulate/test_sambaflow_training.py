@@ -240,8 +240,8 @@ def test_only_hyperparam_dict_reaches_the_device(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING, "sambaflow"):
         case.run(lr=None)
         case.run(lr=None)
-    assert [r.message for r in caplog.records if "compiled" in r.message] == [
-        "no lr in hyperparam_dict: the device uses the one that was compiled, whatever the optimizer on the host says"
+    assert [r.message for r in caplog.records] == [
+        "no lr in hyperparam_dict: the device uses the compiled one, 0.1, and the optimizer on the host says 100"
     ]
     samba.session.to_cpu(case.model)
     assert float((weights(case.model)["last.bias"] - before).abs().max()) < 1.0
@@ -249,6 +249,69 @@ def test_only_hyperparam_dict_reaches_the_device(tmp_path: Path, caplog: pytest.
     case.run(lr=0.0)
     samba.session.to_cpu(case.model)
     assert weights(case.model)["last.bias"].equal(still)
+
+
+def test_other_values_of_the_host_that_do_not_reach_the_device_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pef = Case(tmp_path, optimizer=lambda m: sgd(m, weight_decay=0.1)).compile()
+    case = Case(tmp_path, optimizer=lambda m: sgd(m, weight_decay=0.5))
+    case.trace(pef)
+    with caplog.at_level(logging.WARNING, "sambaflow"):
+        case.run()
+        assert "no weight_decay in hyperparam_dict: the device uses the compiled one, 0.1" in caplog.text
+        caplog.clear()
+        samba_logger.forget()
+        case.run(hyperparam_dict={"lr": 0.1, "weight_decay": 0.5})
+    assert not caplog.records
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen = nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.frozen(self.last(self.first(image).relu())), label)
+
+
+def test_tied_and_frozen_weights_are_torchs(tmp_path: Path) -> None:
+    case = Case(tmp_path, _Tied)
+    case.trace()
+    theirs = torch.optim.SGD(case.reference.parameters(), lr=0.1)
+    for _ in range(3):
+        case.run()
+        theirs.zero_grad()
+        case.reference(*case.plain()).backward()
+        theirs.step()
+    samba.session.to_cpu(case.model)
+    torch.testing.assert_close(case.model.last.weight.detach(), case.reference.last.weight.detach())
+    assert case.model.last.weight is case.model.first.weight
+    assert case.model.frozen.weight.equal(case.reference.frozen.weight)
+
+
+def test_a_converted_model_can_be_copied_saved_and_cast(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.trace()
+    case.run()
+    samba.session.to_cpu(case.model)
+    twin = copy.deepcopy(case.model)
+    assert weights(twin)["last.bias"].equal(weights(case.model)["last.bias"])
+    torch.save(case.model.state_dict(), tmp_path / "w.pt")
+    assert torch.load(tmp_path / "w.pt", weights_only=True)["last.bias"].equal(weights(twin)["last.bias"])
+    samba.from_torch_model_(twin)
+    with pytest.raises(SambaFlowError, match="backward"):
+        twin(*case.plain())[0].backward()
+    twin.bfloat16()
+    assert twin.first.weight.sn_name == "classifier__first__weight"
+
+
+def test_weights_without_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SambaFlowError, match=r"'first.weight' is on the device 'meta'"):
+        Case(tmp_path, lambda: Classifier().to("meta")).compile()
 
 
 def test_the_dropout_rate_is_a_hyperparameter(tmp_path: Path) -> None:

@@ -240,6 +240,41 @@ def test_a_pef_is_compiled_once_and_used_again(tmp_path: Path) -> None:
     assert any("does not fit any more" in note for note in train(num_tiles=4))
 
 
+def test_another_decay_is_another_program(tmp_path: Path) -> None:
+    """It is compiled in: a PEF of other settings would train with those, and nobody would notice."""
+    losses = []
+    for decay in ("0.0", "5.0"):
+        notes: list[str] = []
+        session = open_session(job(f"optimizer.weight_decay_rate={decay}"), notes, compile_dir=tmp_path)
+        losses.append([loss for event in session.train(contract.stretch(0, 4)) for loss in event.losses])
+        assert not any("earlier run" in note for note in notes)
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][-1] != losses[1][-1]
+
+
+def test_what_is_no_tensor_in_a_batch_must_stay() -> None:
+    made = job()
+    count = iter(range(100))
+
+    def with_text(params: Any) -> Any:
+        loader = contract.make_job().train_data_fn(params)  # type: ignore[misc]
+        loader.collate_fn = lambda rows: [*torch.utils.data.default_collate(rows), f"text {next(count) // 2}"]
+        return loader
+
+    class Model:
+        def __init__(self, params: Any) -> None:
+            inner = made.model_fn(params)
+            self.model, self._inner = inner.model, inner
+
+        def __call__(self, batch: Any) -> Any:
+            return self._inner(batch[:2])
+
+    changing = JobSpec(made.params, Model, with_text, made.eval_data_fn, "train")
+    session = open_session(changing)
+    with pytest.raises(UserError, match=r"differ in what is no tensor.*text 0.*text 1"):
+        list(session.train(contract.stretch(0, 6)))
+
+
 def test_a_pef_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path) -> None:
     session = open_session(job(), compile_dir=tmp_path)
     pef = session.compile(tmp_path, ("train",)).details["pef"]

@@ -70,6 +70,11 @@ def build(
     tensors = list_inputs(inputs)
     check_batch(tensors, system, num_tiles)
     for path, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if weight.device.type != "cpu":
+            raise SambaFlowError(
+                f"the weight '{path}' is on the device '{weight.device}'.",
+                "Make the model on the CPU, with its values: the emulator computes with them.",
+            )
         if weight.dtype in (torch.float64, torch.complex64, torch.complex128):
             raise SambaFlowError(
                 f"the weight '{path}' is {weight.dtype}, which no public document shows on an RDU.",

@@ -184,7 +184,7 @@ class Device:
                 factor = (update.owner.max_grad_norm / (self._norm + 1e-6)).clamp(max=1.0)
             for group, names in zip(update.rule.param_groups, update.names, strict=True):
                 for tensor, name in zip(group["params"], names, strict=True):
-                    grad = self.grads[name]
+                    grad = self.grads.get(name)  # none of a weight that is frozen
                     if grad is not None:
                         grad = grad.to(tensor.dtype)
                         grad = grad if factor is None else grad * factor.to(tensor.dtype)

@@ -17,7 +17,7 @@ from portwright.emulate.sambaflow.logging import samba_logger
 from portwright.emulate.sambaflow.samba.nn.parameter import SambaParameter
 from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, to_torch
 
-_MARK = "_portwright_converted"
+_MARK, _GUARD = "_portwright_converted", "_portwright_guarded"
 
 
 def convert(model: nn.Module, prefix: str | None = None) -> None:
@@ -32,10 +32,10 @@ def convert(model: nn.Module, prefix: str | None = None) -> None:
         if not hasattr(part, "name"):  # the user's own stays
             part.name = "__".join([top, *path.split(".")]) if path else top
     for path, parameter in model.named_parameters():
-        if not isinstance(parameter, SambaParameter):
-            parameter.__class__ = SambaParameter
-            if parameter.requires_grad:
-                parameter.register_hook(_refuse_host_backward)  # type: ignore[no-untyped-call]
+        parameter.__class__ = SambaParameter
+        if _GUARD not in parameter.__dict__ and parameter.requires_grad:  # a copy has lost its hook
+            parameter.__dict__[_GUARD] = True
+            parameter.register_hook(_refuse_host_backward)  # type: ignore[no-untyped-call]
         parameter.__dict__["sn_name"] = "__".join([top, *path.split(".")])
     if not is_converted(model):
         model.__dict__[_MARK] = True

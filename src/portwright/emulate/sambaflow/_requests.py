@@ -36,10 +36,13 @@ def find_outputs(outputs: Sequence[SambaTensor], asked: Any) -> list[int]:
 
 
 def check_hyperparameters(
-    given: Mapping[str, float], model: nn.Module, device: Device, sections: Sequence[str]
+    given: Mapping[str, float],
+    model: nn.Module,
+    device: Device,
+    sections: Sequence[str],
+    compiled: Sequence[Sequence[Mapping[str, float]]],
 ) -> dict[str, float]:
     """Refuses what the program has no such number for; `p` is the rate of every dropout."""
-    prefixes = {update.owner.argin_region_name for update in device.updates}
     valid = {u.owner.argin_region_name + key for u in device.updates for key in u.owner.hyperparameters}
     if any(isinstance(part, nn.Dropout) for part in model.modules()):
         valid.add("p")
@@ -52,12 +55,27 @@ def check_hyperparameters(
             raise SambaFlowError(f"hyperparam_dict['{key}'] is {value!r}.", "Give a finite number.")
     if "p" in given and not 0 <= given["p"] < 1:
         raise SambaFlowError(f"hyperparam_dict['p'] is {given['p']}.", "Give a rate from 0 to below 1.")
-    if "opt" in sections and any(f"{prefix}lr" not in given for prefix in prefixes):
-        samba_logger.warning(
-            "no lr in hyperparam_dict: the device uses the one that was compiled, whatever the optimizer on the host says",
-            log_limit=1,
-        )
+    if "opt" in sections:
+        _tell_left_out(given, device, compiled)
     return {str(key): float(value) for key, value in given.items()}
+
+
+def _tell_left_out(
+    given: Mapping[str, float], device: Device, compiled: Sequence[Sequence[Mapping[str, float]]]
+) -> None:
+    """A hyperparameter that a run leaves out has the value that was compiled: told of a rate, and of what the host has otherwise."""
+    for update, groups in zip(device.updates, compiled, strict=True):
+        for key in update.owner.hyperparameters:
+            if update.owner.argin_region_name + key in given:
+                continue
+            here = [group[key] for group in update.owner.param_groups]
+            there = [group[key] for group in groups]
+            if key == "lr" or here != there:
+                samba_logger.warning(
+                    f"no {key} in hyperparam_dict: the device uses the compiled one, {there[0]:g}, and the optimizer on the "
+                    f"host says {here[0]:g}",
+                    log_limit=1,
+                )
 
 
 @dataclass(frozen=True)

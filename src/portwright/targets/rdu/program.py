@@ -16,6 +16,7 @@ from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError, UserError
 from portwright.job.atomic import atomic_write_text
+from portwright.job.optimizer import OptimizerParams
 from portwright.targets.rdu.settings import Settings
 from portwright.targets.rdu.step import Step, name_tensors, signature_of
 
@@ -29,6 +30,7 @@ class Program:
         self,
         step: Step,
         optimizers: Sequence[Any],
+        spec: OptimizerParams,
         settings: Settings,
         title: str,
         note: Callable[[str], None],
@@ -38,6 +40,8 @@ class Program:
         self.version = str(getattr(vendor, "__version__", "unknown"))
         self._step, self._settings, self._note = step, settings, note
         self._optimizers = list(optimizers)
+        # The rate is a hyperparameter of each run; what else an optimizer is set to becomes part of the program.
+        self._compiled_settings = spec.model_dump(mode="json", exclude={"learning_rate"})
         self._name = settings.pef_name or re.sub(r"\W+", "_", title.lower()).strip("_") or "model"
         self.pef: Path | None = None
         self._is_traced = False
@@ -108,6 +112,7 @@ class Program:
             "inputs": [list(map(str, entry)) for entry in signature_of(batch)],
             "weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
             "optimizers": [type(optimizer).__name__ for optimizer in self._optimizers],
+            "optimizer": self._compiled_settings,
         }
 
     def _can_use_again(self, pef: Path, batch: Any) -> bool:

@@ -64,7 +64,7 @@ class RduSession:
             import_module("sambaflow.samba"), self._module.net, spec, self._note
         )
         title = type(self._module.__dict__["user_model"]).__name__
-        self._program = Program(step, self._optimizers, self._settings, title, self._note)
+        self._program = Program(step, self._optimizers, spec, self._settings, title, self._note)
         self._schedule = spec.schedule
         trained = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
         self._trained: dict[Tensor, str] = {

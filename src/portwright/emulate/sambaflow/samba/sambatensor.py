@@ -80,6 +80,12 @@ class SambaTensor(Tensor):
                 _marked(result, name, batch_dim)
         return result
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SambaTensor:
+        copied = from_torch_tensor(to_torch(self).detach().clone(), self.sn_name, self.batch_dim)
+        copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
     @property
     def sn_name(self) -> str | None:
         return self.__dict__.get("_sn_name")

@@ -202,17 +202,18 @@ class SambaSession:
         )
         if not sections:
             raise SambaFlowError("section_types is empty.", f"Name some of {', '.join(device.sections())}.")
+        defaults = [entry.defaults for entry in pef.optimizers]
         wanted = find_outputs(self._outputs, output_tensors)
         inputs = match_inputs(input_tensors, pef.inputs)
         values = plain(inputs)
-        hyperparameters = check_hyperparameters(hyperparam_dict or {}, model, device, sections)
+        hyperparameters = check_hyperparameters(hyperparam_dict or {}, model, device, sections, defaults)
         device.check_order(sections, values)
         device.step = self._step_for(hyperparameters.pop("p", None))
         grads = None
         if "bckwd" in sections:
             start = Start(self._outputs, self._roots, self._init_output_grads)
             grads = start.gradients(device.step, wanted, grad_of_outputs)
-        device.run(sections, values, grads, hyperparameters, [entry.defaults for entry in pef.optimizers])
+        device.run(sections, values, grads, hyperparameters, defaults)
         self._count("run")
         if "bckwd" in sections:
             self._hand_out_gradients(model, device, inputs)
