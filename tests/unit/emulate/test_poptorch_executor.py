@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +216,25 @@ def test_a_model_without_result() -> None:
     assert executor(torch.ones(2)) is None
     executor.copyWeightsToHost()
     assert float(model.seen) == 4.0
+
+
+def test_inputs_changed_in_place_change_on_the_host(tmp_path: Path) -> None:
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor, pair: Any) -> torch.Tensor:
+            x += 1
+            pair["a"].mul_(2)
+            return x * 10
+
+    executor = poptorch.inferenceModel(Adds(), options(2))
+    executor.compile(torch.zeros(2), {"a": torch.ones(2), "b": torch.ones(2)})
+    executor.save(str(tmp_path / "adds"))
+    for one in (executor, poptorch.load(str(tmp_path / "adds"))):
+        x, pair = torch.zeros(2), {"a": torch.ones(2), "b": torch.ones(2)}
+        assert one(x, pair).tolist() == [10.0, 10.0]
+        assert one(x, pair).tolist() == [20.0, 20.0]
+        assert x.tolist() == [2.0, 2.0]
+        assert pair["a"].tolist() == [4.0, 4.0]
+        assert pair["b"].tolist() == [1.0, 1.0]
 
 
 def test_python_runs_once() -> None:

@@ -21,6 +21,8 @@ from portwright.emulate.poptorch._outputs import check_period
 from portwright.emulate.poptorch._program import Program
 from portwright.emulate.poptorch._structure import Structure
 
+WRITTEN = "written/"
+"""Before the number of an input in the name of the output that has what forward() made of it in place."""
 LOSS_SCALE = "lossScaling_FLOAT"
 """The name under which a program that scales its loss finds the factor among its weights."""
 
@@ -146,6 +148,7 @@ class _Traced:
         return list(self._outputs.tensors)
 
     def call(self, weights: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        versions = [tensor._version for tensor in inputs]
         own = dict(weights)
         self._scale = own.pop(LOSS_SCALE, None)
         args, kwargs = _utils.reconstructTensorStructure((tuple(self._args.args), self._args.kwargs), inputs)
@@ -167,6 +170,9 @@ class _Traced:
         for name, value in [*zip(self._args.arg_names, args, strict=True), *kwargs.items()]:
             if f"input/{name}" in self._anchors and isinstance(value, torch.Tensor):
                 named[f"input/{name}"] = value
+        for index, (tensor, version) in enumerate(zip(inputs, versions, strict=True)):
+            if tensor._version != version:  # forward() has changed it in place, and the host is to see that
+                named[f"{WRITTEN}{index}"] = tensor
         self.extra = {name: len(flat) + index for index, name in enumerate(named)}
         self._flat = flat
         return [*flat, *named.values()]

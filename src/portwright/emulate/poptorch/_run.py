@@ -10,7 +10,7 @@ import torch
 from portwright.emulate.poptorch._batching import Batching
 from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import refuse
-from portwright.emulate.poptorch._executable import LOSS_SCALE, Executable, anchors_of
+from portwright.emulate.poptorch._executable import LOSS_SCALE, WRITTEN, Executable, anchors_of
 from portwright.emulate.poptorch._inputs import to_device
 from portwright.emulate.poptorch._naming import GRADIENT, UPDATED
 from portwright.emulate.poptorch._outputs import Collector
@@ -34,6 +34,12 @@ class Run:
         num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
         mode, period = options.output_mode, options.output_return_period
         self._outputs = [Collector(mode, period, replicas, accumulation) for _ in range(num_outputs)]
+        self._written = {
+            int(name.removeprefix(WRITTEN)): place
+            for name, place in executable.results.items()
+            if name.startswith(WRITTEN)
+        }
+        self._host_inputs: list[torch.Tensor] = []
         self._anchors = anchors_of(options)
         self._kept = {
             short: Collector(
@@ -45,6 +51,9 @@ class Run:
     def __call__(self, flat: Sequence[torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Gives the results in the model's own structure, and the anchored tensors by their short names."""
         inputs = to_device(flat)
+        for number in self._written:
+            inputs[number] = inputs[number].clone()  # what one replica writes is not what the next one reads
+        self._host_inputs = [tensor.detach() for tensor in flat]
         if self._rule is not None and self._executable.scales_loss:
             scale = torch.tensor(self._rule.loss_scale)
             for replica in range(self._batching.replicas):
@@ -64,6 +73,8 @@ class Run:
                 weights = self._image.weights(replica)
                 micro = [batching.micro_batch(tensor, run, replica) for tensor in inputs]
                 results, gradients = self._executable.program.run(weights, micro)
+                for number, place in self._written.items():
+                    batching.micro_batch(self._host_inputs[number], run, replica).copy_(results[place])
                 self._keep(run, replica, results, gradients, weights)
                 if self._reduction is not None:
                     self._reduction.add(replica, gradients)
