@@ -121,6 +121,19 @@ def test_an_optimizers_settings_are_numbers(options: dict[str, Any]) -> None:
         adamw(nn.Linear(2, 2), betas=(0.9, 1.0))
 
 
+class _Gelu(Classifier):
+    def forward(self, image: Tensor, label: Tensor) -> Any:
+        logits = self.last(nn.functional.gelu(self.first(image)))
+        return self.criterion(logits, label), logits
+
+
+def test_ops_are_judged_in_the_precision_that_they_run_in(tmp_path: Path) -> None:
+    """SambaFlow's documentation has gelu in BF16 alone."""
+    with pytest.raises(SambaFlowError, match=r"aten\.gelu.*not supported on float32.*Use one of bfloat16"):
+        Case(tmp_path, _Gelu).compile()
+    assert Path(Case(tmp_path, _Gelu, config={"graphamp_preset": None}).compile()).is_file()
+
+
 class _Sorts(Classifier):
     def forward(self, image: Tensor, label: Tensor) -> Any:
         return super().forward(image.sort(dim=1).values, label)

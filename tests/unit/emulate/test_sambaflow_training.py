@@ -266,6 +266,21 @@ def test_other_values_of_the_host_that_do_not_reach_the_device_are_told(
     assert not caplog.records
 
 
+class _InPlace(Classifier):
+    def forward(self, image: Tensor, label: Tensor) -> Any:
+        return super().forward(image.add_(1.0), label)
+
+
+def test_a_change_in_place_stays_on_the_device(tmp_path: Path) -> None:
+    case = Case(tmp_path, _InPlace, config={"unlisted_ops": "warn"})
+    case.trace()
+    before = case.plain()[0].clone()
+    losses = [float(case.run("fwd")[0]) for _ in range(2)]
+    assert losses[0] == losses[1]
+    case.run("bckwd", "opt")
+    assert case.plain()[0].equal(before)
+
+
 class _Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

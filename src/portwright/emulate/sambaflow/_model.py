@@ -154,4 +154,5 @@ def match_inputs(given: Any, compiled: Sequence[Any]) -> list[SambaTensor]:
 
 
 def plain(tensors: Sequence[SambaTensor]) -> list[Tensor]:
-    return [to_torch(tensor).detach() for tensor in tensors]
+    """What the device gets of them: copies, which a model may change in place without the host noticing."""
+    return [to_torch(tensor).detach().clone() for tensor in tensors]

@@ -43,7 +43,7 @@ class TracedStep:
         with untouched_rng(_CPU):
             if trains:
                 with torch.no_grad():
-                    shapes = self._run_model([c.clone() for c in copies], given)
+                    shapes = self._run_model([c.clone() for c in copies], [g.clone() for g in given])
                 self._unit_grads = [torch.ones_like(output) for output in shapes]
                 with torch.enable_grad():
                     self._graph = make_fx(lambda w, i, g: self._forward_and_backward(w, i, g))(
