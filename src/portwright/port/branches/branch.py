@@ -187,9 +187,10 @@ def _definitions(
     text = write_wrapper(file, dialect, names, graph, replaced)
     helper = Script(file)
     dialect.helper(helper, names)
+    made = anatomy.creations if dialect.optim else []  # which may name the package, too
     first = min(
         _top(file, node)
-        for node in (anatomy.frame, home.frame, home.statement, anatomy.region)
+        for node in (anatomy.frame, home.frame, home.statement, anatomy.region, *made)
         if hasattr(node, "lineno")
     )
     place = next(s for s in file.tree.module.body if s.lineno == first)

@@ -225,14 +225,8 @@ def _host_device(file: File, frame: ast.AST, condition: str, after: ast.stmt | N
         inside = file.tree.function_of(statement)
         if inside is not None and inside is not frame and not file.segment(target).startswith("self."):
             continue
-        root = condition.partition(".")[0]
-        if not condition.startswith("os.") and (
-            file.tree.scopes.get(inside or file.tree.module, file.tree.scope).lookup(root) is None
-            or (
-                after is not None
-                and file.tree.function_of(after) is inside
-                and statement.lineno < after.lineno
-            )
+        if not condition.startswith("os.") and not _is_bound_before(
+            file, condition.partition(".")[0], statement, after
         ):
             continue
         is_text = isinstance(statement.value, (ast.IfExp, ast.Constant))
@@ -244,6 +238,20 @@ def _host_device(file: File, frame: ast.AST, condition: str, after: ast.stmt | N
         )
         edits.append(insert_after(file, statement, script.text))
     return edits
+
+
+def _is_bound_before(file: File, name: str, statement: ast.stmt, binder: ast.stmt | None) -> bool:
+    """Whether a name has its value where a statement runs; in its own block, only what stands before it has given one."""
+    inside = file.tree.function_of(statement)
+    found = file.tree.scopes.get(inside or file.tree.module, file.tree.scope).lookup(name)
+    if found is None:
+        return False
+    scope, bindings = found
+    lines = [getattr(b.node, "lineno", 0) for b in bindings if b.kind != "parameter"]
+    if binder is not None and file.tree.function_of(binder) is inside:
+        lines.append(binder.lineno)
+    is_own = scope.node is (inside or file.tree.module)
+    return not is_own or not lines or max(lines) < statement.lineno
 
 
 def _torch_device(file: File, statement: ast.Assign) -> str:

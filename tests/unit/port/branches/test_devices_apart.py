@@ -202,3 +202,26 @@ def test_hydra_without_version_base_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(HYDRA.format(""))
     port_branches([tmp_path], ["ipu"], select=["PW6"], write=True)
     assert (tmp_path / "app.py").read_text() == HYDRA.format("")
+
+
+def test_the_import_stands_before_the_optimizer_that_names_it(tmp_path: Path) -> None:
+    text, left = port_text(
+        tmp_path, PLAIN.replace("for x, y in data", "import math\n\nfor x, y in data"), "ipu"
+    )
+    assert left == []
+    assert text.index("import poptorch") < text.index("poptorch.optim.SGD(")
+
+
+def test_a_device_chosen_before_the_arguments_are_known_is_left_alone(tmp_path: Path) -> None:
+    body = PLAIN[PLAIN.index("model =") :].replace("for x, y in data", "for x, y in args.data")
+    main = "def main(args):\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    head = PLAIN[: PLAIN.index("model =")] + "import argparse\n\ndevice = torch.device('cuda')\n\n"
+    ask = (
+        "if __name__ == '__main__':\n    parser = argparse.ArgumentParser()\n    parser.add_argument('--lr', type=float)\n"
+        "    args = parser.parse_args()\n    main(args)\n"
+    )
+    text, left = port_text(tmp_path, head + main + ask, "ipu", "rdu")
+    assert left == []
+    for target in ("ipu", "rdu"):
+        assert f'parser.add_argument("--{target}", action="store_true"' in text
+        assert text.index("def main(args)") < text.index(f"if args.{target}")
