@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -328,6 +330,55 @@ def test_optimizer_state_that_does_not_fit_is_refused(spoil: Callable[[Any], Any
     second = open_session(job())
     with pytest.raises(PortwrightError, match=said):
         second.load_state([Shard(name, tensor) for name, tensor in items.items()], first.counters())
+
+
+def test_it_asks_no_more_of_sambaflow_than_its_public_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A package that is not ours and has nothing but what SambaNova's tutorials call; it gets none of the emulator's own flags."""
+    from portwright.emulate.sambaflow import samba
+    from portwright.emulate.sambaflow.samba import utils
+    from portwright.emulate.sambaflow.samba.utils import argparser, pef_utils
+
+    words: list[list[str]] = []
+
+    def parse_app_args(argv: list[str]) -> Any:
+        words.append(argv)
+        return argparser.parse_app_args(argv=argv)
+
+    session = {name: getattr(samba.session, name) for name in ("compile", "run", "to_cpu", "to_rdu")}
+    parts: dict[str, dict[str, Any]] = {
+        "sambaflow": {"__version__": "1.18.7"},
+        "sambaflow.samba": {
+            "session": SimpleNamespace(**session),
+            "optim": SimpleNamespace(SGD=samba.optim.SGD, AdamW=samba.optim.AdamW),
+            **{name: getattr(samba, name) for name in ("from_torch_model_", "from_torch_tensor", "to_torch")},
+        },
+        "sambaflow.samba.utils": {"trace_graph": utils.trace_graph},
+        "sambaflow.samba.utils.argparser": {"parse_app_args": parse_app_args},
+        "sambaflow.samba.utils.pef_utils": {"get_pefmeta": pef_utils.get_pefmeta},
+    }
+    for name, members in parts.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    notes: list[str] = []
+    backend = RduBackend({"compile_dir": tmp_path}, notes.append)
+    assert backend.emulates is None
+    ours = backend.open(job())
+    assert [event.kind for event in ours.train(contract.stretch(0, 3))] == ["log", "boundary"]
+    assert ours.evaluate(1)["loss"] > 0
+    assert any("takes minutes" in note for note in notes)
+    assert words == [
+        ["compile", "--pef-name=mnistmodel", f"--output-folder={tmp_path}", "--graphamp-preset=mp0"]
+    ]
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no RDU\nis free")
+
+    monkeypatch.setattr(sys.modules["sambaflow.samba"].session, "run", fail)
+    with pytest.raises(UnsupportedError, match=r"SambaFlow 1\.18\.7 refuses to run: no RDU is free"):
+        list(ours.train(contract.stretch(3, 4)))
 
 
 def test_modes_that_do_not_train_need_no_sambaflow_program() -> None:
