@@ -12,7 +12,7 @@ From the user guide of PopTorch 3.4 (section) or the passes of its sources, and 
 | gradients and updates are PopTorch's (The training loop) | test_no_backward_and_no_optimizer_inside |
 | a model is given as it was written | test_a_compiled_module |
 | float64 becomes float32, int64 int32 (type coercion) | test_64_bits_become_32, test_an_integer_of_more_than_32_bits |
-| half and float together are computed in float (16-bit float support) | test_half_inputs_meet_float_weights |
+| weights take the type of their layer's input (16-bit float support) | test_half_and_float_together |
 | a loss is needed (passes: RemoveSurplusIdentityLosses) | test_no_loss |
 | one final loss (Multiple/custom losses) | test_two_losses, test_losses_that_make_one |
 | known losses always take part (Loss functions) | test_a_loss_that_is_only_looked_at_counts |
@@ -352,12 +352,12 @@ def test_64_bits_become_32(caplog: pytest.LogCaptureFixture) -> None:
     assert "float64" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [nn.Linear(4, 3), nn.Conv1d(5, 2, 3), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))],
-)
-def test_half_inputs_meet_float_weights(layer: nn.Module) -> None:
-    """16-bit float support: an op on half and float computes in float."""
+@pytest.mark.parametrize("of_input", [torch.float16, torch.float32])
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(5, 2, 3), nn.LayerNorm(4)])
+def test_half_and_float_together(layer: Any, of_input: torch.dtype) -> None:
+    """16-bit float support: a layer's weights take the type of its input."""
+    of_weights = torch.float32 if of_input is torch.float16 else torch.float16
+    layer = layer.to(of_weights)
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -365,12 +365,14 @@ def test_half_inputs_meet_float_weights(layer: nn.Module) -> None:
             self.layer = layer
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-            return self.layer(x.half())
+            return self.layer(x), x.half() @ x.float().T
 
     x, y = batch()
-    result = poptorch.inferenceModel(Model())(x, y)
-    assert result.dtype is torch.float32
-    torch.testing.assert_close(result, layer(x.half().float()))
+    x = x.to(of_input)
+    result, product = poptorch.inferenceModel(Model())(x, y)
+    assert result.dtype is of_input
+    torch.testing.assert_close(result, layer.to(of_input)(x))
+    torch.testing.assert_close(product, x.half().float() @ x.float().T)
 
 
 def test_an_integer_of_more_than_32_bits() -> None:

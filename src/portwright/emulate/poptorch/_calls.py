@@ -35,27 +35,22 @@ _FACTORIES = {
         *("randperm", "range", "tensor", "zeros", "zeros_like", "normal"),
     )
 }
-# Torch refuses these for half and float together; PopTorch computes in float then, as it does for all ops.
+# Torch refuses these for half and float together. Where PopTorch has a layer, its weights take the type of its input; other
+# products are computed in float.
+_LAYERS = {
+    getattr(home, name)
+    for home in (torch, F)
+    for name in (
+        *("linear", "bilinear", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    )
+    if hasattr(home, name)
+}
 _PRODUCTS = {
     getattr(home, name)
-    for home, names in (
-        (torch, ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "conv1d", "conv2d", "conv3d")),
-        (
-            torch,
-            (
-                "conv_transpose1d",
-                "conv_transpose2d",
-                "conv_transpose3d",
-                "bilinear",
-                "layer_norm",
-                "group_norm",
-            ),
-        ),
-        (Tensor, ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv")),
-        (F, ("linear", "bilinear", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm")),
-        (F, ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")),
-    )
-    for name in names
+    for home in (torch, Tensor)
+    for name in ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
+    if hasattr(home, name)
 }
 _LOWERED = {torch.float64: torch.float32}
 
@@ -82,8 +77,8 @@ class Calls(TorchFunctionMode):
             result = func(*args, **kwargs)
             watch.mark_loss(result, _losses.FUNCTIONS[func])
             return result
-        if func in _PRODUCTS:
-            args, kwargs = _promote(args, kwargs)
+        if func in _PRODUCTS or func in _LAYERS:
+            args, kwargs = _unify(func, args, kwargs)
         kwargs = self._lower(func, kwargs)
         makes_outer = watch.makes_on_ipu
         given = tensors_in((*args, *kwargs.values()))
@@ -129,13 +124,14 @@ class Calls(TorchFunctionMode):
         return {**kwargs, "dtype": lowered}
 
 
-def _promote(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    types = {tensor.dtype for tensor in tensors_in((*args, *kwargs.values()))}
-    if not {torch.float16, torch.float32} <= types:
+def _unify(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    given = tensors_in((*args, *kwargs.values()))
+    if not {torch.float16, torch.float32} <= {tensor.dtype for tensor in given}:
         return args, kwargs
+    dtype = given[0].dtype if func in _LAYERS else torch.float32
 
     def cast(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) and value.dtype is torch.float16 else value
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
