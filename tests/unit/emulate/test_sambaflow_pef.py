@@ -16,6 +16,7 @@ from portwright.emulate.sambaflow import samba
 from portwright.emulate.sambaflow._pef import Pef
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.samba.utils.pef_utils import PefInfoStruct, get_pef_info, get_pefmeta_dict
+from portwright.errors import PortwrightError
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch, when mkldnn is switched off
 
@@ -129,3 +130,9 @@ def test_metadata_come_back_and_hold_whatever_a_script_has(tmp_path: Path) -> No
     assert get_pef_info(pef, {"path": PefInfoStruct()}) == {"path": str(tmp_path)}
     with pytest.raises(ValueError, match="has no other"):
         get_pef_info(pef, {"other": PefInfoStruct()})
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PortwrightError, match="file"):
+        Case(tmp_path, config={"output_folder": str(tmp_path / "file")}).compile()

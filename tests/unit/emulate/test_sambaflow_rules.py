@@ -170,6 +170,7 @@ def test_a_value_read_while_tracing_is_refused_always(unlisted: str, tmp_path: P
         ({}, {"inference": True}, "an optimizer was given, and inference"),
         ({"inference": True}, {}, "an optimizer was given, and inference"),
         ({}, {"pef_name": "a/b"}, "--pef-name is 'a/b'"),
+        ({}, {"pef_name": ".."}, "--pef-name is"),
     ],
 )
 def test_what_cannot_be_compiled(

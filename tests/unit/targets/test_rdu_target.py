@@ -108,6 +108,12 @@ def test_a_pef_that_is_named_must_be_there(tmp_path: Path) -> None:
     assert settings(job(), pef=str(tmp_path / "a.pef")).pef == tmp_path / "a.pef"
 
 
+@pytest.mark.parametrize("name", ["a/b", "..", "."])
+def test_a_pef_has_a_name_and_not_a_path(name: str) -> None:
+    with pytest.raises(UserError, match="--pef-name is"):
+        settings(job(), pef_name=name)
+
+
 @pytest.mark.parametrize(
     "bad", [{"system": "sn99"}, {"num_tiles": 0}, {"mode": "O9"}, {"pef_name": "a/b"}, {"nonsense": 1}]
 )

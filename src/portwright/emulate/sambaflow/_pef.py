@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
-from portwright.job.rundir import atomic_write_text
+from portwright.job.atomic import atomic_write_text, explain_os_error
 
 FORMAT = "Portwright's emulated PEF, version 1: no RDU can run it"
 _LARGEST = 256 << 20
@@ -59,7 +59,10 @@ class Pef:
     def write(self, path: Path) -> None:
         body = json.dumps(asdict(self), sort_keys=True)
         document = {"format": FORMAT, "emulated": "SambaFlow", "sha256": _digest(body), "program": body}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explain_os_error(error, path) from error
         atomic_write_text(path, json.dumps(document, indent=1) + "\n")
 
     @classmethod

@@ -82,11 +82,13 @@ def read_settings(
             "Compile it first with --compile_only, or leave it out to have it compiled.",
         )
     name = flags.get("pef_name") or section.pef_name
+    if name is not None and (Path(name).name != name or name == ".."):
+        raise UserError(f"--pef-name is '{name}'.", "Give a name, and the folder with --output-folder.")
     return Settings(
         section=section,
         precision=_precision(job, section, note),
         pef=Path(pef).expanduser() if pef is not None else None,
-        pef_name=RduSection._is_a_name(name) if name else None,
+        pef_name=name,
         folder=Path(folder).expanduser(),
         is_emulated=is_emulated,
     )

@@ -92,7 +92,7 @@ class SambaSession:
                 "inference=False was given, and no optimizer.", "Give the optimizer to train with."
             )
         pef_name = str(config.get("pef_name") or name or f"{time.strftime('%m%d%H%M%S')}_{os.getpid()}")
-        if Path(pef_name).name != pef_name:
+        if Path(pef_name).name != pef_name or pef_name == "..":
             raise SambaFlowError(
                 f"--pef-name is '{pef_name}'.", "Give a name, and the folder with --output-folder."
             )
