@@ -125,8 +125,10 @@ def measure(plain: Path, ported: Path, scratch: Path) -> dict[str, Any]:
         "port, CPU": _run(ported, scratch, "CPU"),
         "port, IPU (emulated)": _run(ported, scratch, "IPU", "poptorch", IPU_OPTIONS=str(options)),
     }
-    _run(ported, scratch, "RDU", "sambaflow", RDU_COMMAND=compiling)
-    losses["port, RDU (emulated)"] = _run(ported, scratch, "RDU", "sambaflow", RDU_COMMAND=f"run {pef}")
+    failed = _run(ported, scratch, "RDU", "sambaflow", RDU_COMMAND=compiling)
+    losses["port, RDU (emulated)"] = failed or _run(
+        ported, scratch, "RDU", "sambaflow", RDU_COMMAND=f"run {pef}"
+    )
     return {"settings": SETTINGS, "python": sys.version.split()[0], "torch": _version(), "losses": losses}
 
 
