@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from portwright.discover import models_folder
@@ -200,6 +201,34 @@ def test_without_the_sdk_one_line_names_both_ways_out(tmp_path: Path, run_script
     assert len(refused.stderr.splitlines()) == 1
     for word in ("PopTorch is not installed", "Poplar SDK 3.4", "--emulate"):
         assert word in refused.stderr
+
+
+def test_an_installed_sdk_is_used_and_nothing_says_emulated(tmp_path: Path, run_script) -> None:
+    """tests/fixtures/sdk stands for it: PopTorch's public names alone, on torch."""
+    folder = copy_model("fc_mnist", tmp_path)
+    params = yaml.safe_load((folder / "configs" / "params.yaml").read_text())
+    params["optimizer"] = {"optimizer_type": "SGD", "learning_rate": 0.1}
+    (folder / "configs" / "params.yaml").write_text(yaml.safe_dump(params))
+    sdk = str(Path(__file__).parents[1] / "fixtures" / "sdk")
+    more = [word for text in (*SMALL["fc_mnist"], "ipu.device_iterations=2") for word in ("-D", text)]
+    done = run_script(
+        folder,
+        "IPU",
+        "--mode",
+        "train_and_eval",
+        *PARAMS,
+        "--max_steps",
+        "8",
+        "--json",
+        *more,
+        env={"PYTHONPATH": sdk},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "emulated" not in done.stderr + done.stdout
+    expected = train(folder, "CPU", 8, model_dir="cpu", mode="train_and_eval")
+    values = json.loads(done.stdout)["values"]
+    assert values["train/loss"] == pytest.approx(expected["losses"][-1], rel=1e-5)
+    assert values["eval/accuracy"] == pytest.approx(expected["eval"][0]["eval/accuracy"], abs=1e-6)
 
 
 def test_validate_compile_eval_and_predict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,13 +22,16 @@ import torch
 from portwright.errors import UserError
 from portwright.runtime.checkpoint_format import CODE_OF_DTYPE, FileEntry
 
-_DTYPE_OF_CODE = {code: dtype for dtype, code in CODE_OF_DTYPE.items()} | {
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "C64": torch.complex64,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+_READ_ONLY = {
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "C64": "complex64",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+_DTYPE_OF_CODE: dict[str, torch.dtype] = {code: dtype for dtype, code in CODE_OF_DTYPE.items()} | {
+    code: getattr(torch, name) for code, name in _READ_ONLY.items() if hasattr(torch, name)
 }
 
 _CHUNK_BYTES = 4 << 20  # larger gains nothing

@@ -31,19 +31,23 @@ FILE_OF_KIND = {"model": MODEL_FILE, "optimizer": "optimizer.safetensors", "rng"
 FOLDER_NAME = re.compile(r"checkpoint_(0|[1-9][0-9]*)", re.ASCII)
 
 # The dtypes that every safetensors >= 0.4.3 reads. Others are stored in a form it does read, and noted.
-CODE_OF_DTYPE = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+_CODE_OF_NAME = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+# By name, since PopTorch 3.4 pins torch 2.0.1, which has no float8.
+CODE_OF_DTYPE: dict[torch.dtype, str] = {
+    getattr(torch, name): code for name, code in _CODE_OF_NAME.items() if hasattr(torch, name)
 }
 
 

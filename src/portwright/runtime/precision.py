@@ -12,11 +12,15 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.amp.grad_scaler import OptState
 
 from portwright.errors import UserError, suggest
 from portwright.job.optimizer import OptimizerParams
 from portwright.runtime.extra_optimizers.shards import DTensor, local
+
+try:
+    from torch.amp.grad_scaler import GradScaler, OptState
+except ImportError:  # torch 2.0.1, which PopTorch 3.4 pins; nothing is scaled there by torch
+    from torch.cuda.amp.grad_scaler import GradScaler, OptState  # type: ignore[assignment, attr-defined]
 
 Name = Literal["fp32", "bf16", "fp16", "fp64"]
 
@@ -200,7 +204,7 @@ class LossScaler:
             self._scaler.set_to(self._bounded(scale), num_finite)
 
 
-class _AgreeingGradScaler(torch.amp.GradScaler):
+class _AgreeingGradScaler(GradScaler):
     """GradScaler that looks at shards as plain tensors, and lets the processes that share them agree.
 
     Torch learnt to do so for shards after 2.4; `agree` replaces the flag of an overflow by the largest one.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import Optimizer
 
 from portwright.runtime.extra_optimizers.moments import count, new_counter, trained
 from portwright.runtime.extra_optimizers.shards import gradient_of, local, mean_square, part_of, whole
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 
 class Adafactor(Optimizer):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import Optimizer
 
 from portwright.runtime.extra_optimizers.moments import (
     adam_directions,
@@ -17,6 +17,9 @@ from portwright.runtime.extra_optimizers.moments import (
     trained,
 )
 from portwright.runtime.extra_optimizers.shards import sums_of_squares
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 
 class Lamb(Optimizer):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import Optimizer
 
 from portwright.runtime.extra_optimizers.moments import gradients, parts, trained
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 
 class Lion(Optimizer):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import Optimizer
 
 from portwright.runtime.extra_optimizers.moments import (
     adam_directions,
@@ -19,6 +19,9 @@ from portwright.runtime.extra_optimizers.moments import (
     trained,
 )
 from portwright.runtime.extra_optimizers.shards import gradient_of, local, part_of, whole
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 # A quintic that lifts every singular value between 0 and 1 to near 1 within five rounds.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)

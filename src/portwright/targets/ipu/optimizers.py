@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.job import optimizer as job
 from portwright.job.optimizer import OptimizerParams
-from portwright.runtime.optimizer_state import UNTOUCHED
 from portwright.runtime.param_groups import make_param_groups
 
 OURS = {"Adam": "Adam", "AdamW": "AdamW", "Lamb": "LAMB", "RMSprop": "RMSprop", "SGD": "SGD"}
 """Optimizers of params.yaml that PopTorch has, and what it calls them."""
 
+UNTOUCHED = "untouched"  # a parameter that had no gradient yet, in torch's state
 _CLIPS = ("Adam", "AdamW", "SGD")  # PopTorch's RMSprop and LAMB have no max_grad_norm
 
 # What PopART keeps of a weight, by the name that torch's optimizer has for it.
