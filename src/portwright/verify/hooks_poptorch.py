@@ -138,6 +138,23 @@ def _close_step(watch: Watch, executor: Any, seen: _Seen) -> None:
         parameter.grad = None
 
 
+def when_lent(watch: Watch) -> None:
+    """Records the emulator's steps also where the script itself asks for it, as `run.py IPU --emulate` does."""
+    from portwright import emulate
+
+    lend, done = emulate.lend, set[str]()
+
+    @functools.wraps(lend)
+    def lending(package: str) -> ModuleType:
+        module = lend(package)
+        if package == "poptorch" and package not in done:
+            done.add(package)
+            record_emulated(watch)
+        return module
+
+    emulate.lend = lending
+
+
 def count_real(watch: Watch) -> None:
     """Counts training calls of a real PopTorch, should the script import one."""
     if "poptorch" not in sys.modules:

@@ -8,6 +8,7 @@ from typing import Any
 
 from portwright.verify.recording import Recording
 
+_EMULATED = {"poptorch": "IPU"}
 # The device type that torch shows for a target that it knows itself.
 _TORCH_DEVICES = {"CPU": ("cpu",), "GPU": ("cuda", "xpu", "mps")}
 
@@ -27,6 +28,8 @@ def find_place(ported: Recording) -> Place:
     devices = sorted({device.partition(":")[0] for step in ported.steps for device in step.devices})
     ran_on: dict[str, Any] = {"devices": devices, **ported.ran_on}
     target = ported.target.upper()
+    if not target and ported.ran_on.get("vendor_calls"):
+        target = next((_EMULATED[p] for p in ported.ran_on.get("emulated") or () if p in _EMULATED), "")
     shown = _words(devices)
     if not target:
         return Place(

@@ -20,7 +20,7 @@ from portwright.emulate import PACKAGES, is_emulated, lend
 from portwright.verify.hooks import install
 from portwright.verify.hooks_dtype import hook_float64, widen
 from portwright.verify.hooks_float64 import compute_in_float64
-from portwright.verify.hooks_poptorch import count_real, record_emulated
+from portwright.verify.hooks_poptorch import count_real, record_emulated, when_lent
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
 from portwright.verify.launch import NEVER_TRAINED, PROGRESS
@@ -43,8 +43,8 @@ def main() -> NoReturn:
     watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words), options.steps)
     install(watch, options.dropout == "off")
     hook_loaders(watch, widen if options.dtype == "float64" else None)
-    hook_portwright(options.scratch)
     _watch_vendor(watch, options)
+    hook_portwright(options.scratch)
     hook_processes(watch)
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
@@ -99,6 +99,7 @@ def _watch_vendor(watch: Watch, options: argparse.Namespace) -> None:
     """Lends the emulator that was asked for, and records its steps; else counts those of a vendor's real package."""
     if not options.emulate:
         count_real(watch)
+        when_lent(watch)
         return
     if options.dtype == "float64":
         refuse("an IPU has no float64.", "Nothing: what float64 would have settled stays open.")

@@ -167,6 +167,15 @@ def test_one_step_on_the_host_among_others_is_seen() -> None:
     assert find_place(recording).on_target is True
 
 
+def test_a_script_that_asks_for_the_emulator_itself(tmp_path: Path) -> None:
+    (tmp_path / "original.py").write_text(ORIGINAL.replace("{more}", ""))
+    (tmp_path / "ported.py").write_text(PORTED.replace("{more}", ""))
+    proof = verify("original.py", "-m portwright emulate ipu ported.py", steps=3, folder=tmp_path)
+    assert proof.is_good, proof.first_difference
+    assert proof.place.target == "IPU"
+    assert proof.place.ran_on["vendor_calls"] == {"poptorch.trainingModel": 3}
+
+
 def test_it_is_a_flag_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = subprocess.run(
