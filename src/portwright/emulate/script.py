@@ -24,6 +24,12 @@ _MODELS = str(Path(_OURS) / "models")
 _CHILDREN = str(Path(__file__).parent / "for_children")
 
 
+_LOST = {
+    "poptorch": "Call what trainingModel() returned; .to(), .cuda() or an assignment may have put the bare model in its place.",
+    "sambaflow": "Train with samba.session.run(); calling the model trains on the host.",
+}
+
+
 class _Ended(NamedTuple):
     """How the script ended: its exit status, and the exception that ended it, if one did."""
 
@@ -69,8 +75,7 @@ def emulate_script(
     for made in unused:
         print(
             f"error: {made.where}: the training executor of {made.model} was made and never called, so nothing was trained under "
-            "the vendor's rules. Call what trainingModel() returned; .to(), .cuda() or an assignment may have put the bare model "
-            "in its place.",
+            f"the vendor's rules. {_LOST[package]}",
             file=sys.stderr,
         )
         status = int(ExitStatus.FINDINGS)
@@ -169,17 +174,27 @@ def _ledger(package: str) -> Any:
 
 
 def _describe(made: dict[str, Any]) -> str:
-    calls = f"{made['calls']} call{'' if made['calls'] == 1 else 's'}"
     more = []
     if made.get("device_iterations") is not None:
-        more.append(f"{made['calls'] * made['device_iterations']} device iterations")
+        more.append(_count(made["calls"] * made["device_iterations"], "device iteration"))
     memory = made.get("memory") or {"ipus": []}
     for ipu in memory["ipus"]:
         more.append(
-            f"IPU {ipu['ipu']} {ipu['total'] / 1e6:.3g} of {memory['capacity_bytes'] / 1e6:.0f} MB estimated"
+            f"IPU {ipu['ipu']}: {_size(ipu['total'])} of {_size(memory['capacity_bytes'])}, estimated"
         )
-    detail = f" ({', '.join(more)})" if more else ""
-    return f"{made['where']}: {made['kind']} of {made['model']}: {calls}{detail}"
+    detail = f" ({'; '.join(more)})" if more else ""
+    return f"{made['where']}: {made['kind']} of {made['model']}: {_count(made['calls'], 'call')}{detail}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _size(num_bytes: int) -> str:
+    for factor, unit in ((1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.3g} {unit}"
+    return f"{num_bytes} B"
 
 
 def _write(

@@ -100,7 +100,7 @@ def test_a_script_runs_as_it_is_and_is_summed_up(emulate: Emulate) -> None:
     assert done.stdout.strip() == "['--json', 'x', '-h'] __main__ 3.4.0+emulated"
     assert done.stderr.startswith("portwright: emulated: the rules of PopTorch 3.4 on this machine's CPU")
     line = GOOD[: GOOD.index("training = ")].count("\n") + 1
-    assert f"train.py:{line}: training of Model: 3 calls (6 device iterations, IPU 0" in done.stderr
+    assert f"train.py:{line}: training of Model: 3 calls (6 device iterations; IPU 0: " in done.stderr
     made = json.loads((emulate.folder / "made.json").read_text())
     assert (made["emulated"], made["status"], made["unused"]) == ("PopTorch 3.4", 0, [])
     assert made["executors"][0]["memory"]["ipus"][0]["weights"] == 40
