@@ -61,13 +61,20 @@ def record_emulated(watch: Watch) -> None:
         if self.isCompiled() and not watch.steps:
             self.copyWeightsToDevice()  # the original's values have just been put into the host's
         seen.clear()
-        draws = None if self.isCompiled() else seen.draws_of(self)
-        with _looking_away(watch, draws):
+        with _looking_away(watch, None):
             result = call(self, *args, **kwargs)
         _close_step(watch, self, seen)
         return result
 
+    compile_plain = PoplarExecutor._compile
+
+    @functools.wraps(compile_plain)
+    def compiled(self: Any, parsed: Any) -> None:
+        with _looking_away(watch, seen.draws_of(self) if self._training else None):
+            compile_plain(self, parsed)
+
     PoplarExecutor.__call__ = recorded  # type: ignore[method-assign]
+    PoplarExecutor._compile = compiled  # type: ignore[method-assign]
 
 
 class _Seen:
@@ -100,14 +107,14 @@ class _Seen:
 @contextmanager
 def _looking_away(watch: Watch, draws: list[Draw] | None) -> Iterator[None]:
     """What the emulator calls to trace a model is no step of the host's; only what the model drops at random is noted."""
+    before, draw = watch.is_paused, watch.draw
     watch.is_paused = True
-    draw = watch.draw
     if draws is not None:
         watch.draw = lambda function, rate, size: draws.append(Draw(function, float(rate), int(size)))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        watch.is_paused = False
+        watch.is_paused = before
         watch.draw = draw  # type: ignore[method-assign]
 
 

@@ -87,6 +87,19 @@ def test_dropout_on_the_device_is_compared_by_its_rates(tmp_path: Path) -> None:
     assert proof.dropout_values == {"0.25": 30}
 
 
+def test_a_model_that_is_compiled_first_starts_from_the_originals_weights(tmp_path: Path) -> None:
+    turned = (
+        "model[0].weight.data.copy_(model[0].weight.data.flip(0))\n"  # drawn alike, but not the original's
+    )
+    first = PORTED.replace("first = ", f"{turned}executor.compile(*data[0])\nfirst = ")
+    first = first.replace("    assert torch.equal(model[0].weight, first)  # stale, whoever looks on\n", "")
+    (tmp_path / "original.py").write_text(ORIGINAL.replace("{more}", "nn.Dropout(0.5), "))
+    (tmp_path / "ported.py").write_text(first.replace("{more}", "nn.Dropout(0.5), "))
+    proof = verify("original.py", "ported.py", steps=3, emulate="ipu", folder=tmp_path)
+    assert proof.is_good, proof.first_difference
+    assert proof.dropout_values == {"0.5": 30}
+
+
 @pytest.mark.parametrize(
     ("change", "step", "quantity"),
     [
