@@ -57,8 +57,11 @@ def run_here(folder: Path, *arguments: str) -> int:
     """As `python run.py ARGUMENTS` in this process, which has torch already; gives the exit status."""
     saved_argv, saved_path, saved_folder = sys.argv, list(sys.path), Path.cwd()
     os.chdir(folder)
-    sys.argv, known = ["run.py", *arguments], set(sys.modules)
+    sys.argv = ["run.py", *arguments]
     sys.path.insert(0, str(folder))
+    # Other tests have imported a data.py and a model.py of their own.
+    own = {path.stem for path in folder.glob("*.py")}
+    others = {name: sys.modules.pop(name) for name in own if name in sys.modules}
     try:
         runpy.run_path("run.py", run_name="__main__")
     except SystemExit as stop:
@@ -66,9 +69,9 @@ def run_here(folder: Path, *arguments: str) -> int:
     finally:
         sys.argv, sys.path[:] = saved_argv, saved_path
         os.chdir(saved_folder)
-        for name in set(sys.modules) - known:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
-                del sys.modules[name]
+        for name in own:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
     return 0
 
 
