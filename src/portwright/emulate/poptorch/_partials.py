@@ -19,6 +19,9 @@ aten = torch.ops.aten
 
 # Input channels that the matrix unit of an IPU takes at once for half inputs: inside of a group the sum is not rounded.
 PRODUCTS_A_ROUND = 16
+_NUMBERS_AT_ONCE = (
+    1 << 21
+)  # of float32 that are kept in memory for products of many groups, or for what a kernel sees
 
 
 def choose_target(target: Any, partials: torch.dtype | None) -> Any:
@@ -76,7 +79,24 @@ def _rounded_once(native: Any) -> Callable[..., Any]:
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, all float32 that hold half numbers, rounded to half after each group of products."""
+    """total + a @ b, all float32 that hold half numbers, rounded to half after each group of products.
+
+    The sums inside of the groups depend on nothing, so that many of them are made at once; only adding them up is done one by one.
+    """
+    length = a.shape[-1]
+    num_whole = length // PRODUCTS_A_ROUND
+    num_at_once = min(max(1, _NUMBERS_AT_ONCE // max(total.numel(), 1)), num_whole)
+    if num_at_once > 1:
+        rounded, size = torch.empty_like(total, dtype=torch.float16), PRODUCTS_A_ROUND
+        total = total.clone()
+        for first in range(0, num_whole, num_at_once):
+            num = min(num_at_once, num_whole - first)
+            taken = slice(first * size, (first + num) * size)
+            rows = a[..., taken].unflatten(-1, (num, size)).movedim(-2, 0)
+            columns = b[..., taken, :].unflatten(-2, (num, size)).movedim(-3, 0)
+            for product in rows @ columns:
+                total.copy_(rounded.copy_(total.add_(product)))
+        a, b = a[..., num_whole * size :], b[..., num_whole * size :, :]
     for start in range(0, a.shape[-1], PRODUCTS_A_ROUND):
         end = start + PRODUCTS_A_ROUND
         total = (total + a[..., start:end] @ b[..., start:end, :]).half().float()
@@ -227,10 +247,14 @@ def _weight_gradient(
     padded = _pad(received, padding, behind)
     rows = sent.transpose(0, 1).reshape(groups, shape[0] // groups, -1)
     found = sent.new_empty(shape)
-    for position in itertools.product(*map(range, shape[2:])):
-        columns = _columns(padded, position, sizes, stride, dilation, groups)
-        product = _product(rows, columns.transpose(1, 2))
-        found[_at(position)] = product.reshape(shape[0], shape[1])
+    positions = list(itertools.product(*map(range, shape[2:])))
+    num_at_once = max(1, 4 * _NUMBERS_AT_ONCE // max(rows.shape[-1] * padded.shape[1], 1))
+    for first in range(0, len(positions), num_at_once):
+        some = positions[first : first + num_at_once]
+        seen = [_columns(padded, position, sizes, stride, dilation, groups) for position in some]
+        products = _product(rows, torch.cat(seen, 1).transpose(1, 2)).chunk(len(some), 2)
+        for position, product in zip(some, products, strict=True):
+            found[_at(position)] = product.reshape(shape[0], shape[1])
     return found
 
 
