@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from portwright.emulate import poptorch
 from portwright.emulate.poptorch._partials import PRODUCTS_A_ROUND, choose_target
 
 aten = torch.ops.aten
@@ -63,3 +65,52 @@ def test_weight_gradients_of_convolutions_are_those_of_the_definition(
             received = seen.chunk(groups, 1)[group].transpose(0, 1).flatten(1)
             expected.chunk(groups, 0)[group][:, :, i, j] = one_by_one(sent, received.T).half()
     assert torch.equal(found, expected)
+
+
+# Weights inside of forward()
+
+
+class Asking(nn.Module):
+    """Looks at its weights in the ways that models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.scales = nn.ParameterList([nn.Parameter(torch.full((4,), 1.0 + k)) for k in range(2)])
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.register_buffer("shift", torch.zeros(4))
+        self.seen: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self.get_parameter("first.weight")
+        self.seen.update(
+            parameters=all(isinstance(p, nn.Parameter) for p in self.parameters()),
+            number=len(list(self.parameters())),
+            buffer=isinstance(self.get_buffer("shift"), nn.Parameter),
+            trained=[name for name, p in self.named_parameters() if p.requires_grad],
+        )
+        out = x @ weight.t() + self.first.bias
+        for scale in self.scales:
+            out = out * scale
+        out = out * self.frozen + self.shift
+        return out, poptorch.identity_loss(out**2, "mean")
+
+
+def test_weights_are_parameters_inside_of_forward() -> None:
+    torch.manual_seed(0)
+    model, x = Asking(), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    result = plain.first(x) * plain.scales[0] * plain.scales[1] * plain.frozen
+    (result**2).mean().backward()
+    trainer = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer(x)
+    assert model.seen["parameters"]
+    assert model.seen["number"] == 5
+    assert not model.seen["buffer"]
+    assert model.seen["trained"] == ["first.weight", "first.bias", "scales.0", "scales.1"]
+    trainer.copyWeightsToHost()
+    for name, parameter in plain.named_parameters():
+        step = 0 if parameter.grad is None else 0.1 * parameter.grad
+        torch.testing.assert_close(
+            model.get_parameter(name), nn.Parameter(parameter - step), atol=1e-6, rtol=1e-6
+        )
