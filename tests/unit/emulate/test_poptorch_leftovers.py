@@ -114,3 +114,180 @@ def test_weights_are_parameters_inside_of_forward() -> None:
         torch.testing.assert_close(
             model.get_parameter(name), nn.Parameter(parameter - step), atol=1e-6, rtol=1e-6
         )
+
+
+# Automatic loss scaling
+
+
+class Small(nn.Module):
+    """Its loss is small enough that gradients are lost in half, unless they are scaled."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.last = nn.Linear(8, 4)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.last(torch.tanh(self.first(x)))
+        return out, poptorch.identity_loss(((out * out) * self.factor).float().mean(), "none")
+
+
+def scaled(model: nn.Module, optimizer: Any, options: Any = None, anchored: bool = True) -> Any:
+    options = options or poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+    if anchored:
+        options.anchorTensor("scale", "finalLossScale", poptorch.OutputMode.All)
+    return poptorch.trainingModel(model, options, optimizer)
+
+
+def small_half(factor: float = 1.0) -> Small:
+    torch.manual_seed(0)
+    return Small(factor).half()
+
+
+@pytest.mark.parametrize("initial", [1.0, 4.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        poptorch.optim.SGD,
+        poptorch.optim.Adam,
+        poptorch.optim.AdamW,
+        poptorch.optim.RMSprop,
+        poptorch.optim.LAMB,
+    ],
+)
+def test_the_loss_scale_doubles_as_long_as_gradients_are_small(make: Any, initial: float) -> None:
+    model, x = small_half(), torch.randn(3, 4).half()
+    more = {"use_combined_accum": False, "momentum": 0.9} if make is poptorch.optim.SGD else {}
+    optimizer = make(model.parameters(), lr=0.0, loss_scaling=initial, **more)
+    trainer = scaled(model, optimizer, poptorch.Options().deviceIterations(2))
+    trainer.compile(x.repeat(2, 1))
+    for call in range(3):
+        before = optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
+        trainer(x.repeat(2, 1))
+        assert before == 4.0**call
+        assert trainer.getAnchoredTensor("scale").tolist() == [initial * before, 2 * initial * before]
+
+
+def test_the_loss_scale_is_halved_where_gradients_come_near_the_end_of_half() -> None:
+    model, x = small_half(), torch.ones(3, 4).half()
+    trainer = scaled(model, poptorch.optim.SGD(model.parameters(), lr=0.0, loss_scaling=1.0))
+    scales = []
+    for _ in range(40):
+        trainer(x)
+        scales.append(trainer.getAnchoredTensor("scale").item())
+    top = max(scales)
+    assert scales[: scales.index(top) + 1] == [2.0**k for k in range(scales.index(top) + 1)]
+    assert set(scales[scales.index(top) :]) == {top, top / 2}  # goes up and down at the edge
+    assert top < 2.0**40
+
+
+def test_gradients_that_half_loses_arrive_with_it_and_only_with_it() -> None:
+    x = torch.randn(3, 4).half()
+    start = small_half(2.0**-22).state_dict()
+
+    def train(automatic: bool) -> tuple[dict[str, Tensor], Any]:
+        model = small_half(2.0**-22)
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=2.0**14)
+        trainer = (
+            scaled(model, optimizer) if automatic else poptorch.trainingModel(model, optimizer=optimizer)
+        )
+        for _ in range(12):
+            trainer(x)
+        trainer.copyWeightsToHost()
+        return model.state_dict(), trainer
+
+    lost, _ = train(False)
+    kept, _ = train(True)
+    name = "first.weight"
+    assert torch.equal(lost[name], start[name])
+    assert not torch.equal(kept[name], start[name])
+    assert all(torch.isfinite(value).all() for value in kept.values())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("combined", [True, False])
+def test_the_loss_scale_changes_no_update(momentum: float, combined: bool) -> None:
+    """Weights in float32, layers in half: powers of two come out of the update as they went into the loss."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = nn.functional.linear(x, self.weight.half())
+            return poptorch.identity_loss(out.float().pow(2).mean(), "none")
+
+    def train(automatic: bool) -> Tensor:
+        torch.manual_seed(0)
+        model, xs = Mixed(), torch.randn(8, 5, 4).half()
+        optimizer = poptorch.optim.SGD(
+            model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.01, use_combined_accum=combined
+        )
+        trainer = (
+            scaled(model, optimizer, anchored=False)
+            if automatic
+            else poptorch.trainingModel(model, optimizer=optimizer)
+        )
+        for x in xs:
+            trainer(x)
+        trainer.copyWeightsToHost()
+        return model.weight.detach()
+
+    torch.testing.assert_close(train(True), train(False), rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_scale_is_kept_in_files_and_states(tmp_path: Any) -> None:
+    model, x = small_half(), torch.randn(3, 4).half()
+    trainer = scaled(model, poptorch.optim.Adam(model.parameters(), lr=1e-3))
+    for _ in range(3):
+        trainer(x)
+    trainer.save(str(tmp_path / "model.poptorch"))
+    other = small_half()
+    optimizer = poptorch.optim.Adam(other.parameters(), lr=1e-3)
+    loaded = scaled(other, optimizer)
+    loaded.loadExecutable(str(tmp_path / "model.poptorch"))
+    loaded(x)
+    assert loaded.getAnchoredTensor("scale").item() == 1.0  # loadExecutable() takes the program alone
+    loaded(x)
+    assert loaded.getAnchoredTensor("scale").item() == 2.0
+    optimizer.load_state_dict(trainer._link.optimizer.state_dict())
+    loaded(x)
+    assert loaded.getAnchoredTensor("scale").item() == 8.0
+
+
+def test_popart_settings_of_the_loss_scale() -> None:
+    def scales(**settings: Any) -> list[float]:
+        model, options = small_half(), poptorch.Options()
+        for name, value in settings.items():
+            options._Popart.set(f"automaticLossScalingSettings.{name}", value)
+        trainer = scaled(model, poptorch.optim.SGD(model.parameters(), lr=0.0, loss_scaling=8.0), options)
+        found = []
+        for _ in range(4):
+            trainer(torch.ones(3, 4).half())
+            found.append(trainer.getAnchoredTensor("scale").item())
+        return found
+
+    assert scales() == [8, 16, 32, 64]
+    assert scales(binEdgeLocation=0.0) == [8, 4, 2, 1]
+    assert scales(binEdgeLocation=0.0, thresholdUpperCountProportion=1.0) == [8, 16, 32, 64]
+    assert scales(updatePeriod=2) == [8, 16, 16, 32]
+    with pytest.raises(poptorch.Error, match=r"from 0 to 1"):
+        scales(binEdgeLocation=1.5)
+
+
+def test_the_loss_scale_refusals() -> None:
+    x = torch.randn(3, 4)
+    model = Small()
+    before = copy.deepcopy(model.state_dict())
+    trainer = scaled(model, poptorch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="no gradient of the model is half"):
+        trainer(x)
+    trainer.copyWeightsToHost()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    options = poptorch.Options()
+    options.Training.setAutomaticLossScaling(True)
+    with pytest.raises(poptorch.Error, match="options of its own"):
+        poptorch.inferenceModel(Small(), options)(x)

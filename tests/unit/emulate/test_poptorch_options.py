@@ -258,9 +258,6 @@ def test_not_emulated_values_are_refused():
     with pytest.raises(Error, match="isfinite"):
         poptorch.Options().Precision.enableFloatingPointExceptions(True)
     poptorch.Options().Precision.enableFloatingPointExceptions(False)
-    with pytest.raises(Error, match="loss_scaling"):
-        poptorch.Options().Training.setAutomaticLossScaling(True)
-    poptorch.Options().Training.setAutomaticLossScaling(False)
 
 
 def test_what_is_taken_without_effect_says_so_in_the_log(caplog):

@@ -11,10 +11,10 @@ import torch
 
 from portwright.emulate.poptorch import _optimizer_attributes, optim
 from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._loss_scaling import is_automatic
 from portwright.emulate.poptorch._update import UpdateRule, make_update
 
 _STATE_DICT = "state_dict"  # a method of the class that an optimizer on a device has one of its own for
-_AUTOMATIC_SCALING = "automaticLossScalingSettings.enabled"
 
 
 class OptimizerLink:
@@ -31,9 +31,13 @@ class OptimizerLink:
 
     def compile(self, parameters: Mapping[str, torch.Tensor]) -> UpdateRule:
         """Makes the device's rule from the optimizer's values as they are now."""
-        automatic = bool(self._options._Popart.options.get(_AUTOMATIC_SCALING, False))
         names = {tensor: name for name, tensor in parameters.items()}
-        return make_update(self.optimizer, names, automatic_loss_scaling=automatic)
+        return make_update(
+            self.optimizer,
+            names,
+            automatic_loss_scaling=is_automatic(self._options),
+            settings=self._options._Popart.options,
+        )
 
     def set(self, optimizer: Any) -> None:
         """setOptimizer(): variable values go to the device; a changed constant is refused and changes nothing."""

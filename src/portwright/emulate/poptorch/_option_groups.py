@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
 _ONLY_VALUE = "PopTorch 3.4 has one behaviour left, and only warns."
-_SCALING = "True is refused; give the optimizer a loss_scaling instead."
+_SCALING = (
+    "PopART's rule to double and halve the factor is followed; it counts all half results of the backward pass but views, "
+    "of which PopART leaves out some (slices, gathers, concatenations)."
+)
 
 
 def check_count(method: str, value: Any) -> None:
@@ -131,8 +134,6 @@ class _TrainingOptions(_options_impl.OptionsDict):
     @partly(_SCALING)
     def setAutomaticLossScaling(self, enabled: bool) -> "poptorch.options._TrainingOptions":
         check_bool("setAutomaticLossScaling", enabled)
-        if enabled:
-            raise not_emulated("setAutomaticLossScaling(True)", _SCALING.partition("; ")[2])
         self._popart_options.set("automaticLossScalingSettings.enabled", enabled)
         return self
 

@@ -30,6 +30,7 @@ from portwright.emulate.poptorch._executable import Executable, compile_step
 from portwright.emulate.poptorch._inputs import check_kinds, warn_requires_grad
 from portwright.emulate.poptorch._ledger import call_counts, unused_executors
 from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._loss_scaling import check_trains
 from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
 from portwright.emulate.poptorch._refused import not_emulated, partly, refused
 from portwright.emulate.poptorch._run import Run
@@ -229,6 +230,7 @@ class PoplarExecutor:
     )  # or the device's weights could not be changed outside of the user's inference mode
     def _compile(self, parsed: Any) -> None:
         check_run_options(self._options, self._model)
+        check_trains(self._options, self._training)
         check_kinds(parsed)
         warn_requires_grad(_utils.flattenTensorStructure((parsed.args, parsed.kwargs)))
         image = self._make_image()
@@ -240,7 +242,7 @@ class PoplarExecutor:
             image,
             optimizer=None if self._link is None else self._link.optimizer,
             scales_loss=scales_loss(rule),
-            numbers=[] if rule is None else list(rule.params()),
+            numbers=[] if rule is None else list(rule.numbers()),
             around=compiling(self._precompile_hooks, self._postcompile_hooks),
         )
         _ledger.note_compiled(self, self._options.device_iterations, executable.memory)

@@ -12,7 +12,7 @@ from torch import Tensor
 from portwright.emulate.poptorch import _program_file
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._partials import choose_target
-from portwright.emulate.poptorch._program_code import build
+from portwright.emulate.poptorch._program_code import Forward, Observe, build
 from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode
 from portwright.emulate.poptorch._program_structure import rebuild
 from portwright.emulate.poptorch._program_trace import trace
@@ -34,12 +34,8 @@ class Program:
         self.written = parts.written
         self._parts = parts
         self._needs_offset = any(map(_names_offset, parts.ops))
-        self._forward = build(
-            parts.ops,
-            list(parts.layouts),
-            [*parts.outputs, *parts.gradients.values()],
-            lambda target: choose_target(target, parts.partials),
-        )
+        self._forward = self._build(None)
+        self._observed: tuple[Observe, Forward] | None = None
 
     @classmethod
     def trace(
@@ -74,11 +70,12 @@ class Program:
         )
 
     def run(
-        self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]
+        self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor], observe: Observe | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """The tensors of the result, and the gradients by name; a trained weight that the loss does not depend on has none.
 
         Nothing that is returned shares memory with weights or inputs. Inputs are never changed, weights as `written` says.
+        `observe` is shown what each op of the backward pass gives that is no view.
         """
         given = [self._bind(ref, layout, weights, inputs) for ref, layout in self._parts.layouts.items()]
         with ExitStack() as stack:
@@ -89,12 +86,34 @@ class Program:
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
             if torch.is_autocast_enabled("cpu"):  # its casts are in the program
                 stack.enter_context(torch.autocast("cpu", enabled=False))
-            results = self._forward(*given)
+            results = self._function(observe)(*given)
         for ref, tensor in zip(self._parts.layouts, given, strict=True):
             if ref.kind == "weight" and ref.key in self.written and tensor is not weights[ref.key]:
                 weights[ref.key].detach().copy_(tensor)  # had other strides than the program's
         num_outputs = len(self._parts.outputs)
         return results[:num_outputs], dict(zip(self._parts.gradients, results[num_outputs:], strict=True))
+
+    def _build(self, observe: Observe | None) -> Forward:
+        parts = self._parts
+        return build(
+            parts.ops,
+            list(parts.layouts),
+            [*parts.outputs, *parts.gradients.values()],
+            lambda target: choose_target(target, parts.partials),
+            observe,
+            frozenset(
+                number
+                for number, node in enumerate(parts.nodes)
+                if observe is not None and node.is_backward and node.output_bytes
+            ),
+        )
+
+    def _function(self, observe: Observe | None) -> Forward:
+        if observe is None:
+            return self._forward
+        if self._observed is None or self._observed[0] != observe:
+            self._observed = observe, self._build(observe)
+        return self._observed[1]
 
     def rebuild(self, flat: Sequence[Any]) -> Any:
         """The model's result with these in the places of its tensors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,17 +11,33 @@ from torch import Tensor
 from portwright.emulate.poptorch._program_graph import Given, Op, Ref, Value, refs_in
 
 Forward = Callable[..., list[Tensor]]
+Observe = Callable[[Any], None]
 
 
 def build(
-    ops: Sequence[Op], given: Sequence[Given], results: Sequence[Ref], replace_target: Callable[[Any], Any]
+    ops: Sequence[Op],
+    given: Sequence[Given],
+    results: Sequence[Ref],
+    replace_target: Callable[[Any], Any],
+    observe: Observe | None = None,
+    shown: Collection[int] = (),
 ) -> Forward:
     """The function that takes the given tensors in order and gives the results.
 
     Its text is made of numbers alone; what they stand for, ops and arguments, is handed over as objects. So nothing of a
-    program, which may come from a file, is ever read as code.
+    program, which may come from a file, is ever read as code. `observe` is called with what the ops
+    of these numbers, `shown`, give.
     """
-    return _Writer(ops, given, results).compile(replace_target)
+    return _Writer(ops, given, results).compile(replace_target, observe, shown)
+
+
+def _shown(function: Callable[..., Any], observe: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        observe(result)
+        return result
+
+    return call
 
 
 class _Writer:
@@ -37,16 +53,20 @@ class _Writer:
                     self._items[ref.op].append(ref)
                 self._last[ref] = number
 
-    def compile(self, replace_target: Callable[[Any], Any]) -> Forward:
+    def compile(
+        self, replace_target: Callable[[Any], Any], observe: Observe | None, shown: Collection[int]
+    ) -> Forward:
         dead: dict[int, list[Ref]] = defaultdict(list)
         for ref, number in self._last.items():
             dead[number].append(ref)
         functions: dict[Any, str] = {}
         text = [f"def forward({', '.join(self._names.values())}):"]
         for number, op in enumerate(self._ops):
-            if op.target not in functions:
-                functions[op.target] = self._keep(replace_target(op.target))
-            text += self._write(number, op, functions[op.target])
+            is_seen = number in shown
+            if (op.target, is_seen) not in functions:
+                function = replace_target(op.target)
+                functions[op.target, is_seen] = self._keep(_shown(function, observe) if is_seen else function)
+            text += self._write(number, op, functions[op.target, is_seen])
             if dead[number]:
                 text.append(f" del {', '.join(self._names[ref] for ref in dead[number])}")
         text.append(f" return [{', '.join(self._names[ref] for ref in self._results)}]")

@@ -54,10 +54,6 @@ class Run:
         for number in self._written:
             inputs[number] = inputs[number].clone()  # what one replica writes is not what the next one reads
         self._host_inputs = [tensor.detach() for tensor in flat]
-        if self._rule is not None and self._executable.scales_loss:
-            scale = torch.tensor(self._rule.loss_scale)
-            for replica in range(self._batching.replicas):
-                self._image.weights(replica)[LOSS_SCALE] = scale
         with self._random.active(), torch.no_grad():
             for iteration in range(self._batching.device_iterations):
                 self._iterate(iteration, inputs)
@@ -67,12 +63,19 @@ class Run:
 
     def _iterate(self, iteration: int, inputs: Sequence[torch.Tensor]) -> None:
         batching = self._batching
+        observe = None
+        if self._rule is not None and self._executable.scales_loss:
+            scale = torch.tensor(self._rule.loss_scale)
+            for replica in range(batching.replicas):
+                self._image.weights(replica)[LOSS_SCALE] = scale
+        if self._rule is not None and self._rule.scaling is not None:
+            observe = self._rule.scaling.observe
         for accumulated in range(batching.accumulation):
             run = iteration * batching.accumulation + accumulated
             for replica in range(batching.replicas):
                 weights = self._image.weights(replica)
                 micro = [batching.micro_batch(tensor, run, replica) for tensor in inputs]
-                results, gradients = self._executable.program.run(weights, micro)
+                results, gradients = self._executable.program.run(weights, micro, observe)
                 for number, place in self._written.items():
                     batching.micro_batch(self._host_inputs[number], run, replica).copy_(results[place])
                 self._keep(run, replica, results, gradients, weights)
@@ -99,7 +102,7 @@ class Run:
             name = anchor.name
             if name.startswith(GRADIENT):
                 self._kept[short].add(run, replica, _gradient(gradients, name.removeprefix(GRADIENT)))
-            elif self._rule is not None and name in (numbers := self._rule.params()):
+            elif self._rule is not None and name in (numbers := self._rule.numbers()):
                 self._kept[short].add(run, replica, numbers[name])
             elif not name.startswith(UPDATED):
                 self._kept[short].add(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from portwright.emulate.poptorch import _formulas
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._logging import logger
+from portwright.emulate.poptorch._loss_scaling import FACTOR, FINAL, LossScaling
 from portwright.emulate.poptorch._optimizer_attributes import _OptimizerType, describe
 from portwright.emulate.poptorch._optimizer_checks import check_replacement, check_values
 
@@ -24,10 +26,17 @@ _WITHOUT_STEP = (_OptimizerType.ADAMW_NO_BIAS, _OptimizerType.LAMB_NO_BIAS)
 
 
 def make_update(
-    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], *, automatic_loss_scaling: bool = False
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[Tensor, str],
+    *,
+    automatic_loss_scaling: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> UpdateRule:
-    """Compiles an optimizer for the weights of a model; `names` says what each tensor of the host is called."""
-    return UpdateRule(optimizer, names, automatic_loss_scaling)
+    """Compiles an optimizer for the weights of a model; `names` says what each tensor of the host is called.
+
+    `settings` are PopART's, by name.
+    """
+    return UpdateRule(optimizer, names, automatic_loss_scaling, settings or {})
 
 
 class UpdateRule:
@@ -38,6 +47,7 @@ class UpdateRule:
         optimizer: torch.optim.Optimizer,
         names: Mapping[Tensor, str],
         automatic_loss_scaling: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._automatic = automatic_loss_scaling
         self._description = describe(optimizer, automatic_loss_scaling)
@@ -56,11 +66,20 @@ class UpdateRule:
         self._slots: dict[str, Tensor] = {}
         for name, weight in self._trained.items():
             self._make_slots(name, weight)
+        self.scaling: LossScaling | None = None
+        """Where the loss scale is automatic: whoever runs the backward pass shows it what comes out."""
+        if automatic_loss_scaling:
+            self.scaling = LossScaling(settings or {})
+            self._slots[FACTOR] = torch.ones(())
         self._say_what_differs(optimizer)
 
     @property
     def loss_scale(self) -> float:
         """What the gradient of the loss is multiplied by before the backward pass; `apply` takes it out again."""
+        return self._optimizers_scale * (1.0 if self.scaling is None else self._slots[FACTOR].item())
+
+    @property
+    def _optimizers_scale(self) -> float:
         return float(self._description["defaults"]["lossScaling"][0])
 
     @property
@@ -76,12 +95,16 @@ class UpdateRule:
             raise createPoptorchError(
                 f"there are gradients for {', '.join(missing)}, which are no weights that the device trains."
             )
+        if self.scaling is not None:
+            self.scaling.check()
         factor = 1.0
         if "maxGradNorm" in self._description:
             largest = self._description["maxGradNorm"] * abs(self.loss_scale)
             factor = _formulas.clip_factor(list(grads.values()), largest)
         for name, gradient in grads.items():
             self._update(name, weights[name], gradient.float() * factor if factor != 1.0 else gradient)
+        if self.scaling is not None:
+            self.scaling.update(self._slots[FACTOR])
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes over the numbers of an optimizer that are variable; any other that changed is an error."""
@@ -127,6 +150,10 @@ class UpdateRule:
         if not is_const:
             found["lossScaling_FLOAT"] = torch.tensor(value, dtype=torch.float32)
         return found
+
+    def numbers(self) -> dict[str, Tensor]:
+        """All numbers of the update that can be anchored: `params`, and the loss scale where it changes by itself."""
+        return {**self.params(), **({} if self.scaling is None else {FINAL: torch.tensor(self.loss_scale)})}
 
     def _update(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         kind, values = self._description["optimizer_type"], self._values(name)
@@ -220,7 +247,7 @@ class UpdateRule:
         kept, scale_const = 1 - numbers["dampening"][0], self._description["defaults"]["lossScaling"][1]
         is_const = rate_const and numbers["dampening"][1]
         return {
-            "scaledLearningRate0": (rate * kept / self.loss_scale, is_const and scale_const),
+            "scaledLearningRate0": (rate * kept / self._optimizers_scale, is_const and scale_const),
             "weightDecayScaleFactor0": (1 - rate * kept * decay, is_const and decay_const),
         }
 
