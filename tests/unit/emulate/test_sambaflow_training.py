@@ -459,3 +459,17 @@ def test_tracing_draws_nothing_from_the_generators(tmp_path: Path) -> None:
     torch.manual_seed(7)
     case.trace()
     assert torch.rand(3).equal(expected)
+
+
+class Focal(Classifier):
+    def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.last(self.first(image).relu())
+        wanted = nn.functional.one_hot(label, num_classes=4)
+        return ((logits.softmax(-1) - wanted) ** 2).mean(), logits
+
+
+def test_one_hot_of_known_width_needs_no_values(tmp_path: Path) -> None:
+    case = Case(tmp_path, Focal, sgd, config={"unlisted_ops": "warn"})
+    case.trace()
+    for loss, expected in train_both(case, lambda p: torch.optim.SGD(p, lr=0.1), [0.1, 0.1, 0.1]):
+        assert loss == pytest.approx(expected, abs=1e-6)

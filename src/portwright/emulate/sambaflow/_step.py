@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
@@ -18,6 +19,19 @@ from portwright.runtime.rng import untouched_rng
 
 Call = Callable[[dict[str, Tensor], list[Tensor]], Any]
 _CPU = torch.device("cpu")
+
+
+class _OneHotWithoutLooking(TorchFunctionMode):
+    """torch's own one_hot looks at the values to check them, and a trace has none to show."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C._nn.one_hot:
+            input, num_classes = args[0], (*args[1:], kwargs.get("num_classes", -1))[0]
+            if num_classes > 0:
+                classes = torch.arange(num_classes, device=input.device, dtype=input.dtype)
+                return (input.unsqueeze(-1) == classes).to(torch.int64)
+        return func(*args, **kwargs)
 
 
 class TracedStep:
@@ -45,12 +59,12 @@ class TracedStep:
                 with torch.no_grad():
                     shapes = self._run_model([c.clone() for c in copies], [g.clone() for g in given])
                 self._unit_grads = [torch.ones_like(output) for output in shapes]
-                with torch.enable_grad():
+                with torch.enable_grad(), _OneHotWithoutLooking():
                     self._graph = make_fx(lambda w, i, g: self._forward_and_backward(w, i, g))(
                         copies, given, self._unit_grads
                     )
             else:
-                with torch.no_grad():
+                with torch.no_grad(), _OneHotWithoutLooking():
                     self._graph = make_fx(lambda w, i: self._forward_only(w, i))(copies, given)
 
     def _run_model(self, weights: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
