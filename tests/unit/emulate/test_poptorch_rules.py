@@ -171,7 +171,7 @@ OPS = {
     "addbmm": (lambda o: torch.addbmm(o @ o.T, o[None], o.T[None]), "addbmm"),
     "bfloat16": (lambda o: o.to(torch.bfloat16), "bfloat16"),
     "complex": (lambda o: torch.fft.fft(o), "fft"),
-    "cholesky": (lambda o: torch.linalg.cholesky(o @ o.T + 9 * torch.eye(5)), "cholesky"),
+    "cholesky": (lambda o: torch.linalg.cholesky(o @ o.T + torch.diag(torch.full((5,), 9.0))), "cholesky"),
 }
 
 

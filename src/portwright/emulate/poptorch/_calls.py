@@ -73,23 +73,22 @@ class Calls(TorchFunctionMode):
             done, args, kwargs = handler(self, func, args, kwargs)
             if done:
                 return args
-        if func in _losses.FUNCTIONS:
-            result = func(*args, **kwargs)
-            watch.mark_loss(result, _losses.FUNCTIONS[func])
-            return result
         if func in _PRODUCTS or func in _LAYERS:
             args, kwargs = _unify(func, args, kwargs)
         kwargs = self._lower(func, kwargs)
         makes_outer = watch.makes_on_ipu
         given = tensors_in((*args, *kwargs.values()))
         # What a function makes beside the tensors that it is given lies where they lie.
-        watch.makes_on_ipu = any(map(watch.residence.has, given))
+        watch.makes_on_ipu = watch.residence.sort(given)
         if not given or func in _FACTORIES:
             watch.makes_on_ipu, kwargs = self._choose_device(func, kwargs, watch.makes_on_ipu)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             watch.makes_on_ipu = makes_outer
+        if func in _losses.FUNCTIONS:
+            watch.mark_loss(result, _losses.FUNCTIONS[func])
+        return result
 
     def is_users_call(self) -> bool:
         """Whether the function was called outside of torch; asked from a handler."""
@@ -177,14 +176,20 @@ def _to(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any
         if is_cpu(device) and calls.watch.residence.has(tensor):
             raise calls.watch.refuse_read(_name(func))
         if is_ipu(device):
-            on_ipu = torch.ops.aten.alias.default(tensor)
-            calls.watch.residence.add(on_ipu)
-            tensor = on_ipu
+            tensor = _put_on_ipu(calls, tensor)
             if position is None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             else:
                 rest[position] = torch.device("cpu")
+    if any(map(calls.watch.residence.has, [*rest, kwargs.get("other")])):
+        tensor = _put_on_ipu(calls, tensor)  # x.to(y), x.type_as(y): to where y is
     return False, (tensor, *rest), kwargs
+
+
+def _put_on_ipu(calls: Calls, tensor: Tensor) -> Tensor:
+    on_ipu: Tensor = torch.ops.aten.alias.default(tensor)
+    calls.watch.residence.add(on_ipu)
+    return on_ipu
 
 
 def _type(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
@@ -194,6 +199,25 @@ def _type(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, A
     if kind in (torch.float64, "torch.DoubleTensor", torch.DoubleTensor):
         return False, (args[0], torch.float32), {}
     return False, args, kwargs
+
+
+def _batch_norm(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
+    """Statistics in float beside weights in half, which torch refuses: they take part in the type of the input."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    statistics = [given.get("running_mean"), given.get("running_var")]
+    weight, dtype = given.get("weight"), given["input"].dtype
+    if not all(isinstance(tensor, Tensor) for tensor in (*statistics, weight)) or weight.dtype is not dtype:
+        return False, args, kwargs
+    if all(tensor.dtype is dtype for tensor in statistics):
+        return False, args, kwargs
+    cast = {name: given[name].to(dtype) for name in ("running_mean", "running_var")}
+    result = func(**{**given, **cast})
+    if given.get("training"):
+        with torch.no_grad():
+            for name, tensor in cast.items():
+                given[name].copy_(tensor)
+    return True, result, None
 
 
 def _double(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
@@ -219,6 +243,8 @@ def _make_handlers() -> dict[Any, _Handler]:
     handlers: dict[Any, _Handler] = {
         Tensor.device.__get__: _get_device,
         Tensor.to: _to,
+        Tensor.type_as: _to,
+        F.batch_norm: _batch_norm,
         Tensor.type: _type,
         Tensor.double: _double,
         torch.autograd.grad: _backward,

@@ -152,6 +152,11 @@ class _Traced:
         own = dict(weights)
         self._scale = own.pop(LOSS_SCALE, None)
         args, kwargs = _utils.reconstructTensorStructure((tuple(self._args.args), self._args.kwargs), inputs)
+        for name, _ in self._model.named_parameters(remove_duplicate=False):
+            if (
+                name in own
+            ):  # as torch marks those that are of no class of their own: isinstance() and get_parameter() ask
+                own[name].__dict__["_is_param"] = True
         handle = self._model.register_forward_hook(_check_kept(dict(own)))
         tensors: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for part in self._model.modules():

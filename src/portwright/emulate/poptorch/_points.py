@@ -162,7 +162,7 @@ def nearest(
                 f"the {name} of nearest is a tensor or a list, not {type(given).__name__}."
             )
         with _active.trusted():
-            sample = torch.tensor(given, device="cpu") if isinstance(given, list) else given
+            sample = torch.tensor(given, device=points.device) if isinstance(given, list) else given
         if list(sample.shape) != [points.shape[0]]:
             raise _impl.createPoptorchError(
                 f"the {name} of nearest says the sample of each of {points.shape[0]} points; it has the shape {list(sample.shape)}."

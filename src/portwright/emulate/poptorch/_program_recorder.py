@@ -7,6 +7,7 @@ and lets values out unseen (numpy(), tolist(), x.data = y): a program that never
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -56,6 +57,7 @@ class Recorder(TorchDispatchMode):
         self._tag = tag
         self.is_paused = is_paused  # while the host computes something of its own
         self._refs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._unset: set[int] = set()  # memories that an op allocated without values
         self._foreign: list[
             tuple[Tensor, Tensor | None]
         ] = []  # leaves that are no weights, and their gradients
@@ -147,10 +149,12 @@ class Recorder(TorchDispatchMode):
         changes_shape = torch.Tag.inplace_view in func.tags
         if changes_shape:  # of a handle of its own: others of the same tensor keep their shape
             self._refs[args[0]] = Value(self._append(aten.alias.default, (self.ref(args[0]),), {}, source))
-        arguments, named = self._refer(args), self._refer(kwargs)
         read = self._read(tensors)
+        written = written_arguments(func, args, kwargs)
+        with self._reading_unset(func, tensors, written):
+            arguments, named = self._refer(args), self._refer(kwargs)
         is_fixed = all(memory.is_fixed for memory in read) and _is_fixed_function(func)
-        writes = [] if changes_shape else self._read(written_arguments(func, args, kwargs))
+        writes = [] if changes_shape else self._read(written)
         for memory in writes:
             if len(memory.owners) > 1 and memory.owners[0].kind == "constant":
                 raise self.refuse(
@@ -169,11 +173,36 @@ class Recorder(TorchDispatchMode):
             self._refs[tensor] = Value(number, path)
             if self.memories.find(tensor) is None:
                 memory = self.memories.add(tensor, is_fixed=is_fixed)
+                if func._opname in _UNSET:
+                    self._unset.add(memory.number)
                 allocates[memory.number] = min(tensor.nbytes, tensor.untyped_storage().nbytes())
         self._append(func, arguments, named, source, allocates, read, writes)
         if changes_shape:
             self.ops[number] = replace(self.ops[number], lasts=True)  # for its handle, which later ops read
         return result
+
+    @contextmanager
+    def _reading_unset(self, func: Any, tensors: Sequence[Tensor], written: Sequence[Any]) -> Iterator[None]:
+        """Takes memory that no op has filled for a constant: torch's own code has (lengths given as numbers to ctc_loss)."""
+        refs: list[tuple[Tensor, Ref]] = []
+        if self._unset and not _is_view(func):
+            for tensor in tensors:
+                memory = self.memories.find(tensor)
+                is_unset = memory is not None and memory.number in self._unset and not memory.is_written
+                if is_unset and not any(tensor is other for other in written):
+                    refs.append((tensor, self.ref(tensor)))
+        for tensor, _ in refs:
+            self._refs[tensor] = self._keep(tensor)
+        yield
+        for tensor, ref in refs:
+            self._refs[tensor] = ref
+
+    def _keep(self, tensor: Tensor) -> Given:
+        """A constant with the values that a tensor has now."""
+        name = f"constant_{len(self.constants)}"
+        with torch._C._DisableTorchDispatch():
+            self.constants[name] = tensor.detach().resolve_conj().resolve_neg().clone()
+        return Given("constant", name)
 
     def _append(
         self,
@@ -222,10 +251,7 @@ class Recorder(TorchDispatchMode):
                 "the gradients read a parameter behind the forward pass, where it is the host's and not the program's",
                 "Use it in forward, and save it there (ctx.save_for_backward)",
             )
-        name = f"constant_{len(self.constants)}"
-        ref = Given("constant", name)
-        with torch._C._DisableTorchDispatch():
-            self.constants[name] = tensor.detach().resolve_conj().resolve_neg().clone()
+        ref = self._keep(tensor)
         self._refs[tensor] = ref
         self.memories.own(tensor, ref, is_fixed=True)
         if tensor.requires_grad and tensor.is_leaf:
@@ -312,6 +338,11 @@ def _spoken(func: Any) -> str:
 @cache
 def _gives_tensors(func: Any) -> bool:
     return any("Tensor" in str(returned.type) for returned in func._schema.returns)
+
+
+@cache
+def _is_view(func: Any) -> bool:
+    return any(returned.alias_info is not None for returned in func._schema.returns)
 
 
 @cache

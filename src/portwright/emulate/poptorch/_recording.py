@@ -22,6 +22,8 @@ _SAME = {aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_f
 _READS = {aten._local_scalar_dense.default, aten.item.default, aten.equal.default, aten.allclose.default}
 # Their results have sizes that PopTorch knows from the arguments.
 _SIZED = {aten.bincount.default, aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.linalg_lstsq.default}
+# Indices given as a list are made on the host by torch itself; a copy is how a constant gets onto the IPU.
+_TAKE_HOST = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_", "copy_", "copy"}
 _INT32 = torch.iinfo(torch.int32)
 _QUIET = {torch.ops.prim.device.default} if hasattr(torch.ops.prim, "device") else set()
 
@@ -34,9 +36,24 @@ class Residence:
 
     def __init__(self) -> None:
         self._on_ipu: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._on_host: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def add(self, tensor: Tensor) -> None:
         self._on_ipu[tensor] = True
+
+    def add_host(self, tensor: Tensor) -> None:
+        """A tensor that the model brought; one that a function makes for itself is where its arguments are."""
+        self._on_host[tensor] = True
+
+    def sort(self, tensors: list[Tensor]) -> bool:
+        """Keeps those of the arguments of a function that are the host's; whether some are the IPU's."""
+        hosts = [tensor for tensor in tensors if not self.has(tensor)]
+        for tensor in hosts:
+            self.add_host(tensor)
+        return len(hosts) < len(tensors)
+
+    def is_host(self, tensor: Tensor) -> bool:
+        return tensor in self._on_host and tensor not in self._on_ipu
 
     def has(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor in self._on_ipu
@@ -59,7 +76,9 @@ class Recorder(TorchDispatchMode):
             if func not in _SAME:
                 watch.note_kept(given)
             return func(*args, **kwargs)
-        is_device = any(map(watch.residence.has, given)) or (not given and watch.makes_on_ipu)
+        has_ipu = any(map(watch.residence.has, given))
+        stray = next(filter(watch.residence.is_host, given), None)
+        is_device = has_ipu or (watch.makes_on_ipu and stray is None)
         if func in _SAME:
             result = func(*args, **kwargs)
             watch.alias(result, args[0])
@@ -68,7 +87,9 @@ class Recorder(TorchDispatchMode):
             if is_device or (func is aten.lift_fresh.default and watch.makes_on_ipu):
                 watch.residence.add(result)
             return result
-        if is_device and not watch.num_trusted:
+        if has_ipu and not watch.num_trusted:
+            if stray is not None and func._opname not in _TAKE_HOST:
+                raise watch.refuse_host_tensor(str(func), stray)
             if func in _READS:
                 raise watch.refuse_read(str(func))
             if func not in _SIZED and guess_shape(func, args, kwargs) is not None:
@@ -79,9 +100,11 @@ class Recorder(TorchDispatchMode):
             for tensor in results:
                 _check_range(watch, tensor)
         watch.add_node(str(func), args, kwargs, results, is_device)
-        if is_device:
-            for tensor in results:
+        for tensor in results:
+            if is_device:
                 watch.residence.add(tensor)
+            else:
+                watch.residence.add_host(tensor)
         return result
 
 

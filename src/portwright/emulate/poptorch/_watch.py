@@ -275,6 +275,14 @@ class Watch:
             self.tape.module,
         )
 
+    def refuse_host_tensor(self, op: str, tensor: Tensor) -> poptorch_core.Error:
+        with torch._C.DisableTorchFunction():
+            kind = f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+        return self.refuse_here(
+            f"{op} is given tensors of the IPU and one of the host ({kind}), where an IPU tensor is expected. Register it as a buffer of "
+            'the model, make it in forward() by torch.tensor(), or move it there: x.to("ipu")'
+        )
+
     def refuse_shape(self, op: str) -> poptorch_core.Error:
         return self.refuse_here(
             f"{op}: the size of its result depends on the values of a tensor, and a program for IPUs has fixed shapes. Multiply or "

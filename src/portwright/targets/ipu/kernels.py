@@ -169,10 +169,11 @@ def no_align_corners(graph: Graph, node: Node) -> str | None:
 
 
 def whole_factor(graph: Graph, node: Node) -> str | None:
-    """the same whole factor for height and width."""
+    """the same factor for height and width; a whole one where it is given as scale_factor."""
     before, after = graph.values[node.inputs[0]].shape[-2:], graph.values[node.outputs[0]].shape[-2:]
-    rests = [new % old for old, new in zip(before, after, strict=True) if old]
-    if not any(rests) and after[0] * before[1] == after[1] * before[0]:
+    is_whole = not any(new % old for old, new in zip(before, after, strict=True) if old)
+    is_even = after[0] * before[1] == after[1] * before[0] and after[0] >= before[0]
+    if is_even and (is_whole or argument(node, "scales_h", 3) is None):
         return None
     return f"bilinear upsampling from {tuple(before)} to {tuple(after)}"
 
