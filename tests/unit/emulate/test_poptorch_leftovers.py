@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.emulate import poptorch
+from portwright.emulate.poptorch import _rounding
 from portwright.emulate.poptorch._partials import PRODUCTS_A_ROUND, choose_target
 
 aten = torch.ops.aten
@@ -291,3 +292,75 @@ def test_the_loss_scale_refusals() -> None:
     options.Training.setAutomaticLossScaling(True)
     with pytest.raises(poptorch.Error, match="options of its own"):
         poptorch.inferenceModel(Small(), options)(x)
+
+
+# Stochastic rounding
+
+
+@pytest.mark.parametrize(
+    "value", [1.0 + 2.0**-12, -3.1415, 60000.1, 2.0**-15 + 2.0**-26, -(2.0**-25), 1e-3, 0.0]
+)
+def test_rounding_at_random_keeps_the_mean_between_the_neighbours(value: float) -> None:
+    torch.manual_seed(0)
+    values = torch.full((4000,), value)
+    with _rounding.rounding(stochastic=True):
+        found = _rounding.to(values, HALF).double()
+    nearest = torch.tensor(value).half().double().item()
+    assert nearest in found
+    assert len(found.unique()) == (1 if nearest == torch.tensor(value).double().item() else 2)
+    spread = found.max() - found.min()
+    assert abs(found.mean() - torch.tensor(value).double()) <= 0.05 * spread
+    assert torch.equal(_rounding.to(values, HALF), values.half())  # not outside
+
+
+def test_rounding_at_random_leaves_what_half_has_and_what_it_cannot_have() -> None:
+    exact = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(HALF).float()
+    beyond = torch.tensor([65519.0, 65520.0, -1e30, float("inf"), float("-inf")])
+    with _rounding.rounding(stochastic=True):
+        torch.testing.assert_close(_rounding.to(exact, HALF).float(), exact, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(_rounding.to(beyond, HALF), beyond.half())
+        assert torch.equal(_rounding.to(exact[:4], torch.float32), exact[:4])
+        assert _rounding.to(torch.tensor(1.5), HALF).shape == ()
+        assert _rounding.to(torch.empty(0, 3), HALF).shape == (0, 3)
+
+
+def train_tiny(
+    stochastic: bool, seed: int = 1, accumulation: int = 1, dtype: torch.dtype = HALF, **numbers: Any
+) -> Tensor:
+    """Weights of 1 that each update makes smaller by a tenth of half's step there."""
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2000, dtype=dtype))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return poptorch.identity_loss((self.weight * x).float().sum(), "none")
+
+    model, options = Line(), poptorch.Options().randomSeed(seed)
+    options.Training.gradientAccumulation(accumulation)
+    options.Precision.enableStochasticRounding(stochastic)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1e-4, **numbers)
+    trainer = poptorch.trainingModel(model, options, optimizer)
+    for _ in range(20):
+        trainer(torch.ones(2000 * accumulation, dtype=dtype).reshape(accumulation, 2000))
+    trainer.copyWeightsToHost()
+    return model.weight.detach().float()
+
+
+def test_small_updates_count_on_average_with_stochastic_rounding() -> None:
+    assert train_tiny(False).eq(1).all()
+    moved = train_tiny(True)
+    assert moved.mean().item() == pytest.approx(1 - 20e-4, abs=2e-4)
+    assert len(moved.unique()) > 2
+    assert torch.equal(moved, train_tiny(True))  # of the device's own seed
+    assert not torch.equal(moved, train_tiny(True, seed=2))
+    assert torch.equal(train_tiny(True, dtype=torch.float32), train_tiny(False, dtype=torch.float32))
+
+
+def test_stochastic_rounding_leaves_the_hosts_generator_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()  # which Options.randomSeed(3) sets
+    moved = train_tiny(True, seed=3, accumulation=3, accum_type=HALF, use_combined_accum=False, momentum=0.5)
+    assert torch.equal(before, torch.get_rng_state())
+    assert moved.mean().item() < 1

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from portwright.emulate.poptorch._rounding import store
+
 Values = Mapping[str, float]
 """The numbers of one parameter group under PopART's names: learningRate, weightDecay, beta1, ..."""
 
@@ -38,7 +40,7 @@ def sgd(weight: Tensor, gradient: Tensor, values: Values, loss_scaling: float) -
     """SGD without a velocity; unlike torch's, its dampening counts here too."""
     exact = weight.float()
     change = _decayed(exact, gradient.float() / loss_scaling, values["weightDecay"])
-    weight.copy_(exact.add(change, alpha=-values["learningRate"] * (1 - values["dampening"])))
+    store(weight, exact.add(change, alpha=-values["learningRate"] * (1 - values["dampening"])))
 
 
 def sgd_separate(
@@ -52,7 +54,7 @@ def sgd_separate(
     )
     if nesterov:
         moved = change.add(moved, alpha=values["momentum"])
-    weight.copy_(exact.add(moved, alpha=-values["learningRate"] / scaling))
+    store(weight, exact.add(moved, alpha=-values["learningRate"] / scaling))
 
 
 def sgd_combined(
@@ -69,7 +71,7 @@ def sgd_combined(
         change = _decayed(exact, scaled, values["weightDecay"] * scaling).add(moved, alpha=values["momentum"])
     else:
         change = moved
-    weight.copy_(exact.add(change, alpha=-values["learningRate"] / scaling))
+    store(weight, exact.add(change, alpha=-values["learningRate"] / scaling))
     decay = kept * values["weightDecay"] * scaling
     _stored(velocity, _decayed(weight.float(), moved.mul(values["momentum"]), decay))
 
@@ -87,7 +89,7 @@ def adam(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, de
     else:
         gradient = _decayed(exact, gradient, values["weightDecay"])
     first, root, correction = _moments(gradient, values, slots)
-    weight.copy_(exact.addcdiv(first, root, value=-values["learningRate"] / correction))
+    store(weight, exact.addcdiv(first, root, value=-values["learningRate"] / correction))
 
 
 def lamb(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, bias_correction: bool) -> None:
@@ -99,7 +101,7 @@ def lamb(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, bi
     change = first.div(root).div(correction).add(exact, alpha=values["weightDecay"])
     length, size = exact.norm().item(), change.norm().item()
     trust = min(length, values["maxWeightNorm"]) / size if length and size else 1.0
-    weight.copy_(exact.add(change, alpha=-values["learningRate"] * trust))
+    store(weight, exact.add(change, alpha=-values["learningRate"] * trust))
 
 
 def lamb_values(group: Mapping[str, Any]) -> dict[str, float]:
@@ -132,7 +134,7 @@ def rmsprop(weight: Tensor, gradient: Tensor, values: Values, slots: Averages, *
         added = change.mul(rate) if tensorflow else change
         change = _stored(slots.momentum, slots.momentum.float().mul(values["momentum"]).add(added))
         rate = 1.0 if tensorflow else rate
-    weight.copy_(exact.add(change, alpha=-rate))
+    store(weight, exact.add(change, alpha=-rate))
 
 
 def clip_factor(gradients: list[Tensor], largest: float) -> float:
@@ -163,5 +165,5 @@ def _decayed(weight: Tensor, gradient: Tensor, decay: float) -> Tensor:
 
 def _stored(slot: Tensor, value: Tensor) -> Tensor:
     """What is left of a value once it is in its slot, which may be half."""
-    slot.copy_(value)
+    store(slot, value)
     return slot.float() if slot.dtype != torch.float32 else slot

@@ -78,11 +78,17 @@ class _PrecisionOptions(_options_impl.OptionsDict):
         self._popart_options.set("enableFloatingPointChecks", enabled)
         return self
 
-    @accepted("half is rounded to the nearest here, never at random; a warning says so.")
+    @partly(
+        "weights, optimizer state and sums of gradients that are half are rounded at random when they are updated; what the model "
+        "itself computes in half is rounded to the nearest, and a warning says so."
+    )
     def enableStochasticRounding(self, enabled: bool) -> "poptorch.options._PrecisionOptions":
         check_bool("enableStochasticRounding", enabled)
         if enabled:
-            logger.warning("stochastic rounding is not emulated: half is rounded to the nearest.")
+            logger.warning(
+                "stochastic rounding is emulated in the update of weights and optimizer state alone: results of the model that "
+                "are half are rounded to the nearest."
+            )
         self._popart_options.set("enableStochasticRounding", enabled)
         return self
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from portwright.emulate.poptorch import enums
+from portwright.emulate.poptorch import _rounding, enums
 
 
 class Reduction:
@@ -38,9 +38,17 @@ class Reduction:
             gradient = gradient.to(self._dtype)
         if there is None:
             return gradient
+        if there.dtype == torch.float16 and _rounding.is_stochastic():
+            return self._joined_at_random(there, gradient, count)
         if self._mean and self._strategy == enums.MeanReductionStrategy.Running:
             return there * ((count - 1) / count) + gradient / count
         return there + gradient
+
+    def _joined_at_random(self, there: torch.Tensor, gradient: torch.Tensor, count: int) -> torch.Tensor:
+        total, added = there.float(), gradient.float()
+        if self._mean and self._strategy == enums.MeanReductionStrategy.Running:
+            total, added = total * ((count - 1) / count), added / count
+        return _rounding.to(total + added, there.dtype)
 
     def result(self) -> dict[str, torch.Tensor]:
         """The gradient of each weight for one update; starts anew."""

@@ -15,6 +15,7 @@ from portwright.emulate.poptorch._inputs import to_device
 from portwright.emulate.poptorch._naming import GRADIENT, UPDATED
 from portwright.emulate.poptorch._outputs import Collector
 from portwright.emulate.poptorch._reduction import Reduction
+from portwright.emulate.poptorch._rounding import rounding
 from portwright.emulate.poptorch._update import UpdateRule
 
 
@@ -29,6 +30,7 @@ class Run:
         self._rule = rule
         self._random = random
         self._batching = Batching.of(options)
+        self._is_stochastic = bool(options._Popart.options.get("enableStochasticRounding", False))
         self._reduction = Reduction(options, rule.accum_type) if rule is not None else None
         replicas, accumulation = self._batching.replicas, self._batching.accumulation
         num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
@@ -54,7 +56,7 @@ class Run:
         for number in self._written:
             inputs[number] = inputs[number].clone()  # what one replica writes is not what the next one reads
         self._host_inputs = [tensor.detach() for tensor in flat]
-        with self._random.active(), torch.no_grad():
+        with self._random.active(), torch.no_grad(), rounding(stochastic=self._is_stochastic):
             for iteration in range(self._batching.device_iterations):
                 self._iterate(iteration, inputs)
         structure = self._executable.structure
