@@ -205,8 +205,9 @@ def _batch_norm(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     """Statistics in float beside weights in half, which torch refuses: they take part in the type of the input."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    statistics = [given.get("running_mean"), given.get("running_var")]
-    weight, dtype = given.get("weight"), given["input"].dtype
+    statistics: list[Any] = [given.get("running_mean"), given.get("running_var")]
+    weight: Any = given.get("weight")
+    dtype = given["input"].dtype
     if not all(isinstance(tensor, Tensor) for tensor in (*statistics, weight)) or weight.dtype is not dtype:
         return False, args, kwargs
     if all(tensor.dtype is dtype for tensor in statistics):
