@@ -7,6 +7,7 @@ whose gradient it is, and the optimizer by its name. No SDK and no IPU was asked
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -169,13 +170,19 @@ def no_align_corners(graph: Graph, node: Node) -> str | None:
 
 
 def whole_factor(graph: Graph, node: Node) -> str | None:
-    """the same factor for height and width; a whole one where it is given as scale_factor."""
+    """the same factor for height and width: a whole one as scale_factor, or one of at most 6 decimals by size."""
     before, after = graph.values[node.inputs[0]].shape[-2:], graph.values[node.outputs[0]].shape[-2:]
     is_whole = not any(new % old for old, new in zip(before, after, strict=True) if old)
     is_even = after[0] * before[1] == after[1] * before[0] and after[0] >= before[0]
-    if is_even and (is_whole or argument(node, "scales_h", 3) is None):
+    if is_even and (is_whole or (argument(node, "scales_h", 3) is None and _reaches(before, after))):
         return None
     return f"bilinear upsampling from {tuple(before)} to {tuple(after)}"
+
+
+def _reaches(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether PopTorch's kernel makes that size: it gets the factor as a text of 6 decimals, and cuts the product."""
+    factor = float(f"{after[0] / before[0]:.6f}") if before[0] else 0.0
+    return all(int(old * factor) == new for old, new in zip(before, after, strict=True))
 
 
 def constant_input(graph: Graph, node: Node) -> str | None:
@@ -249,7 +256,7 @@ CURES = {
     "no_class_weight": "Use reduction='none' and multiply by weight[target] yourself.",
     "reduced_ctc": "Use reduction='mean' or 'sum'.",
     "no_align_corners": "Use align_corners=False.",
-    "whole_factor": "Use a whole scale_factor, the same both ways.",
+    "whole_factor": "Use a whole scale_factor, the same both ways, or size= with a factor of few decimals (1.5).",
     "constant_input": "Make the mask once in __init__ and keep it as a buffer; masked_fill and where are supported.",
     "one_layer_one_way": "Stack modules of one layer each; for both directions, run a second one on the flipped input.",
 }
