@@ -31,7 +31,11 @@ def lend(package: str) -> ModuleType:
         )
     if not any(isinstance(finder, _Finder) and finder.package == package for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(package))
-    return importlib.import_module(package)
+    module = importlib.import_module(package)
+    for thing in vars(module).values():  # what a traceback says is the name that the user's script knows
+        if isinstance(thing, type) and issubclass(thing, Exception):
+            thing.__module__ = thing.__module__.removeprefix(f"{__name__}.")
+    return module
 
 
 def is_emulated(module: ModuleType) -> bool:

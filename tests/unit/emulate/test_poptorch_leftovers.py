@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -364,3 +366,84 @@ def test_stochastic_rounding_leaves_the_hosts_generator_alone() -> None:
     moved = train_tiny(True, seed=3, accumulation=3, accum_type=HALF, use_combined_accum=False, momentum=0.5)
     assert torch.equal(before, torch.get_rng_state())
     assert moved.mean().item() < 1
+
+
+# Functions of torch.compile, names of errors, numbers of IPUs
+
+
+def bent(x: Tensor) -> Tensor:
+    return torch.relu(x) + 1
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda: torch.compile(bent, backend="eager"), id="function"),
+        pytest.param(lambda: lambda x: torch.compile(bent, backend="eager")(x), id="inside"),
+        pytest.param(lambda: torch.compile(nn.ReLU(), backend="eager").forward, id="method"),
+    ],
+)
+def test_compiled_functions_inside_of_forward_are_refused(function: Any) -> None:
+    model, x = Applied(function()), torch.randn(2, 4)
+    before = torch.compile
+    with pytest.raises(poptorch.Error, match=r"torch\.compile is called inside .*leftovers\.py:\d+"):
+        poptorch.inferenceModel(model)(x)
+    assert torch.compile is before
+    with torch.no_grad():  # on the host it goes on working
+        assert model(x).shape == (2, 4)
+
+
+def test_functions_that_are_kept_from_compilation_run() -> None:
+    model, x = Applied(torch.compiler.disable(bent)), torch.randn(2, 4)
+    torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x).detach())
+
+
+def test_an_uncaught_error_is_called_as_the_script_knows_it(tmp_path: Any) -> None:
+    code = (
+        "import pickle, sys\n"
+        "from portwright.emulate import lend\n"
+        "lend('poptorch')\n"
+        "import poptorch\n"
+        "again = pickle.loads(pickle.dumps(poptorch.Error('x')))\n"
+        "assert type(again) is poptorch.Error is poptorch.poptorch_core.Error\n"
+        "poptorch.Options().deviceIterations(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("poptorch.poptorch_core.Error: ")
+
+
+def three_ipus(options: Any) -> Any:
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self.layers):
+                with poptorch.Block(f"b{number}", ipu_id=number):
+                    x = layer(x)
+            return x
+
+    return poptorch.inferenceModel(Blocks(), options.deviceIterations(3))
+
+
+def test_only_real_ipus_come_in_powers_of_two() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(poptorch.Error, match="powers of two: 4"):
+        three_ipus(poptorch.Options()).compile(x)
+    three_ipus(poptorch.Options().autoRoundNumIPUs(True))(x)
+    three_ipus(poptorch.Options().useIpuModel(True))(x)
+    three_ipus(poptorch.Options().useOfflineIpuTarget()).compile(x)

@@ -40,6 +40,7 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
         stack.enter_context(_watched_modules(watch))
         stack.enter_context(_refused_backward(watch))
         stack.enter_context(_refused_optimizers(watch))
+        stack.enter_context(_refused_compilation(watch))
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # an IPU has no kernel that keeps no scores
         stack.callback(watch.close)
@@ -139,6 +140,35 @@ def _refused_optimizers(watch: Watch) -> Iterator[None]:
             yield
     finally:
         hook.remove()
+
+
+@contextmanager
+def _refused_compilation(watch: Watch) -> Iterator[None]:
+    """Functions of torch.compile: each call of one has torch's own compiler take over the Python that runs, which is seen here."""
+    thread = threading.get_ident()
+
+    def guarded(original: Any, is_refused: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_here = threading.get_ident() == thread and not watch.is_paused and watch.phase == "forward"
+            if is_here and is_refused(*args):
+                raise watch.refuse_here(
+                    "a function of torch.compile is called inside of the model, whose code does not go through PopTorch. Call the "
+                    "function as it was written"
+                )
+            return original(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        always = guarded(torch.compile, lambda *args: True)
+        stack.enter_context(mock.patch.object(torch, "compile", always))
+        frames = sys.modules.get("torch._dynamo.eval_frame")  # is there once something was compiled
+        for name in ("set_eval_frame", "_maybe_set_eval_frame"):
+            if hasattr(frames, name):
+                # None and False stand for functions that are not to be compiled.
+                setter = guarded(getattr(frames, name), lambda callback: callable(callback))
+                stack.enter_context(mock.patch.object(frames, name, setter))
+        yield
 
 
 @contextmanager
