@@ -51,10 +51,12 @@ class Image:
                     view[name].copy_(host[name].detach())
 
     def write_host(self, host: Mapping[str, torch.Tensor]) -> None:
-        """Copies the weights, and the first replica's buffers, into the host's tensors."""
+        """Copies the weights, and the first replica's buffers, into the host's tensors that are still as they were."""
         with torch.no_grad():
             for name, tensor in host.items():
-                tensor.data.copy_(self._views[0][name])
+                mine = self._views[0].get(name)
+                if mine is not None and mine.shape == tensor.shape:
+                    tensor.data.copy_(mine)
 
 
 class RandomState:

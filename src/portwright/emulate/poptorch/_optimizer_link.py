@@ -11,6 +11,7 @@ import torch
 
 from portwright.emulate.poptorch import _optimizer_attributes, optim
 from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._loss_scaling import is_automatic
 from portwright.emulate.poptorch._update import UpdateRule, make_update
 
@@ -24,6 +25,7 @@ class OptimizerLink:
         self._options = options
         self._tracker = _optimizer_attributes.OptimizerAttrTracker(options)
         self.rule: UpdateRule | None = None
+        self._sent: list[dict[str, Any]] = []  # the numbers of each group as the device has them
         self.optimizer: torch.optim.Optimizer = _checked(optimizer, "trainingModel()")
         _check_parameters(self.optimizer, model)
         self._check_kind(self.optimizer)
@@ -32,6 +34,7 @@ class OptimizerLink:
     def compile(self, parameters: Mapping[str, torch.Tensor]) -> UpdateRule:
         """Makes the device's rule from the optimizer's values as they are now."""
         names = {tensor: name for name, tensor in parameters.items()}
+        self._sent = _numbers(self.optimizer)
         return make_update(
             self.optimizer,
             names,
@@ -53,6 +56,21 @@ class OptimizerLink:
             if isinstance(optimizer, optim.Optimizer) and self.rule is not None:
                 optimizer.ipu_state_is_dirty = True
         self._take(optimizer)
+        self._sent = _numbers(optimizer)
+
+    def warn_unsent(self) -> None:
+        """Says once that the user's optimizer has other numbers than the device."""
+        for index, (sent, now) in enumerate(zip(self._sent, _numbers(self.optimizer), strict=False)):
+            changed = [name for name in sent if now.get(name, sent[name]) != sent[name]]
+            if changed:
+                told = ", ".join(f"{name} is {now[name]} and {sent[name]} on the device" for name in changed)
+                logger.warning(
+                    "group %d of the optimizer: %s. Only setOptimizer(optimizer) sends what has changed",
+                    index,
+                    told,
+                )
+                self._sent = []
+                return
 
     def _check_kind(self, optimizer: torch.optim.Optimizer) -> None:
         is_compiled = self.rule is not None
@@ -98,6 +116,7 @@ class OptimizerLink:
             return
         if optimizer.has_state():
             self.rule.set(optimizer)
+            self._sent = _numbers(optimizer)
             self.rule.load(optimizer.get_state_dict()["ipu_state"])
         optimizer.ipu_state_is_dirty = False
 
@@ -141,3 +160,15 @@ def _state_of(link: weakref.ref[OptimizerLink]) -> Callable[[Any], dict[str, Any
         return state
 
     return state_dict
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {
+            name: float(value) if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if isinstance(value, (int, float, tuple))
+            or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        }
+        for group in optimizer.param_groups
+    ]
