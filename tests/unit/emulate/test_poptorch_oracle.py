@@ -181,3 +181,51 @@ def test_bilinear_upsampling_to_a_size_takes_any_even_factor() -> None:
     for wrong in (nn.Upsample(scale_factor=3.5, mode="bilinear"), nn.Upsample(size=(7, 27), mode="bilinear")):
         with pytest.raises(poptorch.Error, match="bilinear"):
             poptorch.inferenceModel(wrong)(x)
+
+
+# An inference model of a part of what is trained, as in Graphcore's own MNIST example
+
+
+class WithLoss(nn.Module):
+    """A model inside of the one that is trained."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.inner(x)
+        return out, F.mse_loss(out, target)
+
+
+@pytest.mark.parametrize("made_first", [True, False], ids=["before training", "after training"])
+@pytest.mark.parametrize("of_part", [True, False], ids=["a part", "the same model"])
+def test_an_inference_takes_what_was_trained_when_it_reads_the_weights(
+    made_first: bool, of_part: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    inner = nn.Linear(3, 2)
+    whole = WithLoss(inner)
+    x, target = torch.randn(1, 3), torch.randn(1, 2)
+    wrapped: Any = inner if of_part else whole
+    given = (x,) if of_part else (x, target)
+    inference: Any = poptorch.inferenceModel(wrapped) if made_first else None
+    training: Any = poptorch.trainingModel(whole, optimizer=torch.optim.SGD(whole.parameters(), lr=0.1))
+    for _ in range(5):
+        training(x, target)
+    before = inner.weight.detach().clone()
+    inference = inference or poptorch.inferenceModel(wrapped)
+    first = inference(*given)
+    assert not torch.equal(inner.weight, before), "the host has them now, too"
+    first = first if of_part else first[0]
+    torch.testing.assert_close(first, inner(x).detach())
+    assert "does not follow" not in caplog.text
+    if not of_part and not made_first:
+        return
+    training(x, target)
+    again = inference(*given)
+    torch.testing.assert_close(again if of_part else again[0], first)
+    assert "does not follow" in caplog.text
+    inference.copyWeightsToDevice()
+    last = inference(*given)
+    assert not torch.equal(last if of_part else last[0], first)
