@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
@@ -27,6 +28,7 @@ from portwright.emulate.poptorch._compiling import _OverwriteContextManager, _Se
 from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, refuse
 from portwright.emulate.poptorch._executable import Executable, compile_step
+from portwright.emulate.poptorch._host_changes import HostChanges
 from portwright.emulate.poptorch._inputs import check_kinds, warn_requires_grad
 from portwright.emulate.poptorch._ledger import call_counts, unused_executors
 from portwright.emulate.poptorch._logging import logger
@@ -96,6 +98,8 @@ class PoplarExecutor:
             None
         )  # whose training an inference follows
         self._num_runs = 0
+        self._process = os.getpid()
+        self._host_changes = HostChanges()
         self._random = RandomState(self._options.random_seed if self._options.exists("random_seed") else None)
         self._link: OptimizerLink | None = None
         if training:
@@ -110,6 +114,7 @@ class PoplarExecutor:
             self, "training" if training else "inference", type(self._user_model).__name__
         )
         if training:
+            _warn_shared(self)
             _host_model.wrap(self._user_model, self)
             _rules.guard_host(self, self._user_model.parameters())
         _say_emulated()
@@ -136,15 +141,22 @@ class PoplarExecutor:
     def copyWeightsToHost(self) -> None:
         """Copies the device's weights and buffers into the tensors of the user's model."""
         image = self._need_image()
+        self._check_process("copyWeightsToHost()")
+        host = self._host_weights()
+        self._host_changes.check_types(host)
         _ledger.count("copyWeightsToHost")
-        image.write_host(self._host_weights())
+        image.write_host(host)
+        self._host_changes.settle(host)
         self._dirty_host_weights = False
         self._host_weights_version += 1
 
     def copyWeightsToDevice(self) -> None:
         """Copies the host's weights and buffers to the device, over what was trained there."""
         self._take_over()
-        self._need_image().read_host(self._host_weights())
+        host = self._host_weights()
+        self._host_changes.check_types(host)
+        self._need_image().read_host(host)
+        self._host_changes.settle(host)
         self._dirty_host_weights = False
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -156,6 +168,7 @@ class PoplarExecutor:
                 "no buffer may be updated: name them in Options.updatableNamedBuffers() before compiling."
             )
         image.read_host(self._host_weights(), names)
+        self._host_changes.settle(self._host_weights(), names)
 
     def attachToDevice(self) -> None:
         """Takes the device again after detachFromDevice(), with the host's weights."""
@@ -173,7 +186,10 @@ class PoplarExecutor:
     def _attach(self) -> None:
         self._is_attached = True
         self._take_over()
-        self._need_image().read_host(self._host_weights())
+        host = self._host_weights()
+        self._host_changes.check_types(host)
+        self._need_image().read_host(host)
+        self._host_changes.settle(host)
         if self._link is not None:
             self._link.attach()
 
@@ -195,12 +211,14 @@ class PoplarExecutor:
         """Reads everything back, forgets the program, and makes the user's model a plain one again."""
         if not self.isCompiled():
             return
+        self._host_changes = HostChanges()  # a model that was changed since gets back what it still has
         self._bring_back()
         if self._link is not None:
             self._link.rule = None
             _host_model.unwrap(self._user_model)
             _rules.release_host(self)
         self._executable = self._image = None
+        self._host_changes = HostChanges()  # nothing is on a device
         self._is_attached = False
 
     def _bring_back(self) -> None:
@@ -221,6 +239,7 @@ class PoplarExecutor:
 
     def compile(self, *args, **kwargs) -> None:
         """Compiles for arguments like these, without running."""
+        self._check_process("compile()")
         parsed = self._args_parser(args, kwargs, False)
         _ledger.note_used(self)
         if self._executable is not None:
@@ -271,12 +290,14 @@ class PoplarExecutor:
                 "the model was called, but its target is offline (ConnectionType.Never): use compile() or compileAndExport().",
                 AssertedError,
             )
+        self._check_process("a call")
         parsed = self._args_parser(args, kwargs, self.isCompiled())
         if self._executable is None:
             self._compile(parsed)
         if not self._is_attached:
             self.attachToDevice()
         self._follow_training()
+        self._host_changes.check(self._host_weights(), training=self._training)
         results = self._run(parsed)
         _outputs.mark_results(_utils.flattenTensorStructure(results))
         return results
@@ -288,6 +309,7 @@ class PoplarExecutor:
         executable.inputs.check(parsed)
         if link is not None:
             link.write_state()
+            link.warn_unsent()
         _ledger.count_call(self)
         run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
         results, self._anchor_memory = run(executable.inputs.flatten(parsed))
@@ -493,6 +515,14 @@ class PoplarExecutor:
             "an executor holds a device and cannot be copied or pickled. Use save() and poptorch.load()."
         )
 
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise refuse(
+                f"{what} of the executor made at {self._made_at} comes from another process than the one that made it, such as a "
+                "worker of a DataLoader: the device belongs to that one, and what is trained here would be lost. Call it there, "
+                "or make an executor in this process."
+            )
+
     def _need_image(self) -> Image:
         if self._image is None:
             raise refuse(NOT_COMPILED)
@@ -500,6 +530,20 @@ class PoplarExecutor:
 
     def _host_weights(self) -> dict[str, torch.Tensor]:
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+
+def _warn_shared(executor: PoplarExecutor) -> None:
+    """Weights that two executors train are two copies on two devices, which know nothing of each other."""
+    for name, parameter in executor._user_model.named_parameters():
+        other = _host_guard._owner_of(parameter)
+        if other is not None:
+            logger.warning(
+                "%s is also trained by the trainingModel made at %s. Each has a copy of its own on its device: between calls of "
+                "one and the other, call copyWeightsToHost() of the first and copyWeightsToDevice() of the second",
+                name,
+                other._made_at,
+            )
+            return
 
 
 def _refuse_move(name: str) -> Callable[..., Any]:
