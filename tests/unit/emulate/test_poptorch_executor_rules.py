@@ -228,7 +228,7 @@ def test_a_batch_that_cannot_be_cut(size: int, iterations: int, accumulation: in
     options = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
     options.Training.gradientAccumulation(accumulation)
     product = iterations * accumulation * replicas
-    with pytest.raises(AssertionError, match=rf"multiple of .* = {product}\.") as caught:
+    with pytest.raises(AssertionError, match=rf"cannot be cut into .* = {product} equal parts\.") as caught:
         poptorch.trainingModel(Classifier(), options)(*make_batch(size))
     assert isinstance(caught.value, poptorch.Error)
     assert f"[{size}, 6]" in str(caught.value)

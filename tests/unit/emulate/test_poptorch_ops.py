@@ -387,17 +387,17 @@ def test_gradients_are_printed_too(prints: bool, capfd: pytest.CaptureFixture[st
     [
         (
             ("t", 1000, 3, 75, 8, "auto", " ", "{", "}"),
-            "t: {\n {1.4962566 1.7682219}\n {1.0884774 1.1320305}\n}",
+            "t: {\n {2.7182817 3.1415927}\n {1.4142135 1.6180340}\n}",
         ),
         (
             ("t", 1500, 1, 125, 8, "fixed", ";", "(", ")"),
-            "t: (\n (1.4962566;1.7682219)\n (1.0884774;1.1320305)\n)",
+            "t: (\n (2.7182817;3.1415927)\n (1.4142135;1.6180340)\n)",
         ),
-        (("", 0, 1, 0, 3, "scientific", ",", "[", "]"), "[\n [1.50e+00,1.77e+00]\n [1.09e+00,1.13e+00]\n]"),
+        (("", 0, 1, 0, 3, "scientific", ",", "[", "]"), "[\n [2.72e+00,3.14e+00]\n [1.41e+00,1.62e+00]\n]"),
     ],
 )
 def test_how_tensors_are_printed(arguments: Any, expected: str) -> None:
-    tensor = torch.tensor([[1.4962566, 1.7682219], [1.0884774, 1.1320305]])
+    tensor = torch.tensor([[2.7182817, 3.1415927], [1.4142135, 1.6180340]])
     assert format_tensor(tensor, *arguments) == expected
 
 

@@ -179,7 +179,7 @@ def _parameters_of(model: Any) -> dict[str, inspect.Parameter]:
     if isinstance(model, torch.nn.Module):
         model = model.forward
     elif not callable(model):
-        raise TypeError(f"a model is a torch.nn.Module or a callable, not {model!r}.")
+        raise TypeError(f"a model is callable, most often as a torch.nn.Module: {model!r} is not.")
     try:
         return dict(inspect.signature(model).parameters)
     except ValueError:  # a callable written in C may have no signature: anything goes

@@ -57,9 +57,9 @@ class Batching:
         if size % self.micro_batches:
             raise refuse(
                 f"Invalid batch dimension: {name} of shape {list(tensor.shape)} has {size} in its first dimension, which "
-                f"must be a multiple of Options.deviceIterations({self.device_iterations}) * "
+                f"cannot be cut into Options.deviceIterations({self.device_iterations}) * "
                 f"(Options.replicationFactor({self.replicas}) / input_group_size({self.group_size})) * "
-                f"Options.Training.gradientAccumulation({self.accumulation}) = {self.micro_batches}. "
+                f"Options.Training.gradientAccumulation({self.accumulation}) = {self.micro_batches} equal parts. "
                 "Use poptorch.DataLoader, which multiplies batch_size by these, and drops an incomplete last batch.",
                 AssertedError,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from typing import Any, Optional
 
 import torch
@@ -92,10 +92,12 @@ def removeBlocks(module):
     if not isinstance(module, torch.nn.Module):
         raise asserted(f"removeBlocks takes a torch.nn.Module, not {module!r}.")
     for part in module.modules():
-        hooks = part._forward_pre_hooks.items()
-        part._forward_pre_hooks = OrderedDict(
-            (n, hook) for n, hook in hooks if not isinstance(hook, _BlockHook)
-        )
+        for number in _block_hooks(part):
+            del part._forward_pre_hooks[number]
+
+
+def _block_hooks(module: torch.nn.Module) -> list[int]:
+    return [number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, _BlockHook)]
 
 
 def BeginBlock(
@@ -104,28 +106,28 @@ def BeginBlock(
     ipu_id: int = None,  # type: ignore[assignment]
 ) -> torch.nn.Module:
     """Has a block begin when the module is called, which lasts until the next begins; gives the same module back."""
-    if not isinstance(layer_to_call, torch.nn.Module):
-        if callable(layer_to_call):
-            return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
-        raise _impl.createPoptorchError(
-            f"BeginBlock takes a torch.nn.Module or a function, not {type(layer_to_call).__name__}."
-        )
-    if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
-        raise _impl.createPoptorchError(
-            f"this {type(layer_to_call).__name__} has already been assigned to a block. Take that back first: poptorch.removeBlocks(module)."
-        )
-    layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
-    return layer_to_call
+    given = type(layer_to_call).__name__
+    if isinstance(layer_to_call, torch.nn.Module):
+        if _block_hooks(layer_to_call):
+            raise _impl.createPoptorchError(
+                f"a block begins with this {given} already. Take that back first: poptorch.removeBlocks(module)."
+            )
+        layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
+        return layer_to_call
+    if not callable(layer_to_call):
+        raise _impl.createPoptorchError(f"BeginBlock takes a torch.nn.Module or a function, not {given}.")
+    return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
 
 
 def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None):
     """A decorator: the function's body is a block."""
 
-    def decorator(func):
-        def wrapper(*args, **kwargs):
+    def mark(body: Any) -> Any:
+        @functools.wraps(body)
+        def block(*args: Any, **kwargs: Any) -> Any:
             with Block(user_id, ipu_id):
-                return func(*args, **kwargs)
+                return body(*args, **kwargs)
 
-        return wrapper
+        return block
 
-    return decorator
+    return mark

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from torch.distributions import Distribution
@@ -35,15 +35,18 @@ class _OverwriteContextManager:
 
     def __init__(self):
         self.substitution_managers = [kind() for kind in self._subsitution_manager_types]
+        self._undo = ExitStack()
 
     def __enter__(self):
-        for manager in self.substitution_managers:
-            manager.replace()
+        with ExitStack() as undo:  # what was replaced before one of them fails is restored
+            for manager in self.substitution_managers:
+                manager.replace()
+                undo.callback(manager.restore)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, exc_type, value, traceback):
-        for manager in reversed(self.substitution_managers):
-            manager.restore()
+        self._undo.close()
 
     @classmethod
     def registerSubsitutionManager(cls, type):

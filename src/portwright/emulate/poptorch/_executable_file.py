@@ -161,10 +161,8 @@ def load(
         )
     if edit_options is not None:
         edit_options(data.options)
-    if data.training:
-        executor = wrap_training(data.model, data.options, data.optimizer)
-    else:
-        executor = wrap_inference(data.model, data.options)
+    given = (data.model, data.options)
+    executor = wrap_training(*given, data.optimizer) if data.training else wrap_inference(*given)
     executor.loadExecutable(filename)
     executor._restore(loaded.state, data.rng_state)
     return executor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from typing import Any
 
@@ -194,12 +195,10 @@ _CHANGING = (
 
 def forEachParameterAndBuffer(model, fn):
     """Calls fn(name, tensor), leaving out statistics that a training step changes by design."""
-    for module_name, module in model.named_modules():
-        if not isinstance(module, _CHANGING):
-            for name, buffer in module.named_buffers(prefix=module_name, recurse=False):
-                fn(name, buffer)
-    for name, parameter in model.named_parameters():
-        fn(name, parameter)
+    steady = ((path, module) for path, module in model.named_modules() if not isinstance(module, _CHANGING))
+    buffers = (module.named_buffers(prefix=path, recurse=False) for path, module in steady)
+    for name, tensor in itertools.chain(*buffers, model.named_parameters()):
+        fn(name, tensor)
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module):

@@ -73,23 +73,25 @@ class OptimizerAttrTracker:
         self.record_attributes = False
 
     def checkDefaultAttributes(self, provided):
-        self._check(self.group_attributes, provided, "default group variable")
+        self._check(self.group_attributes, provided, "default")
 
     def checkGroupAttributes(self, provided, group):
-        self._check(self.group_attributes, provided, f"group {group} attribute")
+        self._check(self.group_attributes, provided, f"attribute of group {group}")
 
     def checkOptimizerAttributes(self, provided):
-        self._check(self.optim_attributes, provided, "optimizer attribute")
+        self._check(self.optim_attributes, provided, "attribute of the optimizer")
 
     def _check(self, known: list[str], provided: list[str], kind: str) -> None:
         new = [name for name in provided if name not in known]
         if self.record_attributes:
             known.extend(new)
-        elif new:
-            message = f"unexpected {kind} of the {self.type} optimizer has no effect on the device: {new}"
-            if message not in self.printed_msgs:
-                self.log(message)
-                self.printed_msgs.append(message)
+            return
+        message = (
+            f"{', '.join(new)} ({kind}) came after {self.type} was compiled, and has no effect on the device"
+        )
+        if new and message not in self.printed_msgs:
+            self.printed_msgs.append(message)
+            self.log(message)
 
 
 def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):

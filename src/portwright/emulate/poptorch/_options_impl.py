@@ -167,16 +167,13 @@ class IStageManager(abc.ABC):
 
     def beginStage(self, user_id, ipu_id_from_block):
         """Gives (stage, phase, IPU) of the block that starts; a stage's own IPU goes before the block's."""
-        block = user_id or self.nextAutoId()
         self._current_ipu = ipu_id_from_block
+        block = user_id or self.nextAutoId()
         stage = self.getStage(block)
-        ipu = stage._ipu if stage._ipu is not None else ipu_id_from_block
-        if ipu is None:
-            ipu = stage._stage_id
-        self._debug_messages.append(
-            f"block {block}: stage {stage._stage_id}, phase {stage._phase_id}, IPU {ipu}"
-        )
-        return stage._stage_id, stage._phase_id, ipu
+        number, phase = stage._stage_id, stage._phase_id
+        ipu = next(place for place in (stage._ipu, ipu_id_from_block, number) if place is not None)
+        self._debug_messages.append(f"block {block}: stage {number}, phase {phase}, IPU {ipu}")
+        return number, phase, ipu
 
     def resetAutoId(self):
         self._next_auto_id = 0

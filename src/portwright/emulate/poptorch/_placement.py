@@ -46,8 +46,8 @@ class Blocks:
     def begin(self, block: str, stage: int, phase: int, ipu: int) -> None:
         if self.mode == PHASED and not self.is_serial and phase % 2 != ipu % 2:
             raise _impl.createPoptorchError(
-                f"block '{block}' of phase {phase} is on IPU {ipu}: in ParallelPhasedExecution even phases run on even "
-                f"IPUs and odd phases on odd ones. Choose its IPUs with strategy.phase({phase}).ipus(...)."
+                f"block '{block}' of phase {phase} is on IPU {ipu}: ParallelPhasedExecution alternates, and has IPUs 0, 2, ... for "
+                f"phases 0, 2, ... and the others for the phases between. Choose its IPUs with strategy.phase({phase}).ipus(...)."
             )
         if ipu < 0:
             raise _impl.createPoptorchError(

@@ -140,24 +140,29 @@ class Phase:
             stage.ipu(ipu)
 
 
+def _as_stage(given: Any) -> Stage:
+    if isinstance(given, Stage):
+        return given
+    blocks = [given] if isinstance(given, str) else given
+    if not isinstance(blocks, (list, tuple)):
+        raise _options_impl.wrong(f"a stage is a Stage, a block's ID or a list of them, not {given!r}.")
+    return Stage(*blocks)
+
+
 class PipelinedExecution(_IExecutionStrategy):
     """Every stage works on another micro-batch at the same time; takes stages, blocks, or one AutoStage."""
 
     def __init__(self, *args):
         super().__init__(None, {})
-        auto_stage = enums.AutoStage.SameAsIpu
-        if len(args) == 1 and isinstance(args[0], enums.AutoStage):
-            auto_stage = args[0]
-        else:
-            for number, arg in enumerate(args):
-                blocks = [arg] if isinstance(arg, (str, Stage)) else arg
-                if not isinstance(blocks, (list, tuple)):
-                    raise _options_impl.wrong(
-                        f"a stage is a Stage, a block's ID or a list of them, not {arg!r}."
-                    )
-                self._add((arg if isinstance(arg, Stage) else Stage(*blocks))._setStage(number))
+        match args:
+            case (enums.AutoStage() as automatic,):
+                stages: tuple[Any, ...] = ()
+            case _:
+                automatic, stages = enums.AutoStage.SameAsIpu, args
+        for number, given in enumerate(stages):
+            self._add(_as_stage(given)._setStage(number))
         self._stages_manager = (
-            _NamedStageManager(self._block_map) if self._block_map else _DefaultStageManager(auto_stage)
+            _NamedStageManager(self._block_map) if self._block_map else _DefaultStageManager(automatic)
         )
 
     def backendOptions(self):

@@ -53,9 +53,7 @@ class _TensorLocationOptions(_options_impl.OptionsDict):
 
     def numIOTiles(self, num_tiles: int) -> "poptorch.TensorLocationSettings":
         if not isinstance(num_tiles, int) or num_tiles % 2 or not 32 <= num_tiles <= 192:
-            raise _options_impl.wrong(
-                f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}."
-            )
+            raise _options_impl.wrong(f"numIOTiles takes an even count from 32 to 192, not {num_tiles!r}.")
         self.createOrSet(numIOTiles=num_tiles)
         return self  # type: ignore[return-value]  # the vendor's annotation is wrong
 

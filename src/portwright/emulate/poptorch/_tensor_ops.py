@@ -101,7 +101,7 @@ def _positions(name: str, tensor: Any, dim: int, start: Any, size: int, step: in
         )
     if name == "dynamic_slice" and length % size and _active.current() is not None:
         raise _impl.createPoptorchError(
-            f"dynamic_slice of size {size} along a dimension of {length}: the size must be a factor of the dimension."
+            f"dynamic_slice of size {size} along a dimension of {length}, which is no multiple of it."
         )
     positions: torch.Tensor = start.reshape(1).to(torch.int64) + torch.arange(0, size, step, device="cpu")
     if _active.current() is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generator, List
 
 import torch
@@ -70,21 +70,22 @@ def getCustomParser(custom_type_instance):
 
 def flattenTensorStructure(tensors, canonical_structure=None):
     """All tensors of nested lists, tuples, dicts and registered types; dicts in the order of the canonical structure."""
-    return list(_flatten(tensors, canonical_structure))
+    if (custom := getCustomParser(tensors)) is not None:
+        return list(custom.yieldTensors(tensors))
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    like = tensors if canonical_structure is None else canonical_structure
+    flat: list[torch.Tensor] = []
+    for place in _places(tensors, like):
+        flat += flattenTensorStructure(tensors[place], like[place])
+    return flat
 
 
-def _flatten(value: Any, like: Any) -> Iterator[torch.Tensor]:
-    parser = getCustomParser(value)
-    if parser is not None:
-        yield from parser.yieldTensors(value)
-    elif isinstance(value, dict):
-        for key in value if like is None else like:
-            yield from _flatten(value[key], None if like is None else like[key])
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _flatten(item, None if like is None else like[index])
-    elif isinstance(value, torch.Tensor):
-        yield value
+def _places(value: Any, like: Any) -> Iterable[Any]:
+    """By what the parts of a structure are found in it, in the order of another; nothing is in what is no structure."""
+    if isinstance(value, dict):
+        return list(like)
+    return range(len(value)) if isinstance(value, (list, tuple)) else ()
 
 
 def reconstructTensorStructure(structure, values, filter_fn=lambda t: True):
@@ -93,19 +94,18 @@ def reconstructTensorStructure(structure, values, filter_fn=lambda t: True):
 
 
 def _rebuild(value: Any, tensors: Iterator[torch.Tensor], wanted: Callable[[torch.Tensor], bool]) -> Any:
-    parser = getCustomParser(value)
-    if parser is not None:
-        return parser.reconstruct(value, tensors)
+    if (custom := getCustomParser(value)) is not None:
+        return custom.reconstruct(value, tensors)
+    if isinstance(value, torch.Tensor):
+        return next(tensors) if wanted(value) else value
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    parts = [_rebuild(value[place], tensors, wanted) for place in _places(value, value)]
     if isinstance(value, dict):
-        return type(value)({key: _rebuild(item, tensors, wanted) for key, item in value.items()})
-    if isinstance(value, (list, tuple)):
-        items = [_rebuild(item, tensors, wanted) for item in value]
-        return (
-            type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        )  # a named tuple takes each
-    if isinstance(value, torch.Tensor) and wanted(value):
-        return next(tensors)
-    return value
+        return type(value)(dict(zip(value, parts, strict=True)))
+    return (
+        type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    )  # a named tuple takes each
 
 
 def combine_batch_tensors_gen(tensors: List[List[torch.Tensor]]) -> Generator[torch.Tensor, None, None]:

@@ -121,10 +121,9 @@ class Options(_options_impl.OptionsDict):
             sync_pattern=enums.SyncPattern.Full.value,
             available_memory_proportion={},
         )
-        cache = os.environ.get("POPTORCH_CACHE_DIR", "")
-        if cache:
-            logger.info("POPTORCH_CACHE_DIR sets the folder of compiled models: %s", cache)
-            self.enableExecutableCaching(cache)
+        if folder := os.environ.get("POPTORCH_CACHE_DIR"):
+            self.enableExecutableCaching(folder)
+            logger.info("POPTORCH_CACHE_DIR sets the folder of compiled models: %s", folder)
         defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}")
         try:
             self.from_json(defaults)
