@@ -8,17 +8,28 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime.plugin import Plugin, PluginSession
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World, read_launch
 from portwright.target import JobSpec
 
 
 class TorchBackend:
+    """`plugin` is for a device that a vendor's package adds to torch; CPUs and GPUs have none."""
+
     emulates: str | None = None
 
-    def __init__(self, device_type: str, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        device_type: str,
+        flags: Mapping[str, Any],
+        note: Callable[[str], None],
+        plugin: Plugin | None = None,
+    ) -> None:
         launch = read_launch()
-        if device_type == "cuda":
+        if plugin is not None:
+            self.device = plugin.take_device(launch)
+        elif device_type == "cuda":
             num_devices = torch.cuda.device_count()
             if launch.local_rank >= num_devices:
                 raise UserError(
@@ -34,12 +45,14 @@ class TorchBackend:
         self.world = World(
             launch,
             device_type,
-            flags.get("dist_backend"),
+            flags.get("dist_backend") or (None if plugin is None else plugin.collectives),
             f"tcp://{address}" if address and init_method == "env://" and launch.world_size > 1 else None,
         )
-        self._note = note
+        self._note, self._plugin = note, plugin
 
     def open(self, job: JobSpec) -> TorchSession:
+        if self._plugin is not None:
+            return PluginSession(job, self.device, self.world, self._note, self._plugin)
         return TorchSession(job, self.device, self.world, self._note)
 
     def close(self) -> None:

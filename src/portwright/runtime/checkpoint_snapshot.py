@@ -83,7 +83,8 @@ class _Slot:
 
     def fill(self, sources: list[torch.Tensor]) -> list[torch.Tensor]:
         if sources:
-            torch._foreach_copy_(self._targets, sources, non_blocking=True)
+            # Only CUDA's copies are waited for below; those of other devices must have ended here.
+            torch._foreach_copy_(self._targets, sources, non_blocking=self.pinned)
         for device in {source.device for source in sources if source.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         # Each storage made from a holder keeps it alive, so a dead holder proves that no tensor, view or array

@@ -66,7 +66,7 @@ class LossWatch:
         """
         if not self._unread:
             return
-        own = torch.stack([loss.double() for loss in self._unread]).cpu()
+        own = torch.stack(self._unread).cpu().double()
         mean = self._world.reduce_sum(own.clone()) / self._world.size
         self._unread.clear()
         if self.checks and not bool(torch.isfinite(mean).all()):

@@ -35,6 +35,8 @@ _SPELLINGS: dict[str, Name] = {
     "fp64": "fp64",
     "float64": "fp64",
 }
+# Gaudi's autocast is documented for bfloat16, which every generation of it has.
+_WITHOUT_FP16 = {"cpu": "a CPU", "hpu": "Gaudi"}
 _HALF_SPELLINGS: dict[str, Name] = {"float16": "fp16", "bfloat16": "bf16", "cbfloat16": "bf16"}
 
 
@@ -97,14 +99,20 @@ def resolve_precision(
     elif not mixed:
         name = "fp32"
     elif half is None:
-        name = "bf16" if device_type == "cpu" else "fp16"
+        name = "bf16" if device_type in _WITHOUT_FP16 else "fp16"
     else:
         name = _HALF_SPELLINGS[half]
         if half == "cbfloat16":
             notes.append("cbfloat16 exists on Cerebras systems alone; here bfloat16 stands for it.")
-    if name == "fp16" and device_type == "cpu":
+    if name == "fp16" and device_type in _WITHOUT_FP16:
         key = "model.fp16_type: bfloat16" if runconfig_precision is None else "runconfig.precision: bf16"
-        raise UserError("float16 was asked for, and a CPU trains in bfloat16 or float32.", f"Set {key}.")
+        title = _WITHOUT_FP16[device_type]
+        raise UserError(f"float16 was asked for, and {title} trains in bfloat16 or float32.", f"Set {key}.")
+    if name == "fp64" and device_type == "hpu":
+        raise UserError(
+            "float64 was asked for, and Gaudi has no double precision to train in.",
+            "Set runconfig.precision: fp32.",
+        )
     return Precision(name, device_type, tuple(notes))
 
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed: int, device: torch.device | None = None) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    if device is not None and device.type not in ("cpu", "cuda"):  # torch.manual_seed has seen to these
+        _device_module(device).manual_seed_all(seed)
+
+
+def _device_module(device: torch.device) -> Any:
+    """torch.cuda, or what a vendor's package has put beside it, such as torch.hpu."""
+    return getattr(torch, device.type)
 
 
 def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
@@ -26,8 +34,8 @@ def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
         "numpy": torch.tensor([int(position), int(has_gauss), *keys.tolist()], dtype=torch.int64),  # type: ignore[union-attr]
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
     }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        states[device.type] = _device_module(device).get_rng_state(device).cpu()
     return states
 
 
@@ -44,8 +52,8 @@ def restore_rng(states: Mapping[str, torch.Tensor], device: torch.device) -> Non
         np.random.set_state(
             ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, states["numpy_gauss"].item())
         )
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"].to("cpu", torch.uint8), device)
+    if device.type != "cpu" and device.type in states:
+        _device_module(device).set_rng_state(states[device.type].to("cpu", torch.uint8), device)
 
 
 @contextmanager

@@ -43,12 +43,14 @@ from portwright.target import Event, JobSpec, Shard, Stretch
 class TorchSession:
     """Trains, evaluates and predicts with torch's own autograd and optimizers."""
 
+    _sum_dtype = torch.float64  # of a loss summed over an evaluation
+
     def __init__(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
         params, config = job.params, job.params.runconfig
         self._job, self._device, self._world, self._note = job, device, world, note
         self._seed = config.seed
         # The same seed on every process while the model is made, so that all start from the same weights.
-        seed_all(self._seed)
+        seed_all(self._seed, device)
         self._precision = resolve_precision(params.values, config.precision, device.type)
         for line in self._precision.notes:
             note(line)
@@ -58,7 +60,7 @@ class TorchSession:
         if config.sync_batchnorm and world.size > 1:
             self._module.net = sync_batchnorm(self._module.net, device)
         if config.compile:
-            self._module.net.compile()
+            self._compile()
         self._strategy = choose_strategy(config.distributed, world)
         self._called = distribute(self._module, self._strategy, world, device)
         self._autocast = self._precision.autocast
@@ -75,7 +77,10 @@ class TorchSession:
         if job.mode in ("train", "train_and_eval"):
             self._open_training()
         if world.size > 1:
-            seed_all(self._seed + world.rank)
+            seed_all(self._seed + world.rank, device)
+
+    def _compile(self) -> None:
+        self._module.net.compile()
 
     def _open_training(self) -> None:
         spec = self._job.params.optimizer
@@ -352,19 +357,19 @@ class TorchSession:
                 buffer
             ) in self._module.net.buffers():  # DDP does so before a training step; what is saved is rank 0's
                 torch.distributed.broadcast(buffer.detach(), 0)
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        total, num_samples = torch.zeros((), dtype=self._sum_dtype, device=self._device), 0
         with self._explaining(loader), self._evaluating():
             for index, batch in enumerate(islice(loader, num_steps)):
                 local = loader.last_counts[0]
                 with metrics.uncounted(local == 0):
                     loss, _ = split_loss(self._forward_alone(batch))
                 if local:
-                    total[0] += loss.double() * local
-                    total[1] += local
+                    total += loss.to(self._sum_dtype) * local
+                    num_samples += local
                 if on_step is not None:
                     on_step(index + 1)
         self._tell_notes(loader)
-        host = self._world.reduce_sum(total.cpu())
+        host = self._world.reduce_sum(torch.tensor([total.item(), num_samples], dtype=torch.float64))
         if host[1] == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
         return {
@@ -390,7 +395,7 @@ class TorchSession:
             # At the same place of the same stream in every run: what the user's function draws must neither move the
             # training's generators nor depend on when the first evaluation comes.
             with untouched_rng(self._device):
-                seed_all(self._seed)
+                seed_all(self._seed, self._device)
                 self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
         return self._eval_loader
 

@@ -10,7 +10,7 @@ from portwright.verify.recording import Recording
 
 _EMULATED = {"poptorch": "IPU"}
 # The device type that torch shows for a target that it knows itself.
-_TORCH_DEVICES = {"CPU": ("cpu",), "GPU": ("cuda", "xpu", "mps")}
+_TORCH_DEVICES = {"CPU": ("cpu",), "GPU": ("cuda", "xpu", "mps"), "HPU": ("hpu",)}
 
 
 @dataclass

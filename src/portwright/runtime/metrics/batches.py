@@ -11,6 +11,8 @@ from portwright.errors import UserError
 
 # Float64 counts exactly to 2**53 and holds weighted sums too, so one type serves every accumulator.
 SUM_DTYPE = torch.float64
+# Where neither int64 nor float64 can be trusted, a metric is counted on the host: best practices of docs.habana.ai.
+_NARROW_DEVICES = ("hpu",)
 
 
 def as_tensor(name: str, what: str, received: Any) -> Tensor:
@@ -29,6 +31,8 @@ def as_tensor(name: str, what: str, received: Any) -> Tensor:
         raise UserError(
             f"Metric '{name}' received complex {what}.", f"Pass {what} as a tensor of real numbers."
         )
+    if tensor.device.type in _NARROW_DEVICES:
+        tensor = tensor.cpu()
     return tensor.to(SUM_DTYPE if tensor.is_floating_point() else torch.int64)
 
 
