@@ -73,6 +73,7 @@ PUBLIC_NAMES = {
 OTHERS: dict[str, tuple[str, str, str, str]] = {
     "aten.empty": ("native", "torch.empty", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
     "aten.empty_strided": ("native", "", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
+    "aten.linspace": ("native", "torch.linspace", "", "PopTorch 3.4 tests, math_ops_test.py, which runs it in a model"),
     "aten.alias": ("free", "torch.nn.Identity", "", f"{SOURCES}, RegisterOptionalAtenOps.cpp.inc"),
     "aten.lift_fresh": ("free", "torch.tensor", "", "bookkeeping of torch's own, which computes nothing"),
     "aten._to_copy": ("native", "torch.Tensor.to torch.Tensor.half torch.Tensor.float", "", f"{SOURCES}, ReshapeOps.cpp (to)"),
@@ -185,7 +186,6 @@ ABSENT = {
     "aten.index_copy": ("torch.index_copy", "", "Use torch.scatter with the index expanded to the source's shape."),
     "aten.kthvalue": ("torch.kthvalue", "", "Use torch.topk(x, k, largest=False) and take the last column."),
     "aten.lerp": ("torch.lerp", "", "Write it out: start + weight * (end - start)."),
-    "aten.linspace": ("torch.linspace", "", "Use start + step * torch.arange(n), or a buffer made in __init__."),
     "aten.logaddexp": ("torch.logaddexp", "", "Use torch.logsumexp(torch.stack([a, b]), 0)."),
     "aten.logcumsumexp": ("torch.logcumsumexp", "", "Subtract the maximum, then exp, cumsum and log."),
     "aten.logical_xor": ("torch.logical_xor", "", "Use torch.ne on the two boolean tensors."),

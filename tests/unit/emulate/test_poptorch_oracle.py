@@ -229,3 +229,18 @@ def test_an_inference_takes_what_was_trained_when_it_reads_the_weights(
     inference.copyWeightsToDevice()
     last = inference(*given)
     assert not torch.equal(last if of_part else last[0], first)
+
+
+def test_a_setting_that_changes_results_elsewhere_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    options = poptorch.Options()
+    options._Popart.set("groupNormStridedChannelGrouping", True)
+    model = nn.GroupNorm(2, 4)
+    x = torch.randn(1, 4, 3)
+    wrapped: Any = poptorch.inferenceModel(model, options)
+    torch.testing.assert_close(wrapped(x), model(x).detach())
+    assert "groupNormStridedChannelGrouping" in caplog.text
+    assert "every n-th channel" in caplog.text
+
+
+def test_linspace_is_made_in_a_model() -> None:
+    assert infer(lambda m, x: x * torch.linspace(0, 3, steps=4)).tolist() == [0.0, 1.0, 2.0, 3.0]

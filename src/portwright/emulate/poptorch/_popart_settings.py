@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._logging import logger
 
 _BOOLS = """aliasZeroCopy automaticLossScalingSettings.enabled auto_round_num_ipus broadcast_buffers compileEngine
 batchSerializationSettings.concatOnExecutionPhaseChange batchSerializationSettings.concatOnPipelineStageChange
@@ -65,6 +66,13 @@ _REFUSED = {  # they would change what is computed behind the back of the option
     "delayVarUpdates": "updates are applied once the gradients are complete.",
 }
 
+_OTHER_RESULTS = {  # speed is what they are set for, and the results of the real one differ a little
+    "groupNormStridedChannelGrouping": (
+        "GroupNorm has torch's groups here; on an IPU every n-th channel is of the same group, so that weights trained there do "
+        "not fit elsewhere."
+    ),
+}
+
 
 def check(settings: Mapping[str, Any]) -> None:
     """Refuses a setting that PopART does not know, that has the wrong kind of value, or that is not emulated."""
@@ -82,6 +90,8 @@ def check(settings: Mapping[str, Any]) -> None:
         kind, types = _KINDS[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise createPoptorchError(f"PopART's setting '{name}' takes {kind}, not {value!r}.")
+        if name in _OTHER_RESULTS and value:
+            logger.warning("PopART's setting '%s' is not emulated: %s", name, _OTHER_RESULTS[name])
         if name in _REFUSED:
             raise createPoptorchError(
                 f"PopART's setting '{name}' is not emulated by Portwright: {_REFUSED[name]}"
