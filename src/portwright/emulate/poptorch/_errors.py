@@ -23,7 +23,5 @@ def refuse(message: str, kind: type[poptorch_core.Error] = poptorch_core.Error) 
         made: poptorch_core.Error = _impl.createPoptorchError(message)
         return made
     error = kind(message)
-    error.message = message
-    error.type = "poptorch_py_error"
-    error.location = ""
+    error.type, error.message = "poptorch_py_error", message
     return error

@@ -14,7 +14,7 @@ from portwright.emulate.poptorch import poptorch_core
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._refused import refused
 
-_NO_DISPATCHER = "it belongs to the binding's dispatcher; Portwright traces with torch.fx instead."
+_NO_DISPATCHER = "it belongs to the binding's dispatcher; Portwright records a model's ops itself."
 
 _on_ipu = False
 _tracing = False
@@ -45,10 +45,9 @@ class NameScopeHook:
 
 def createPoptorchError(msg):
     """Makes the error of a call or a program that PopTorch does not take, to be raised by the caller."""
-    error = poptorch_core.Error(f"'poptorch_py_error': {msg}")
-    error.type = "poptorch_py_error"
-    error.message = msg
-    error.location = ""
+    kind = "poptorch_py_error"
+    error = poptorch_core.Error(f"'{kind}': {msg}")
+    error.type, error.message = kind, msg
     return error
 
 

@@ -93,15 +93,13 @@ class Options(_options_impl.OptionsDict):
     """All that a model is compiled with, except for the model; every setter returns the options themselves."""
 
     def __init__(self) -> None:
-        self._jit = _JitOptions()
-        self._popart = _PopartOptions()
-        self._graphProcessing = _PrecisionOptions(self._popart)
-        self._training = _TrainingOptions(self._popart)
-        self._distributed = _DistributedOptions()
+        self._popart = popart = _PopartOptions()
+        self._training, self._graphProcessing = _TrainingOptions(popart), _PrecisionOptions(popart)
+        self._distributed, self._jit = _DistributedOptions(), _JitOptions()
         self._tensor_locations = _TensorLocationOptions()
         self._execution_strategy: _IExecutionStrategy = PipelinedExecution()
-        self._source_location_excludes = list(_options_impl.default_source_location_excludes)
         self._progress_bar = _options_impl.ProgressBar()
+        self._source_location_excludes = list(_options_impl.default_source_location_excludes)
         self._relax_optimizer_checks = False
         self._show_compilation_progress_bar = True
         self._module_namescope_enabled = True
@@ -159,6 +157,7 @@ class Options(_options_impl.OptionsDict):
 
     @accepted("a trace takes moments: it goes to the log at level INFO.")
     def showCompilationProgressBar(self, show: bool = True) -> "poptorch.Options":
+        check_bool("showCompilationProgressBar", show)
         self._show_compilation_progress_bar = show
         return self
 
@@ -169,6 +168,7 @@ class Options(_options_impl.OptionsDict):
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> "poptorch.Options":
         """Keeps quiet about attributes of an optimizer that PopTorch does not use."""
+        check_bool("relaxOptimizerAttributesChecks", relax)
         self._relax_optimizer_checks = relax
         return self
 
@@ -218,12 +218,21 @@ class Options(_options_impl.OptionsDict):
 
     @accepted("it trades memory for speed on hardware, not results; it is recorded.")
     def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]):
+        if not isinstance(available_memory_proportion, dict):
+            raise _options_impl.wrong(
+                f"memory proportions are given as {{'IPU0': 0.5}}, not as {available_memory_proportion!r}."
+            )
         proportions = {}
         for name, proportion in available_memory_proportion.items():
             number = name.removeprefix("IPU") if isinstance(name, str) else ""
             if number == name or not number.isdecimal():
                 raise _options_impl.wrong(
                     f"memory proportions are given as {{'IPU0': 0.5}}, with no key like {name!r}."
+                )
+            is_number = isinstance(proportion, (int, float)) and not isinstance(proportion, bool)
+            if not is_number or not 0 <= proportion <= 1:
+                raise _options_impl.wrong(
+                    f"the memory proportion of {name} is a number from 0 to 1, not {proportion!r}."
                 )
             proportions[int(number)] = proportion
         self.createOrSet(available_memory_proportion=proportions)
@@ -243,6 +252,14 @@ class Options(_options_impl.OptionsDict):
             input_group_size, input_group_type = 1, enums.CommGroupType.Consecutive
         if input_group_type == enums.CommGroupType.All:
             raise ValueError("inputReplicaGrouping does not take CommGroupType.All.")
+        if not isinstance(input_group_size, int):
+            raise _options_impl.wrong(
+                f"inputReplicaGrouping takes groups of an int, not {input_group_size!r}."
+            )
+        if not isinstance(input_group_type, enums.CommGroupType):
+            raise _options_impl.wrong(
+                f"inputReplicaGrouping takes a poptorch.CommGroupType, not {input_group_type!r}."
+            )
         replicas = self.replication_factor
         if input_group_size < 1 or replicas % input_group_size:
             raise ValueError(
@@ -275,7 +292,11 @@ class Options(_options_impl.OptionsDict):
     def enableExecutableCaching(self, path: str) -> "poptorch.Options":
         """Keeps compiled models in a folder; None keeps none."""
         if path is not None:
-            self._Popart.set("cachePath", path)
+            if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+                raise _options_impl.wrong(
+                    f"enableExecutableCaching takes the path of a folder, not {path!r}."
+                )
+            self._Popart.set("cachePath", os.fspath(path))
         self._Popart.set("enableEngineCaching", path is not None)
         return self
 
@@ -327,6 +348,11 @@ class Options(_options_impl.OptionsDict):
     ):
         """Keeps a tensor of the program, to be read after a run with getAnchoredTensor()."""
         self.checkIsFrozen()
+        for what, name in (("short_name", short_name), ("long_name", long_name)):
+            if not isinstance(name, str) or not name:
+                raise _options_impl.wrong(f"{what} of anchorTensor is a str such as 'loss', not {name!r}.")
+        if output_mode is not None and not isinstance(output_mode, enums.OutputMode):
+            raise _options_impl.wrong(f"anchorTensor takes a poptorch.OutputMode, not {output_mode!r}.")
         every_n = output_mode == enums.OutputMode.EveryN
         if every_n and not _is_period(output_return_period):
             raise _options_impl.wrong(
@@ -366,11 +392,13 @@ class Options(_options_impl.OptionsDict):
 
     @accepted("norms are always computed the stable way.")
     def enableStableNorm(self, enabled: bool) -> "poptorch.Options":
+        check_bool("enableStableNorm", enabled)
         self._Popart.set("enableStableNorm", enabled)
         return self
 
     @accepted("made-up data is for timing hardware: the data that is given is used, and a warning says so.")
     def enableSyntheticData(self, enabled: bool) -> "poptorch.Options":
+        check_bool("enableSyntheticData", enabled)
         if enabled:
             logger.warning(
                 "synthetic data is not emulated, it is for timing hardware: the given data is used."
@@ -380,6 +408,7 @@ class Options(_options_impl.OptionsDict):
 
     @accepted("an emulated IPU has no cycles; cycleCount() is refused.")
     def logCycleCount(self, log_cycle_count: bool) -> "poptorch.Options":
+        check_bool("logCycleCount", log_cycle_count)
         self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
         return self
 
@@ -400,6 +429,8 @@ class Options(_options_impl.OptionsDict):
 
     def updatableNamedBuffers(self, buffers: List[str]) -> "poptorch.Options":
         """Names the buffers that copyNamedBuffersToDevice() sends."""
+        if not isinstance(buffers, (list, tuple)) or not all(isinstance(name, str) for name in buffers):
+            raise _options_impl.wrong(f"updatableNamedBuffers takes a list of names, not {buffers!r}.")
         self._Popart.set("updatableNamedBuffers", buffers)
         return self
 
