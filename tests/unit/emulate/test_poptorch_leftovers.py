@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import subprocess
 import sys
@@ -447,3 +448,108 @@ def test_only_real_ipus_come_in_powers_of_two() -> None:
     three_ipus(poptorch.Options().autoRoundNumIPUs(True))(x)
     three_ipus(poptorch.Options().useIpuModel(True))(x)
     three_ipus(poptorch.Options().useOfflineIpuTarget()).compile(x)
+
+
+# Implicit copies
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.layer(self.norm(x))
+        return out, poptorch.identity_loss(out.pow(2).mean(), "none")
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> tuple[Counted, Any, Any]:
+    """A model, its training under implicit copies, and a function that says how many copies there were since it was asked last."""
+    monkeypatch.setenv("PORTWRIGHT_POPTORCH_COPIES", "implicit")
+    torch.manual_seed(0)
+    model = Counted()
+    trainer = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    copies: list[int] = []
+    original = trainer.copyWeightsToHost
+
+    def count() -> None:
+        copies.append(1)
+        original()
+
+    trainer.copyWeightsToHost = count
+
+    def asked() -> int:
+        number = len(copies)
+        copies.clear()
+        return number
+
+    return model, trainer, asked
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model: model.state_dict(),
+        lambda model: model(torch.randn(3, 4)),
+        lambda model: str(list(model.parameters())),
+        lambda model: model.layer.weight.data,
+        lambda model: model.layer.weight.detach().numpy(),
+        lambda model: torch.equal(model.layer.bias, torch.zeros(2)),
+        lambda model: model.norm.running_mean + 1,
+        lambda model: copy.deepcopy(model),
+        lambda model: torch.save(model, io.BytesIO()),
+        lambda model: poptorch.inferenceModel(model)(torch.randn(3, 4)),
+    ],
+)
+def test_the_first_look_copies_once(counting: tuple[Counted, Any, Any], look: Any) -> None:
+    model, trainer, asked = counting
+    for _ in range(3):
+        trainer(torch.randn(3, 4))
+    assert asked() == 0  # training needs none
+    look(model)
+    assert asked() == 1
+    look(model)
+    assert asked() == 0
+    trainer(torch.randn(3, 4))
+    look(model)
+    assert asked() == 1
+
+
+def test_weights_that_nobody_looked_at_are_restored_by_copying_to_the_device(
+    counting: tuple[Counted, Any, Any],
+) -> None:
+    model, trainer, asked = counting
+    before, x = copy.deepcopy(model.state_dict()), torch.randn(3, 4)
+    trainer(x)
+    trainer.copyWeightsToDevice()
+    assert asked() == 0
+    trainer.copyWeightsToHost()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    trainer(x)
+    after = copy.deepcopy(model.state_dict())  # a look
+    trainer.copyWeightsToDevice()
+    trainer.copyWeightsToHost()
+    assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(after["layer.weight"], before["layer.weight"])
+
+
+def test_copies_and_files_are_plain_and_so_is_a_model_that_was_given_back(
+    counting: tuple[Counted, Any, Any],
+) -> None:
+    model, trainer, _ = counting
+    trainer(torch.randn(3, 4))
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    saved, copied = torch.load(kept, weights_only=False), copy.deepcopy(model)
+    trainer.destroy()
+    for other in (saved, copied, model):
+        assert type(other) is Counted
+        assert {type(p) for p in other.parameters()} == {nn.Parameter}
+        assert {type(b) for b in other.buffers()} == {Tensor}
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in other.state_dict().items())
+    other_trainer = poptorch.trainingModel(copied)
+    other_trainer(torch.randn(3, 4))
+    assert not torch.equal(copied.layer.weight, model.layer.weight)

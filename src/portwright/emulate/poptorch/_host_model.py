@@ -22,8 +22,7 @@ COPIES = "PORTWRIGHT_POPTORCH_COPIES"
 def copies_are_implicit() -> bool:
     """Whether the host's parameters follow the device by themselves, or only when asked to.
 
-    PopTorch 3.4 copies when the host looks at a weight; implicit copies are made after each call here, which whoever
-    looks cannot tell apart.
+    PopTorch 3.4 copies when the host looks at a weight for the first time after training, and so do implicit copies here.
     """
     chosen = os.environ.get(COPIES, "explicit")
     if chosen not in ("explicit", "implicit"):

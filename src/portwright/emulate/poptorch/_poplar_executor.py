@@ -15,6 +15,7 @@ from portwright.emulate.poptorch import (
     _executable_file,
     _host_guard,
     _host_model,
+    _lazy_copies,
     _ledger,
     _outputs,
     _printing,
@@ -87,9 +88,7 @@ class PoplarExecutor:
         self._is_attached = False
         self._anchor_memory: Dict[str, torch.Tensor] = {}
         self._dirty_host_weights = False
-        self._has_followed = (
-            False  # implicit copies: the host was brought up to date, and nobody has asked yet
-        )
+        self._is_implicit = training and _host_model.copies_are_implicit()  # refuses an invalid setting
         self._said_stale = False
         self._host_weights_version = 0  # of a training model's copies to the host
         self._version_taken = 0  # the one that an inference model has
@@ -103,7 +102,6 @@ class PoplarExecutor:
         self._random = RandomState(self._options.random_seed if self._options.exists("random_seed") else None)
         self._link: OptimizerLink | None = None
         if training:
-            _host_model.copies_are_implicit()  # an invalid setting is refused before anything is changed
             if optimizer is None:
                 optimizer = optim.SGD(self._user_model.parameters(), lr=0.01)
             self._link = OptimizerLink(optimizer, self._options, self._user_model)
@@ -117,6 +115,8 @@ class PoplarExecutor:
             _warn_shared(self)
             _host_model.wrap(self._user_model, self)
             _rules.guard_host(self, self._user_model.parameters())
+            if self._is_implicit:
+                _lazy_copies.watch(self._host_weights().values(), self)
         _say_emulated()
 
     # The device and the host
@@ -130,9 +130,6 @@ class PoplarExecutor:
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Brings the host's weights up to date, and says whether they were not."""
-        if self._has_followed:
-            self._has_followed = False
-            return True
         if not self._dirty_host_weights:
             return False
         self.copyWeightsToHost()
@@ -143,10 +140,11 @@ class PoplarExecutor:
         image = self._need_image()
         self._check_process("copyWeightsToHost()")
         host = self._host_weights()
-        self._host_changes.check_types(host)
-        _ledger.count("copyWeightsToHost")
-        image.write_host(host)
-        self._host_changes.settle(host)
+        with _lazy_copies.unseen():
+            self._host_changes.check_types(host)
+            _ledger.count("copyWeightsToHost")
+            image.write_host(host)
+            self._host_changes.settle(host)
         self._dirty_host_weights = False
         self._host_weights_version += 1
 
@@ -154,9 +152,10 @@ class PoplarExecutor:
         """Copies the host's weights and buffers to the device, over what was trained there."""
         self._take_over()
         host = self._host_weights()
-        self._host_changes.check_types(host)
-        self._need_image().read_host(host)
-        self._host_changes.settle(host)
+        with _lazy_copies.unseen():  # the host's weights are taken as they are
+            self._host_changes.check_types(host)
+            self._need_image().read_host(host)
+            self._host_changes.settle(host)
         self._dirty_host_weights = False
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -216,6 +215,7 @@ class PoplarExecutor:
         if self._link is not None:
             self._link.rule = None
             _host_model.unwrap(self._user_model)
+            _lazy_copies.release(self._host_weights().values())
             _rules.release_host(self)
         self._executable = self._image = None
         self._host_changes = HostChanges()  # nothing is on a device
@@ -297,7 +297,8 @@ class PoplarExecutor:
         if not self._is_attached:
             self.attachToDevice()
         self._follow_training()
-        self._host_changes.check(self._host_weights(), training=self._training)
+        with _lazy_copies.unseen():
+            self._host_changes.check(self._host_weights(), training=self._training)
         results = self._run(parsed)
         _outputs.mark_results(_utils.flattenTensorStructure(results))
         return results
@@ -316,18 +317,9 @@ class PoplarExecutor:
         self._num_runs += 1
         if link is not None:
             link.note_trained()
-            self._note_trained(image)
+            self._said_stale = False
+            self._dirty_host_weights = True
         return results
-
-    def _note_trained(self, image: Image) -> None:
-        self._said_stale = False
-        self._has_followed = _host_model.copies_are_implicit()
-        self._dirty_host_weights = not self._has_followed
-        if (
-            self._has_followed
-        ):  # whoever reads a weight finds the device's, as with PopTorch's copy at the first look
-            image.write_host(self._host_weights())
-            self._host_weights_version += 1
 
     def _follow_training(self) -> None:
         """An inference model takes over what the training model that its weights belong to has learned."""
@@ -366,7 +358,7 @@ class PoplarExecutor:
         )
 
     def _note_stale(self, reading: str) -> None:
-        if self._dirty_host_weights and not self._said_stale and not _host_model.copies_are_implicit():
+        if self._dirty_host_weights and not self._said_stale and not self._is_implicit:
             self._said_stale = True
             _host_model.warn_stale(reading)
 
