@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -170,3 +171,118 @@ def test_an_executor_stays_in_its_process(is_compiled: bool, monkeypatch: pytest
     for act in (executor, executor.compile):
         with pytest.raises(poptorch.Error, match=r"another process .*worker of a DataLoader"):
             act(*make_batch(4))
+
+
+# Copies and files
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, lambda model: torch.save(model, io.BytesIO())])
+def test_copies_of_stale_weights_are_told(
+    copies: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor, model, _ = make_trainer()
+    executor(*make_batch(4))
+    copies(model)
+    assert "a copy or file of the model reads the host's weights" in warned(caplog)
+
+
+# Data, wrapping and options
+
+
+def make_dataset(size: int) -> torch.utils.data.Dataset[Any]:
+    return torch.utils.data.TensorDataset(*make_batch(size))
+
+
+def test_a_dataset_that_fills_no_call_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    options = poptorch.Options().deviceIterations(8)
+    assert not len(poptorch.DataLoader(options, make_dataset(31), batch_size=4))
+    assert "has 31 elements, and one call takes 32" in warned(caplog)
+    caplog.clear()
+    assert len(poptorch.DataLoader(options, make_dataset(32), batch_size=4)) == 1
+    assert "no batch" not in warned(caplog)
+
+
+def test_data_parallel_is_refused() -> None:
+    model = Classifier()
+    parallel = nn.DataParallel(model)
+    for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
+        with pytest.raises(poptorch.Error, match=r"\.module\), and set Options\.replicationFactor"):
+            wrap(parallel)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda o: o.setAvailableMemoryProportion(0.5),
+        lambda o: o.setAvailableMemoryProportion({"IPU0": 2.0}),
+        lambda o: o.setAvailableMemoryProportion({"IPU0": float("nan")}),
+        lambda o: o.setAvailableMemoryProportion({"IPU0": "0.5"}),
+        lambda o: o.setAvailableMemoryProportion({"IPU0": True}),
+        lambda o: o.anchorTensor(["a"], "loss"),
+        lambda o: o.anchorTensor("a", None),
+        lambda o: o.anchorTensor("", "loss"),
+        lambda o: o.anchorTensor("a", "loss", "All"),
+        lambda o: o.updatableNamedBuffers("norm.running_mean"),
+        lambda o: o.updatableNamedBuffers([3]),
+        lambda o: o.showCompilationProgressBar("no"),
+        lambda o: o.relaxOptimizerAttributesChecks(0),
+        lambda o: o.enableStableNorm("false"),
+        lambda o: o.enableSyntheticData("no"),
+        lambda o: o.logCycleCount(1),
+        lambda o: o.enableExecutableCaching(3),
+        lambda o: o.enableExecutableCaching(""),
+        lambda o: o.inputReplicaGrouping("2", poptorch.CommGroupType.Consecutive),
+        lambda o: o.inputReplicaGrouping(1, "Consecutive"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises((poptorch.Error, AssertionError), match="not"):
+        ask(poptorch.Options())
+
+
+def test_a_partials_type_that_cannot_be_hashed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch.float or torch.half, not \[\]"):
+        poptorch.Options().Precision.setPartialsType([])  # type: ignore[arg-type]
+
+
+# Python that runs once
+
+
+class Counting(Classifier):
+    """Keeps what changes in Python, which a program does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.fixed = (1, 2)
+        self.seen: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.calls += 1
+        self.fixed = (1, 2)
+        self.seen = x * 1
+        return super().forward(x * self.calls, labels)
+
+
+def test_attributes_that_forward_sets_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    executor, _, _ = make_trainer(Counting())
+    executor(*make_batch(4))
+    assert "forward() sets self.calls, self.seen, which happens once" in warned(caplog)
+    caplog.clear()
+    executor(*make_batch(4))
+    make_trainer()[0](*make_batch(4))
+    assert "happens once" not in warned(caplog)
+
+
+@pytest.mark.parametrize(
+    ("norm", "dropout", "told"), [(True, 0.0, True), (False, 0.5, True), (False, 0.0, False)]
+)
+def test_inference_in_training_mode_is_told(
+    norm: bool, dropout: float, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Classifier(norm, dropout)
+    poptorch.inferenceModel(model)(make_batch(4)[0])
+    assert ("training mode" in warned(caplog)) == told
+    caplog.clear()
+    poptorch.inferenceModel(model.eval())(make_batch(4)[0])
+    assert "training mode" not in warned(caplog)

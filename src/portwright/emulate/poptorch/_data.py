@@ -72,6 +72,8 @@ class DataLoader(torch.utils.data.DataLoader):
         else:
             if not drop_last:
                 self._warn_of_rest(dataset, batch_sampler, batch_size)
+            elif batch_sampler is None:
+                self._warn_of_nothing(dataset)
             if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
                 dataset = self._part_of(dataset, shuffle, drop_last)
                 self._shuffle_map_style_data_in_distributed_env = bool(shuffle)
@@ -129,6 +131,20 @@ class DataLoader(torch.utils.data.DataLoader):
                 AssertedError,
             )
         return size
+
+    def _warn_of_nothing(self, dataset: Any) -> None:
+        """drop_last=True leaves an incomplete batch out, also where it is the only one."""
+        size, needed = (
+            _length(dataset),
+            (self._combined_batch_size or 1) * self._options.Distributed.numProcesses,
+        )
+        if size is not None and size < needed:
+            logger.warning(
+                "the dataset has %d elements, and one call takes %d (batch_size x deviceIterations x gradientAccumulation x "
+                "replicationFactor, for every process): the DataLoader gives no batch at all. Make these smaller, or the dataset larger",
+                size,
+                needed,
+            )
 
     def _warn_of_rest(self, dataset: Any, batch_sampler: Any, batch_size: Optional[int]) -> None:
         """drop_last=False may end on a smaller batch, which a compiled model does not take."""

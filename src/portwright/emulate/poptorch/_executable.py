@@ -19,6 +19,7 @@ from portwright.emulate.poptorch._inputs import Signature, to_device
 from portwright.emulate.poptorch._naming import ModuleOutputs, all_names, check_anchors
 from portwright.emulate.poptorch._outputs import check_period
 from portwright.emulate.poptorch._program import Program
+from portwright.emulate.poptorch._python_state import PythonState
 from portwright.emulate.poptorch._structure import Structure
 
 WRITTEN = "written/"
@@ -157,6 +158,7 @@ class _Traced:
                 name in own
             ):  # as torch marks those that are of no class of their own: isinstance() and get_parameter() ask
                 own[name].__dict__["_is_param"] = True
+        state = PythonState(self._model)
         handle = self._model.register_forward_hook(_check_kept(dict(own)))
         tensors: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for part in self._model.modules():
@@ -169,6 +171,7 @@ class _Traced:
             for there, before in tensors:  # what forward() has taken out comes back
                 there.clear()
                 there.update(before)
+        state.warn_of_changes()
         self._result = result
         flat: list[torch.Tensor] = _utils.flattenTensorStructure(result)
         named = {name: self._outputs.tensors[name] for name in self._anchors if name in self._outputs.tensors}

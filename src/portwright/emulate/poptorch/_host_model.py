@@ -97,6 +97,7 @@ def _wrapper_class(base: type[torch.nn.Module], parent: weakref.ref[PoplarExecut
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Copies and files are of the user's class: this one cannot be imported, and is no one else's. Pickle's own
             # function for a new object insists on the class that the object has now.
+            note_stale("a copy or file of the model")
             _, arguments, *rest = super().__reduce_ex__(protocol)
             return (object.__new__, (base, *arguments[1:]), *rest)
 

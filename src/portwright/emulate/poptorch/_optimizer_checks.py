@@ -25,7 +25,7 @@ def check_values(description: Mapping[str, Any]) -> None:
         for name, (value, is_const) in numbers.items():
             if (value < 0 and name != "lossScaling") or math.isnan(value):
                 raise createPoptorchError(
-                    f"{_torch_name(name)} of an optimizer must not be negative: {value}."
+                    f"{_torch_name(name)} of an optimizer must be a number that is not negative, and is {value}."
                 )
             if name in ("eps", "velocityScaling") and value <= 0:
                 raise createPoptorchError(

@@ -95,7 +95,7 @@ class _PrecisionOptions(_options_impl.OptionsDict):
     def setPartialsType(self, dtype: torch.dtype) -> "poptorch.options._PrecisionOptions":
         """Sets in which type products are added up in matrix products and convolutions of half tensors."""
         names = {torch.float32: "float", torch.float16: "half"}
-        if dtype not in names:
+        if not isinstance(dtype, torch.dtype) or dtype not in names:
             raise ValueError(f"setPartialsType takes torch.float or torch.half, not {dtype!r}.")
         self._popart_options.set("partialsTypeMatMuls", names[dtype])
         self._popart_options.set("convolutionOptions", {"partialsType": names[dtype]})  # type: ignore[arg-type]

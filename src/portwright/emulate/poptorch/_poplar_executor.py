@@ -35,6 +35,7 @@ from portwright.emulate.poptorch._ledger import call_counts, unused_executors
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._loss_scaling import check_trains
 from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
+from portwright.emulate.poptorch._python_state import warn_of_training_mode
 from portwright.emulate.poptorch._refused import not_emulated, partly, refused
 from portwright.emulate.poptorch._run import Run
 from portwright.emulate.poptorch._settled import check_run_options, settle
@@ -254,6 +255,8 @@ class PoplarExecutor:
         check_run_options(self._options, self._model)
         check_trains(self._options, self._training)
         check_kinds(parsed)
+        if not self._training:
+            warn_of_training_mode(self._model)
         warn_requires_grad(_utils.flattenTensorStructure((parsed.args, parsed.kwargs)))
         image = self._make_image()
         rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))

@@ -84,6 +84,11 @@ def _module_of(model: Any) -> Any:
         raise refuse(
             f"{type(model).__name__} is a module that torch.jit or torch.compile has compiled. Wrap the module as it was written."
         )
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise refuse(
+            f"{type(model).__name__} spreads a model over GPUs or processes. Wrap the module that it holds (.module), and set "
+            "Options.replicationFactor() for copies on several IPUs."
+        )
     return model
 
 
