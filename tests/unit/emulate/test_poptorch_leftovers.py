@@ -553,3 +553,99 @@ def test_copies_and_files_are_plain_and_so_is_a_model_that_was_given_back(
     other_trainer = poptorch.trainingModel(copied)
     other_trainer(torch.randn(3, 4))
     assert not torch.equal(copied.layer.weight, model.layer.weight)
+
+
+# States of an optimizer that were changed by hand
+
+OPTIMIZERS = [
+    poptorch.optim.SGD,
+    poptorch.optim.Adam,
+    poptorch.optim.AdamW,
+    poptorch.optim.RMSprop,
+    poptorch.optim.LAMB,
+]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_what_is_written_into_a_state_reaches_the_device(make: Any, is_whole: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Counted(), torch.randn(3, 4)
+    optimizer = make(model.parameters(), lr=0.0)
+    optimizer.variable_attrs._variable_attributes = list(optimizer.variable_attrs._allowed_attributes)
+    trainer = poptorch.trainingModel(model, optimizer=optimizer)
+    trainer.compile(x)
+    state = optimizer.state_dict()
+    left_out = {}
+    for part in ("ipu_param", "ipu_state"):
+        if not is_whole:
+            name = next(iter(state[part]))
+            left_out[part] = (name, state[part].pop(name).clone())
+        state[part] = {name: torch.rand_like(value) * 0.5 for name, value in state[part].items()}
+    written = copy.deepcopy(state)
+    optimizer.load_state_dict(state)
+    found = optimizer.state_dict()
+    for part in ("ipu_param", "ipu_state"):
+        assert found[part].keys() == written[part].keys()
+        assert all(torch.equal(found[part][name], value) for name, value in written[part].items())
+    trainer(x)
+    found = optimizer.state_dict()
+    assert all(torch.equal(found["ipu_param"][name], value) for name, value in written["ipu_param"].items())
+    assert not any(
+        torch.allclose(found["ipu_state"][name], value) for name, value in written["ipu_state"].items()
+    )
+    if not is_whole:
+        name, value = left_out["ipu_param"]
+        assert torch.equal(found["ipu_param"][name], value)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("more", [{}, {"momentum": 0.9}, {"momentum": 0.9, "use_combined_accum": False}])
+def test_a_rate_in_a_state_counts_until_the_next_one_is_set(decay: float, more: dict[str, Any]) -> None:
+    def train(rates: list[float], *, by_state: bool) -> Tensor:
+        torch.manual_seed(0)
+        model, x = Counted(), torch.randn(3, 4)
+        given = {"use_combined_accum": False, **more}
+        optimizer = poptorch.optim.SGD(
+            model.parameters(), lr=rates[0], weight_decay=decay, loss_scaling=4.0, **given
+        )
+        trainer = poptorch.trainingModel(model, optimizer=optimizer)
+        trainer(x)
+        if by_state:
+            state = copy.deepcopy(optimizer.state_dict())
+            for name in state["ipu_param"]:
+                if name.startswith("learningRate"):
+                    state["ipu_param"][name] = torch.tensor(rates[1])
+                elif name.startswith("scaledLearningRate0"):
+                    state["ipu_param"][name] = torch.tensor(rates[1] / 4)
+                elif name.startswith("weightDecayScaleFactor0"):
+                    state["ipu_param"][name] = torch.tensor(1 - rates[1] * decay)
+            optimizer.load_state_dict(state)
+        else:
+            optimizer.param_groups[0]["lr"] = rates[1]
+            trainer.setOptimizer(optimizer)
+        trainer(x)
+        optimizer.param_groups[0]["lr"] = rates[2]
+        trainer.setOptimizer(optimizer)
+        trainer(x)
+        trainer.copyWeightsToHost()
+        return model.layer.weight.detach()
+
+    rates = [0.1, 0.3, 0.02]
+    torch.testing.assert_close(
+        train(rates, by_state=True), train(rates, by_state=False), rtol=1e-5, atol=1e-6
+    )
+    assert not torch.allclose(train(rates, by_state=True), train([0.1, 0.1, 0.02], by_state=True))
+
+
+def test_a_state_whose_number_is_several_is_refused() -> None:
+    model, x = Counted(), torch.randn(3, 4)
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = poptorch.trainingModel(model, optimizer=optimizer)
+    trainer(x)
+    state = optimizer.state_dict()
+    state["ipu_param"]["learningRate___specific___layer.bias"] = torch.ones(2)
+    state["ipu_param"]["of something else"] = torch.ones(2)  # passed over, as in PopTorch
+    optimizer.load_state_dict(state)
+    with pytest.raises(poptorch.Error, match=r"learningRate___specific___layer\.bias of shape \(2,\)"):
+        trainer(x)

@@ -43,6 +43,11 @@ def sgd(weight: Tensor, gradient: Tensor, values: Values, loss_scaling: float) -
     store(weight, exact.add(change, alpha=-values["learningRate"] * (1 - values["dampening"])))
 
 
+def sgd_of_products(weight: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
+    """SGD without a velocity, by the two numbers that the device has of it: the rate takes the loss scaling out, too."""
+    store(weight, weight.float().mul(decay).add(gradient.float(), alpha=-rate))
+
+
 def sgd_separate(
     weight: Tensor, gradient: Tensor, values: Values, velocity: Tensor, loss_scaling: float, nesterov: bool
 ) -> None:
@@ -156,7 +161,11 @@ def _moments(gradient: Tensor, values: Values, slots: Moments) -> tuple[Tensor, 
     if slots.step is not None:
         slots.step.add_(1)
         correction1, correction2 = (1 - beta ** slots.step.item() for beta in (beta1, beta2))
-    return first, second.sqrt().div(math.sqrt(correction2)).add(values["eps"]), correction1
+    return first, second.sqrt().div(_root(correction2)).add(values["eps"]), correction1
+
+
+def _root(number: float) -> float:
+    return math.sqrt(number) if number >= 0 else math.nan  # of a beta that is none, as a state may bring it
 
 
 def _decayed(weight: Tensor, gradient: Tensor, decay: float) -> Tensor:

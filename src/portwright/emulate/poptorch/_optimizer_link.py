@@ -117,7 +117,9 @@ class OptimizerLink:
         if optimizer.has_state():
             self.rule.set(optimizer)
             self._sent = _numbers(optimizer)
-            self.rule.load(optimizer.get_state_dict()["ipu_state"])
+            state = optimizer.get_state_dict()
+            self.rule.load(state["ipu_state"])
+            self.rule.write(state["ipu_param"])
         optimizer.ipu_state_is_dirty = False
 
     def note_trained(self) -> None:

@@ -20,6 +20,11 @@ from portwright.emulate.poptorch._optimizer_checks import check_replacement, che
 
 _DEFAULTS = -1  # in place of a group's number: weights that are in no group
 _SPECIFIC = "___specific___"
+_LOSS_SCALING = "lossScaling_FLOAT"
+_PRODUCTS = (
+    "scaledLearningRate0",
+    "weightDecayScaleFactor0",
+)  # what the device has of SGD without a velocity
 _ADAMS = (_OptimizerType.ADAM, _OptimizerType.ADAMW, _OptimizerType.ADAMW_NO_BIAS)
 _LAMBS = (_OptimizerType.LAMB, _OptimizerType.LAMB_NO_BIAS)
 _WITHOUT_STEP = (_OptimizerType.ADAMW_NO_BIAS, _OptimizerType.LAMB_NO_BIAS)
@@ -64,6 +69,7 @@ class UpdateRule:
             )
         self._group_of = groups
         self._slots: dict[str, Tensor] = {}
+        self._written: dict[str, float] = {}  # numbers that `write` has put in the place of the optimizer's
         for name, weight in self._trained.items():
             self._make_slots(name, weight)
         self.scaling: LossScaling | None = None
@@ -80,7 +86,7 @@ class UpdateRule:
 
     @property
     def _optimizers_scale(self) -> float:
-        return float(self._description["defaults"]["lossScaling"][0])
+        return self._written.get(_LOSS_SCALING, float(self._description["defaults"]["lossScaling"][0]))
 
     @property
     def accum_type(self) -> torch.dtype:
@@ -117,6 +123,8 @@ class UpdateRule:
                 "setOptimizer() got an optimizer whose parameter groups hold other weights than those of the compiled "
                 "one. Keep the weights in the groups they were compiled with, and change the groups' values."
             )
+        if new != self._description:  # only what has changed is sent
+            self._written.clear()
         self._description = new
 
     def state(self) -> dict[str, Tensor]:
@@ -148,8 +156,21 @@ class UpdateRule:
                     found[f"{number}{_SPECIFIC}{name}"] = torch.tensor(value, dtype=torch.float32)
         value, is_const = self._description["defaults"]["lossScaling"]
         if not is_const:
-            found["lossScaling_FLOAT"] = torch.tensor(value, dtype=torch.float32)
-        return found
+            found[_LOSS_SCALING] = torch.tensor(value, dtype=torch.float32)
+        return found | {name: torch.tensor(written) for name, written in self._written.items()}
+
+    def write(self, params: Mapping[str, Tensor]) -> None:
+        """Takes numbers over as the device has them, under the names of `params`, until `set` brings others.
+
+        Those of constants, which the device has no place for, are passed over, as PopTorch does.
+        """
+        known = self.params()
+        for name, value in params.items():
+            if name in known and value.numel() != 1:
+                raise createPoptorchError(
+                    f"the optimizer state has {name} of shape {tuple(value.shape)}, which is one number on the device."
+                )
+        self._written.update({name: float(value) for name, value in params.items() if name in known})
 
     def numbers(self) -> dict[str, Tensor]:
         """All numbers of the update that can be anchored: `params`, and the loss scale where it changes by itself."""
@@ -160,6 +181,16 @@ class UpdateRule:
         if kind in (_OptimizerType.SGD1, _OptimizerType.SGD2):
             velocity = self._slots.get(_velocity_name(kind, name))
             if velocity is None:
+                products = [self._written.get(f"{product}{_SPECIFIC}{name}") for product in _PRODUCTS]
+                if any(product is not None for product in products):
+                    known = self._device_values(name)
+                    rate, decay = (
+                        known[product][0] if written is None else written
+                        for product, written in zip(_PRODUCTS, products, strict=True)
+                    )
+                    rate *= self._optimizers_scale / self.loss_scale
+                    _formulas.sgd_of_products(weight, gradient, rate, decay)
+                    return
                 _formulas.sgd(weight, gradient, values, self.loss_scale)
                 return
             formula = _formulas.sgd_combined if kind is _OptimizerType.SGD1 else _formulas.sgd_separate
@@ -228,6 +259,10 @@ class UpdateRule:
             self._description["optimizer_type"] is _OptimizerType.SGD2
         ):  # PopTorch has the velocity scaled like the loss
             numbers["velocityScaling"] = self._description["defaults"]["lossScaling"]
+        for number, (_, is_const) in numbers.items():
+            written = self._written.get(f"{number}{_SPECIFIC}{name}")
+            if written is not None:
+                numbers[number] = (written, is_const)
         return numbers
 
     def _values(self, name: str) -> dict[str, float]:
@@ -247,8 +282,8 @@ class UpdateRule:
         kept, scale_const = 1 - numbers["dampening"][0], self._description["defaults"]["lossScaling"][1]
         is_const = rate_const and numbers["dampening"][1]
         return {
-            "scaledLearningRate0": (rate * kept / self._optimizers_scale, is_const and scale_const),
-            "weightDecayScaleFactor0": (1 - rate * kept * decay, is_const and decay_const),
+            _PRODUCTS[0]: (rate * kept / self._optimizers_scale, is_const and scale_const),
+            _PRODUCTS[1]: (1 - rate * kept * decay, is_const and decay_const),
         }
 
     def _say_what_differs(self, optimizer: torch.optim.Optimizer) -> None:
