@@ -81,7 +81,7 @@ def _import(name: str) -> ModuleType:
 
 TARGET = Target(
     name="HPU",
-    summary="one Intel Gaudi (Habana) a process, through the vendor's torch",
+    summary="one Intel Gaudi a process, through habana_frameworks",
     make_backend=make_backend,
     why_not=why_not,
 )
