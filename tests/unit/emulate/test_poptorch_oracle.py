@@ -244,3 +244,25 @@ def test_a_setting_that_changes_results_elsewhere_is_told(caplog: pytest.LogCapt
 
 def test_linspace_is_made_in_a_model() -> None:
     assert infer(lambda m, x: x * torch.linspace(0, 3, steps=4)).tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# Optimizer states
+
+
+def test_a_state_of_any_numbers_runs() -> None:
+    """As on the device, nonsense gives nonsense, and no error."""
+    model = WithLoss(nn.Linear(3, 2))
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, betas=(0.5, 0.6))
+    optimizer.variable_attrs.markAsVariable("betas")
+    training: Any = poptorch.trainingModel(model, optimizer=optimizer)
+    training.compile(torch.randn(1, 3), torch.randn(1, 2))
+    state = optimizer.state_dict()
+    for name, value in state["ipu_param"].items():
+        state["ipu_param"][name] = torch.full_like(value, -0.5)
+    for name, value in state["ipu_state"].items():
+        state["ipu_state"][name] = torch.full_like(value, 0.5)
+    optimizer.load_state_dict(state)
+    training(torch.randn(1, 3), torch.randn(1, 2))
+    after = optimizer.state_dict()
+    for name, value in state["ipu_param"].items():
+        assert torch.equal(after["ipu_param"][name], value), name

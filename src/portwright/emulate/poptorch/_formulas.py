@@ -160,8 +160,13 @@ def _moments(gradient: Tensor, values: Values, slots: Moments) -> tuple[Tensor, 
     correction1 = correction2 = 1.0
     if slots.step is not None:
         slots.step.add_(1)
-        correction1, correction2 = (1 - beta ** slots.step.item() for beta in (beta1, beta2))
+        correction1, correction2 = (1 - _power(beta, slots.step.item()) for beta in (beta1, beta2))
     return first, second.sqrt().div(_root(correction2)).add(values["eps"]), correction1
+
+
+def _power(beta: float, step: float) -> float:
+    power = beta**step
+    return math.nan if isinstance(power, complex) else float(power)  # a device has no complex numbers
 
 
 def _root(number: float) -> float:
