@@ -31,9 +31,9 @@ def why_not() -> str | None:
         return f"{_PACKAGE} is not installed. {_CURE}"
     try:
         hpu = _import("torch.hpu")
-    except (ImportError, OSError, RuntimeError) as error:  # such as a torch that it was not made for
-        said = " ".join(str(error).split()) or type(error).__name__
-        return f"{_PACKAGE} is installed, and does not load: {said}. {_CURE}"
+    except Exception as error:  # whatever a torch that it was not made for, or a missing driver, makes of it
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
+        return f"{_PACKAGE} is installed, and does not load ({said}). {_CURE}"
     if not hpu.is_available():
         return f"{_PACKAGE} sees no Gaudi. Check hl-smi and HABANA_VISIBLE_DEVICES, or use CPU."
     return None
