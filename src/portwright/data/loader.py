@@ -66,6 +66,15 @@ class ResumableLoader:
         return self._source.num_samples_of_last
 
     @property
+    def num_full_batches(self) -> int | None:
+        """Batches in an epoch without a short last one, where it is known."""
+        num_batches, last = self.num_batches, self.num_samples_of_last
+        if num_batches is None:
+            return None
+        is_short = last is not None and self.batch_size is not None and last < self.batch_size
+        return num_batches - is_short
+
+    @property
     def batch_sizes_vary(self) -> bool:
         """Whether batches may differ in size; True also where that is not known beforehand."""
         return self._source.batch_sizes_vary

@@ -25,6 +25,7 @@ from portwright.runtime.distribute import (
     shard_like,
     sync_batchnorm,
 )
+from portwright.runtime.inputs import Inputs, explaining
 from portwright.runtime.loss_watch import MOST_UNREAD, LossWatch
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import (
@@ -72,7 +73,7 @@ class TorchSession:
         self._eval_loader: ResumableLoader | None = None
         self._batches: Iterator[Any] | None = None
         self._snapshot = HostSnapshot()
-        self._told: set[str] = set()
+        self._inputs = Inputs(job, note, rank=world.rank, world_size=world.size)
         self._optimizer: torch.optim.Optimizer | None = None
         if job.mode in ("train", "train_and_eval"):
             self._open_training()
@@ -84,7 +85,7 @@ class TorchSession:
 
     def _open_training(self) -> None:
         spec = self._job.params.optimizer
-        self._train_loader = self._make_loader(self._job.train_data_fn, "train_input", repeat=True)
+        self._train_loader = self._inputs.open("train_input", repeat=True)
         own = self._module.own_optimizer()
         self._optimizer = own if own is not None else make_optimizer(self._module.net, spec)
         self._named_weights = list(self._module.net.named_parameters())
@@ -106,46 +107,18 @@ class TorchSession:
             scales=self._scaler is not None,
         )
 
-    def _make_loader(self, data_fn: Callable[[Any], Any] | None, name: str, repeat: bool) -> ResumableLoader:
-        if data_fn is None:
-            kind = "train_data_fn" if name == "train_input" else "eval_data_fn"
-            raise UserError(
-                f"mode {self._job.mode} needs {kind}, and run() was called without it.",
-                f"Pass {kind}=... to run().",
-            )
-        loader = ResumableLoader(
-            data_fn(self._job.params.values),
-            name=name,
-            seed=self._seed,
-            rank=self._world.rank,
-            world_size=self._world.size,
-            repeat=repeat,
-        )
-        self._tell_notes(loader)
-        return loader
-
-    def _tell_notes(self, loader: ResumableLoader) -> None:
-        """Some notes come up only while batches are read; each is told once."""
-        for line in loader.notes:
-            if line not in self._told:
-                self._told.add(line)
-                self._note(line)
-
     @contextmanager
     def _explaining(self, loader: ResumableLoader | None) -> Iterator[None]:
-        """torch tells of a dead data worker anywhere in the main thread; the loader knows what it was doing."""
         try:
-            yield
+            with explaining(loader):
+                yield
         except RuntimeError as error:
-            known = loader.explain(error) if loader is not None else None
-            if known is None and "finished reduction" in str(error):
-                known = UserError(
-                    "some weights had no part in the loss of a step, and DDP waits for the gradient of every one.",
-                    "Use -D runconfig.distributed=fsdp, or remove or freeze (requires_grad=False) the unused ones.",
-                )
-            if known is None:
+            if "finished reduction" not in str(error):
                 raise
-            raise known from error
+            raise UserError(
+                "some weights had no part in the loss of a step, and DDP waits for the gradient of every one.",
+                "Use -D runconfig.distributed=fsdp, or remove or freeze (requires_grad=False) the unused ones.",
+            ) from error
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -183,7 +156,7 @@ class TorchSession:
             next_pause = self._next_pause(stretch, step)
             watch.read(step, self._recent_batch, self._explain)
             if stretch.is_logged(step) or stopping:
-                self._tell_notes(self._train_loader)
+                self._inputs.tell_notes(self._train_loader)
                 yield Event("log", step, self._logged_values(), tuple(watch.losses))
                 watch.losses.clear()
             if stretch.is_boundary(step) or stopping:
@@ -337,12 +310,8 @@ class TorchSession:
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         """The first batches of an input, without moving its position."""
-        data_fn = self._job.train_data_fn if name == "train_input" else self._job.eval_data_fn
         with untouched_rng(self._device):
-            loader = self._make_loader(data_fn, name, repeat=False)
-            batches = [batch for batch, _ in zip(loader, range(num_batches), strict=False)]
-            loader.close()
-        return batches
+            return self._inputs.first_batches(name, num_batches)
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
@@ -368,7 +337,7 @@ class TorchSession:
                     num_samples += local
                 if on_step is not None:
                     on_step(index + 1)
-        self._tell_notes(loader)
+        self._inputs.tell_notes(loader)
         host = self._world.reduce_sum(torch.tensor([total.item(), num_samples], dtype=torch.float64))
         if host[1] == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
@@ -396,7 +365,7 @@ class TorchSession:
             # training's generators nor depend on when the first evaluation comes.
             with untouched_rng(self._device):
                 seed_all(self._seed, self._device)
-                self._eval_loader = self._make_loader(self._job.eval_data_fn, "eval_input", repeat=False)
+                self._eval_loader = self._inputs.open("eval_input", repeat=False)
         return self._eval_loader
 
     @contextmanager

@@ -8,7 +8,8 @@ from itertools import islice
 from typing import Any
 
 from portwright.data.loader import ResumableLoader
-from portwright.errors import UnsupportedError, UserError
+from portwright.errors import UnsupportedError
+from portwright.runtime.inputs import find_data_fn
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,9 @@ class _Merged:
 
 
 def make_feed(job: Any, name: str, position: Mapping[str, Any] | None = None, num_merged: int = 1) -> Feed:
-    trains = name == "train_input"
-    data_fn = job.train_data_fn if trains else job.eval_data_fn
-    if data_fn is None:
-        kind = "train_data_fn" if trains else "eval_data_fn"
-        raise UserError(
-            f"mode {job.mode} needs {kind}, and run() was called without it.", f"Pass {kind}=... to run()."
-        )
-    return Feed(data_fn, job.params.values, name, job.params.runconfig.seed, position, num_merged)
+    return Feed(
+        find_data_fn(job, name), job.params.values, name, job.params.runconfig.seed, position, num_merged
+    )
 
 
 def advance(position: Mapping[str, Any], num_done: int, num_batches: int | None) -> dict[str, Any]:

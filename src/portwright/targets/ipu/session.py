@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from portwright.runtime import metrics
 from portwright.runtime.base_model import make_model
 from portwright.runtime.batches import make_mover
 from portwright.runtime.checkpoint import match_names
+from portwright.runtime.inputs import Inputs, explaining
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
 from portwright.target import Event, JobSpec, Lowered, Shard, Stretch
 from portwright.targets.ipu import optimizers
@@ -47,7 +47,7 @@ class IpuSession:
         self._step = Step(self._module, lambda loss: poptorch.identity_loss(loss, reduction="none"))
         begin_blocks(poptorch, self._step, self._module.net, self._settings.section)
         self._programs = Programs(poptorch, self._step, self._settings, note, is_offline=is_offline)
-        self._told: set[str] = set()
+        self._inputs = Inputs(job, note)
         self._eval_loader: ResumableLoader | None = None
         self._losses: list[float] = []
         self._num_samples, self._num_updates = 0, 0
@@ -64,7 +64,7 @@ class IpuSession:
                 f"the model brings its own optimizer, {type(own).__module__}.{type(own).__name__}, and PopTorch trains with its own.",
                 "Describe it in the section optimizer of params.yaml, and let get_optimizer() return None.",
             )
-        self._train_loader = self._make_loader("train_input", repeat=True)
+        self._train_loader = self._inputs.open("train_input", repeat=True)
         self._feed = TrainingFeed(
             self._train_loader, self._settings.batches_per_call, self._prepare, self._note
         )
@@ -91,35 +91,6 @@ class IpuSession:
             if parameter.requires_grad
         }
 
-    def _make_loader(self, name: str, repeat: bool) -> ResumableLoader:
-        data_fn = self._job.train_data_fn if name == "train_input" else self._job.eval_data_fn
-        if data_fn is None:
-            kind = "train_data_fn" if name == "train_input" else "eval_data_fn"
-            raise UserError(
-                f"mode {self._job.mode} needs {kind}, and run() was called without it.",
-                f"Pass {kind}=... to run().",
-            )
-        loader = ResumableLoader(data_fn(self._job.params.values), name=name, seed=self._seed, repeat=repeat)
-        self._tell_notes(loader)
-        return loader
-
-    def _tell_notes(self, loader: ResumableLoader) -> None:
-        for line in loader.notes:
-            if line not in self._told:
-                self._told.add(line)
-                self._note(line)
-
-    @contextmanager
-    def _explaining(self, loader: ResumableLoader) -> Iterator[None]:
-        """torch tells of a dead data worker anywhere in the main thread; the loader knows what it was doing."""
-        try:
-            yield
-        except RuntimeError as error:
-            known = loader.explain(error)
-            if known is None:
-                raise
-            raise known from error
-
     # -- training ------------------------------------------------------------------------------------------
 
     def steps_in(self, num_epochs: int) -> int | None:
@@ -134,13 +105,10 @@ class IpuSession:
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         with untouched_rng(_CPU):
-            loader = self._make_loader(name, repeat=False)
-            batches = list(islice(loader, num_batches))
-            loader.close()
-        return batches
+            return self._inputs.first_batches(name, num_batches)
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
-        with self._explaining(self._train_loader):
+        with explaining(self._train_loader):
             yield from self._train(stretch)
 
     def _train(self, stretch: Stretch) -> Iterator[Event]:
@@ -153,7 +121,7 @@ class IpuSession:
             self._num_updates += self.steps_per_call
             stopping = stretch.should_stop()
             if stretch.is_logged(step) or stopping:
-                self._tell_notes(self._train_loader)
+                self._inputs.tell_notes(self._train_loader)
                 values = {"loss": self._losses[-1], "learning_rate": self._rate}
                 yield Event(
                     "log", step, {**values, "num_samples": float(self._num_samples)}, tuple(self._losses)
@@ -230,20 +198,20 @@ class IpuSession:
         """Every batch of the evaluation data through a program: what was traced, its outputs, its samples."""
         loader = self._fresh_eval_loader()
         self._bring_weights_home()
-        with untouched_rng(_CPU), torch.no_grad(), self._explaining(loader):
+        with untouched_rng(_CPU), torch.no_grad(), explaining(loader):
             batches = ((self._prepare(batch), loader.last_counts[0]) for batch in islice(loader, num_steps))
             try:
                 yield from self._programs.run(phase, batches)
             finally:
                 self._programs.let_go()
-        self._tell_notes(loader)
+        self._inputs.tell_notes(loader)
 
     def _fresh_eval_loader(self) -> ResumableLoader:
         if self._eval_loader is None:
             # At the same place of the same stream in every run, as torch's session does.
             with untouched_rng(_CPU):
                 seed_all(self._seed)
-                self._eval_loader = self._make_loader("eval_input", repeat=False)
+                self._eval_loader = self._inputs.open("eval_input", repeat=False)
         return self._eval_loader
 
     def _is_on_device(self) -> bool:

@@ -38,13 +38,7 @@ class TrainingFeed:
 
     @property
     def full_batches(self) -> int | None:
-        """Batches of an epoch that are not short."""
-        loader = self._loader
-        if loader.num_batches is None:
-            return None
-        last = loader.num_samples_of_last
-        is_short = last is not None and loader.batch_size is not None and last < loader.batch_size
-        return loader.num_batches - (1 if is_short else 0)
+        return self._loader.num_full_batches
 
     def restart(self) -> None:
         """Goes on where the loader was moved to."""

@@ -19,6 +19,7 @@ from portwright.runtime import metrics
 from portwright.runtime.base_model import make_model, split_loss
 from portwright.runtime.batches import name_outputs
 from portwright.runtime.checkpoint import match_names
+from portwright.runtime.inputs import Inputs, explaining
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
 from portwright.target import Event, JobSpec, Lowered, Shard, Stretch, World
 from portwright.targets.rdu import optimizers
@@ -38,7 +39,7 @@ class RduSession:
         self._seed = job.params.runconfig.seed
         seed_all(self._seed)
         self._module = make_model(job.model_fn, job.params.values, None)
-        self._told: set[str] = set()
+        self._inputs = Inputs(job, note, rank=world.rank, world_size=world.size)
         self._eval_loader: ResumableLoader | None = None
         self._losses: list[float] = []
         self._num_samples = 0
@@ -54,7 +55,7 @@ class RduSession:
                 "Describe it in the section optimizer of params.yaml, and let get_optimizer() return None.",
             )
         spec = self._job.params.optimizer
-        self._train_loader = self._make_loader("train_input", repeat=True)
+        self._train_loader = self._inputs.open("train_input", repeat=True)
         self._feed = TrainingFeed(self._train_loader, self._note)
         if self._train_loader.batch_size is not None:
             self._settings.check_batch(self._train_loader.batch_size // self._world.size)
@@ -78,42 +79,6 @@ class RduSession:
             raise UserError(f"mode {self._job.mode} does not train.", "Use --mode train.")
         return self._program
 
-    def _make_loader(self, name: str, repeat: bool) -> ResumableLoader:
-        data_fn = self._job.train_data_fn if name == "train_input" else self._job.eval_data_fn
-        if data_fn is None:
-            kind = "train_data_fn" if name == "train_input" else "eval_data_fn"
-            raise UserError(
-                f"mode {self._job.mode} needs {kind}, and run() was called without it.",
-                f"Pass {kind}=... to run().",
-            )
-        loader = ResumableLoader(
-            data_fn(self._job.params.values),
-            name=name,
-            seed=self._seed,
-            rank=self._world.rank,
-            world_size=self._world.size,
-            repeat=repeat,
-        )
-        self._tell_notes(loader)
-        return loader
-
-    def _tell_notes(self, loader: ResumableLoader) -> None:
-        for line in loader.notes:
-            if line not in self._told:
-                self._told.add(line)
-                self._note(line)
-
-    @contextmanager
-    def _explaining(self, loader: ResumableLoader) -> Iterator[None]:
-        """torch tells of a dead data worker anywhere in the main thread; the loader knows what it was doing."""
-        try:
-            yield
-        except RuntimeError as error:
-            known = loader.explain(error)
-            if known is None:
-                raise
-            raise known from error
-
     # -- training ------------------------------------------------------------------------------------------
 
     def steps_in(self, num_epochs: int) -> int | None:
@@ -127,14 +92,11 @@ class RduSession:
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         with untouched_rng(_CPU):
-            loader = self._make_loader(name, repeat=False)
-            batches = list(islice(loader, num_batches))
-            loader.close()
-        return batches
+            return self._inputs.first_batches(name, num_batches)
 
     def train(self, stretch: Stretch) -> Iterator[Event]:
         self._training()
-        with self._explaining(self._train_loader):
+        with explaining(self._train_loader):
             yield from self._train(stretch)
 
     def _train(self, stretch: Stretch) -> Iterator[Event]:
@@ -145,7 +107,7 @@ class RduSession:
             step += 1
             stopping = stretch.should_stop()
             if stretch.is_logged(step) or stopping:
-                self._tell_notes(self._train_loader)
+                self._inputs.tell_notes(self._train_loader)
                 values = {"loss": self._losses[-1], "learning_rate": rate}
                 yield Event(
                     "log", step, {**values, "num_samples": float(self._num_samples)}, tuple(self._losses)
@@ -179,7 +141,7 @@ class RduSession:
         loader = self._fresh_eval_loader()
         metrics.reset_all_metrics()
         total, num_samples = 0.0, 0
-        with self._explaining(loader), self._on_the_host():
+        with explaining(loader), self._on_the_host():
             for index, batch in enumerate(islice(loader, num_steps)):
                 size = loader.last_counts[0]
                 loss, _ = split_loss(self._module.call(batch))
@@ -187,14 +149,14 @@ class RduSession:
                 num_samples += size
                 if on_step is not None:
                     on_step(index + 1)
-        self._tell_notes(loader)
+        self._inputs.tell_notes(loader)
         if num_samples == 0:
             raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
         return {"loss": total / num_samples, **metrics.compute_all_metrics(say=self._note)}
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, Tensor]]:
         loader = self._fresh_eval_loader()
-        with self._explaining(loader), self._on_the_host():
+        with explaining(loader), self._on_the_host():
             for batch in islice(loader, num_steps):
                 outputs = self._module.predict(batch)
                 yield {name: tensor.detach() for name, tensor in name_outputs(outputs)}
@@ -204,7 +166,7 @@ class RduSession:
             # At the same place of the same stream in every run, as torch's session does.
             with untouched_rng(_CPU):
                 seed_all(self._seed)
-                self._eval_loader = self._make_loader("eval_input", repeat=False)
+                self._eval_loader = self._inputs.open("eval_input", repeat=False)
         return self._eval_loader
 
     @contextmanager
