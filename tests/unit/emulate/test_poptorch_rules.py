@@ -131,7 +131,8 @@ def test_the_error_names_line_module_and_cure() -> None:
     ],
 )
 def test_the_host_may_read_its_own_and_shapes(action: Any) -> None:
-    infer(Net(action))
+    model, given = Net(action), batch()
+    torch.testing.assert_close(poptorch.inferenceModel(model)(*given), model(*given))
 
 
 def test_a_plain_attribute_is_the_hosts() -> None:
@@ -253,7 +254,9 @@ def test_recurrent_layers(layer: nn.Module, said: str) -> None:
 )
 @BOTH
 def test_what_is_listed_goes_through(action: Any, run: Any) -> None:
-    run(Net(action))
+    out, loss = run(Net(action))
+    assert out.shape == (5, 3)
+    assert torch.isfinite(loss)
 
 
 MOVES = {
@@ -565,8 +568,10 @@ def test_optimizer_on_the_host() -> None:
 def test_an_inference_model_may_be_trained_on_the_host() -> None:
     model = Net()
     poptorch.inferenceModel(model)(*batch())
+    before = model.layer.weight.detach().clone()
     model(*batch())[1].backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(model.layer.weight, before)
 
 
 def test_the_guard_keeps_nothing_alive() -> None:
