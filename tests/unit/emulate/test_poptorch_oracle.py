@@ -266,3 +266,25 @@ def test_a_state_of_any_numbers_runs() -> None:
     after = optimizer.state_dict()
     for name, value in state["ipu_param"].items():
         assert torch.equal(after["ipu_param"][name], value), name
+
+
+def test_a_groups_velocity_scaling_has_no_part_in_a_separate_velocity() -> None:
+    model = WithLoss(nn.Linear(3, 2))
+    optimizer = poptorch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, loss_scaling=2.0, use_combined_accum=False
+    )
+    training: Any = poptorch.trainingModel(model, optimizer=optimizer)
+    training(torch.randn(1, 3), torch.randn(1, 2))
+    optimizer.loss_scaling = 4.0
+    optimizer.param_groups[0]["velocity_scaling"] = 4.0
+    training.setOptimizer(optimizer)
+    training(torch.randn(1, 3), torch.randn(1, 2))
+    combined = poptorch.optim.SGD(WithLoss(nn.Linear(3, 2)).parameters(), lr=0.1, use_combined_accum=True)
+    combined.variable_attrs.markAsConstant("velocity_scaling")
+    other = WithLoss(nn.Linear(3, 2))
+    combined.param_groups[0]["params"] = list(other.parameters())
+    trained: Any = poptorch.trainingModel(other, optimizer=combined)
+    trained(torch.randn(1, 3), torch.randn(1, 2))
+    combined.param_groups[0]["velocity_scaling"] = 4.0
+    with pytest.raises(poptorch.Error, match="velocity_scaling"):
+        trained.setOptimizer(combined)

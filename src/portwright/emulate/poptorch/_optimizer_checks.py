@@ -11,7 +11,7 @@ import torch
 
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
-from portwright.emulate.poptorch._optimizer_attributes import ValueRefused
+from portwright.emulate.poptorch._optimizer_attributes import ValueRefused, _OptimizerType
 
 _TORCH_NAMES = {"learningRate": "lr", "beta1": "betas", "beta2": "betas"}
 
@@ -67,6 +67,8 @@ def check_replacement(
     ]
     for where, before, after in pairs:
         for number, (value, is_const) in before.items():
+            if number == "velocityScaling" and old["optimizer_type"] is _OptimizerType.SGD2:
+                continue  # the separate velocity is scaled like the loss, and a group's own number has no part in it
             _check_number(number, where, (value, is_const), after[number], optimizer)
 
 
