@@ -129,7 +129,7 @@ class Trainer:
             if steps % every:
                 raise UserError(
                     f"this target takes {every} steps a call, and {name} is {steps}.",
-                    f"Make it a multiple of {every}.",
+                    f"Make it a multiple of {every}, or take fewer steps a call (IPU: ipu.device_iterations).",
                 )
 
     def train(self, *, evaluates: bool) -> None:

@@ -38,6 +38,8 @@ def error_of(folder: Path, section: str) -> str:
         ("  output_mode: every", "ipu.output_mode"),
         ("  available_memory_proportion: 1.5", "ipu.available_memory_proportion"),
         ("  available_memory_proportion: {IPU-1: 0.2}", "IPU0, IPU1"),
+        ("  available_memory_proportion: {IPU1: 0.2}", "no block is on IPU1, only on IPU0"),
+        ("  blocks: [{module: a, ipu: 1}]\n  available_memory_proportion: {IPU0: 0.2}", "no block is on IPU0, only on IPU1"),
         ("  execution: pipelined", "needs blocks"),
         ("  blocks: [{module: a}]", "ipu.blocks.0.ipu"),
         ("  blocks: [{module: a, ipu: 0}, {module: a, ipu: 1}]", "two blocks begin with the module 'a'"),
@@ -88,3 +90,19 @@ def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "ipu.md").read_text()
     told = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
     assert told == set(IpuSection.model_fields)
+
+
+def test_the_page_says_of_each_key_what_the_section_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "ipu.md").read_text()
+    for name, field in IpuSection.model_fields.items():
+        assert f"| {field.description} |" in page, name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("output_mode", "all final sum"), ("execution", "pipelined sharded"), ("partials", "float half"),
+     ("offline_target", "1 2 21"), ("connection_type", "always on_demand")],
+)  # fmt: skip
+def test_a_key_with_few_values_names_them(name: str, values: str) -> None:
+    words = set(re.findall(r"\w+", IpuSection.model_fields[name].description or ""))
+    assert set(values.split()) <= words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -134,7 +135,7 @@ def refusals(poptorch: Any, what: str) -> Iterator[None]:
         at = f" at {place}" if place and place not in text else ""
         raise UnsupportedError(
             f"PopTorch {poptorch.__version__} refuses {what}{at}: {text or type(error).__name__}",
-            _cure(text),
+            _cure(text + at),
             details={"refused": {"step": what, "place": place, "reason": text}},
         ) from error
 
@@ -142,11 +143,15 @@ def refusals(poptorch: Any, what: str) -> Iterator[None]:
 def _cure(text: str) -> str:
     """PopTorch speaks of its options; params.yaml has other words for them."""
     named = [f"{option} is ipu.{key}" for option, key in KEYS.items() if option in text]
-    return (
-        f"In params.yaml, {' and '.join(named)}."
-        if named
-        else "Change the model, or the section optimizer, as it says."
-    )
+    if "replicas" in text and "blocks" in text:
+        named.append("replicas are ipu.replication_factor, blocks ipu.blocks")
+    if ".poptorch cannot be written" in text:
+        named.append("the folder is ipu.enable_executable_caching")
+    if named:
+        return f"In params.yaml, {' and '.join(named)}."
+    if re.search(r"\.py:\d+", text):
+        return "Change that line."
+    return "Change the model, or the sections ipu and optimizer of params.yaml, as it says."
 
 
 def _is_raised_in(package: Any, error: BaseException) -> bool:

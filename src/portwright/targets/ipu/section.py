@@ -49,18 +49,18 @@ class IpuSection(Section):
         description="Batches of one call in evaluation; left out: 1, or as many as a pipeline has stages.",
     )
     partials: Literal["float", "half"] = Field(
-        "float", description="What matrix products of half-precision inputs are summed in."
+        "float", description="What matrix products of half-precision inputs are summed in: float or half."
     )
     output_mode: Literal["all", "final", "sum"] = Field(
         "all",
-        description="Losses that come back of a call: every batch's, the last one's, or their sum, of which the mean is logged.",
+        description="Losses that come back of a call: all (every batch's), final (the last one's), or sum, of which the mean is logged.",
     )
     available_memory_proportion: Proportion | dict[str, Proportion] | None = Field(
         None,
-        description="Share of an IPU's memory for products and convolutions to compute in: a number, or one for each of IPU0, IPU1, ...",
+        description="Share of an IPU's memory for products and convolutions to compute in: a number, or a mapping such as {IPU0: 0.2, IPU1: 0.4}.",
     )
     execution: Literal["pipelined", "sharded"] | None = Field(
-        None, description="How blocks on several IPUs take turns; left out: pipelined."
+        None, description="How blocks on several IPUs take turns: pipelined or sharded; left out: pipelined."
     )
     blocks: list[Block] = Field(
         [], description="Where the model is cut, in the order in which its modules run."
@@ -80,13 +80,14 @@ class IpuSection(Section):
     )
     offline_target: Literal[1, 2, 21] = Field(
         2,
-        description="Generation of IPU that --compile_only and --validate_only compile for: Mk1, Mk2 or Bow.",
+        description="Generation of IPU that --compile_only and --validate_only compile for: 1 (Mk1), 2 (Mk2) or 21 (Bow).",
     )
     synthetic_data: bool = Field(
         False, description="Move no data to and from the IPU, to time the rest; losses then mean nothing."
     )
     connection_type: Literal["always", "on_demand"] = Field(
-        "always", description="When a run takes its IPUs: at once, or once its program is compiled."
+        "always",
+        description="When a run takes its IPUs: always (at once), or on_demand (once its program is compiled).",
     )
 
     @field_validator("available_memory_proportion")
@@ -114,6 +115,15 @@ class IpuSection(Section):
                 raise contradiction(
                     f"blocks of the stage '{block.stage}' are on IPU {block.ipu} and on "
                     f"IPU {self.stages()[self.stage_of(index)]}, and a stage is on one",
+                    "blocks",
+                )
+        used = {f"IPU{block.ipu}" for block in self.blocks} or {"IPU0"}
+        given = self.available_memory_proportion
+        for name in given if isinstance(given, dict) else ():
+            if name not in used:
+                raise contradiction(
+                    f"no block is on {name}, only on {', '.join(sorted(used))}",
+                    "available_memory_proportion",
                     "blocks",
                 )
         asked, stages = self.eval_device_iterations, self.num_stages
