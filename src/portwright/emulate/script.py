@@ -50,7 +50,7 @@ def emulate_script(
     trained under the vendor's rules, whatever the script printed.
     """
     package = _package_of(target)
-    _check(words, copies, json_path)
+    _check(words, package, copies, json_path)
     if copies is not None:
         os.environ[COPIES_VARIABLE] = copies
     # Processes that the script starts anew find the emulator by its name: subprocess asks the environment, and
@@ -92,9 +92,11 @@ def _package_of(target: str) -> str:
     return package
 
 
-def _check(words: Sequence[str], copies: str | None, json_path: Path | None) -> None:
+def _check(words: Sequence[str], package: str, copies: str | None, json_path: Path | None) -> None:
     if copies is not None and copies not in COPIES:
         raise UserError(f"--copies is '{copies}'.", suggest(copies, COPIES))
+    if copies is not None and package != "poptorch":
+        raise UserError(f"--copies {copies} is for ipu alone.", "Leave it out.")
     if not words or words == ["-m"]:
         raise UserError("no script is given.", "Write portwright emulate ipu train.py, or -m package.train.")
     if words[0] == "-m":
@@ -149,7 +151,8 @@ def _cut(shown: traceback.TracebackException, seen: set[int]) -> None:
             kept.append(frame)
         # The first frames, of how the script is started, are ours too, and nothing is below them yet.
         is_below_ours |= is_ours and bool(kept)
-    shown.stack[:] = kept or shown.stack
+    # A script that does not parse has no line that ran: what Python shows of it is enough.
+    shown.stack[:] = kept if getattr(shown, "msg", None) else kept or shown.stack
     for other in (shown.__cause__, shown.__context__):
         if other is not None:
             _cut(other, seen)

@@ -153,6 +153,16 @@ def test_tracebacks_hold_the_users_lines_alone(emulate: Emulate) -> None:
     assert not (emulate.folder / "m.json").exists()
 
 
+def test_a_script_that_does_not_parse_is_shown_without_our_lines(emulate: Emulate) -> None:
+    emulate.write("def f(:\n")
+    done = emulate("ipu", "train.py")
+    assert done.returncode == 1
+    shown = [row for row in done.stderr.splitlines() if row.lstrip().startswith("File ")]
+    assert len(shown) == 1
+    assert 'train.py", line 1' in shown[0]
+    assert "SyntaxError" in done.stderr
+
+
 def test_errors_of_other_libraries_keep_their_lines(emulate: Emulate) -> None:
     emulate.write("import json\njson.loads('{')\n")
     done = emulate("ipu", "train.py")
@@ -206,6 +216,7 @@ def test_copies_reach_the_emulator(emulate: Emulate) -> None:
         (("ipu", "trian.py"), "Did you mean 'train.py'?"),
         (("ipu", "."), "a folder without a __main__.py"),
         (("ipu", "--copies", "never", "train.py"), "--copies is 'never'"),
+        (("rdu", "--copies", "implicit", "train.py"), "--copies implicit is for ipu alone"),
         (("ipu", "--jsn", "x", "train.py"), "No such option"),
         (("ipu", "--json", ".", "train.py"), "a folder"),
     ],
