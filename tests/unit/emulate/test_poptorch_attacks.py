@@ -286,3 +286,49 @@ def test_inference_in_training_mode_is_told(
     caplog.clear()
     poptorch.inferenceModel(model.eval())(make_batch(4)[0])
     assert "training mode" not in warned(caplog)
+
+
+# Loaders, stages and executors that do not belong together
+
+
+@pytest.mark.parametrize("mode", list(poptorch.DataLoaderMode))
+def test_a_loader_with_other_options_is_told(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    executor, _, _ = make_trainer()
+    strategy = poptorch.SharingStrategy.Fork
+    for iterations in (1, 2):
+        options = poptorch.Options().deviceIterations(iterations)
+        settings = {} if mode is poptorch.DataLoaderMode.Sync else {"sharing_strategy": strategy}
+        loader = poptorch.DataLoader(
+            options, make_dataset(8), batch_size=8 // iterations, mode=mode, async_options=settings
+        )
+        for batch in loader:
+            executor(*batch)
+        assert ("made this batch for 2 micro-batches" in warned(caplog)) == (iterations == 2)
+    assert "cuts it into 1: each has 2 times" in warned(caplog)
+
+
+def test_a_stage_of_no_block_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("last", "lats"):
+        model = Classifier()
+        model.first = poptorch.BeginBlock(model.first, "first", ipu_id=0)
+        model.last = poptorch.BeginBlock(model.last, "last", ipu_id=1)
+        blocks = ["first", "last"] if name == "last" else ["first", "lats", "last"]
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(8)
+        options.setExecutionStrategy(poptorch.PipelinedExecution(*map(poptorch.Stage, blocks)))
+        poptorch.trainingModel(model, options)(*make_batch(8))
+        assert ("a stage for 'lats', which the model never enters" in warned(caplog)) == (name == "lats")
+    assert "Blocks of the model: 'first', 'last'" in warned(caplog)
+
+
+def test_an_executor_inside_of_a_model_is_refused() -> None:
+    inner, _, _ = make_trainer()
+
+    class Outer(Classifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            inner(x, labels)
+            return super().forward(x, labels)
+
+    executor, _, _ = make_trainer(Outer())
+    with pytest.raises(poptorch.Error, match=r"one program cannot run another.*\[.*test_poptorch_attacks"):
+        executor(*make_batch(4))

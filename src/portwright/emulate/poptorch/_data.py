@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Optional, Seque
 import torch
 from torch.utils.data import IterableDataset
 
-from portwright.emulate.poptorch import _dataloader, _utils, profiling
+from portwright.emulate.poptorch import _dataloader, _loader_marks, _utils, profiling
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._loading import warn_if_unpicklable
@@ -65,7 +65,7 @@ class DataLoader(torch.utils.data.DataLoader):
         self._combined_batch_size: Optional[int] = None
         self._num_batches_to_combine: Optional[int] = None
         if batch_size is not None:
-            self._num_batches_to_combine = _batches_of_a_call(options)
+            self._num_batches_to_combine = _loader_marks.batches_of_a_call(options)
             self._combined_batch_size = batch_size * self._num_batches_to_combine
         if self._is_iterable:
             _check_iterable(options, num_workers, auto_distributed_partitioning, kwargs)
@@ -208,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader):
         self.terminate()
 
     def __iter__(self) -> Any:
-        return self._worker_batches() if self._accessor is None else _Epoch(self, self._accessor)
+        return _Epoch(self, self._worker_batches() if self._accessor is None else iter(self._accessor))
 
     def _worker_batches(self) -> Iterator[Any]:
         """The batches themselves, from the start; whoever loads ahead takes them from here."""
@@ -223,17 +223,17 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 class _Epoch:
-    """The batches of a loader that loads ahead; keeps the loader, which a for loop may be the only one to hold."""
+    """The batches of a loader; keeps the loader, which a for loop may be the only one to hold."""
 
-    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
+    def __init__(self, loader: DataLoader, batches: Iterator[Any]) -> None:
         self._loader = loader
-        self._batches = iter(accessor)
+        self._batches = batches
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        return _loader_marks.mark(next(self._batches), self._loader._num_batches_to_combine)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -321,11 +321,6 @@ def _mode(mode: Any) -> DataLoaderMode:
         names = ", ".join(f"DataLoaderMode.{member.name}" for member in DataLoaderMode)
         raise refuse(f"mode must be one of {names}, not {mode!r}.", AssertedError)
     return mode
-
-
-def _batches_of_a_call(options: Any) -> int:
-    inputs: int = options.replication_factor // options.input_group_size  # replicas of a group share theirs
-    return int(options.device_iterations * inputs * options.Training.gradient_accumulation)
 
 
 def _check_batch_sampler(options: Any, batch_size: Any, shuffle: Any, partitioned: bool) -> None:

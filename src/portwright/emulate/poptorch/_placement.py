@@ -204,6 +204,18 @@ def _check_order(
             made[value] = tag
 
 
+def warn_unused_blocks(options: Any, blocks: Blocks) -> None:
+    """Says which blocks a strategy names that the model has not entered: most likely a name is misspelt."""
+    entered = {tag.block for tag in blocks.entered}
+    unused = [block for block in options._execution_strategy._block_map if block not in entered]
+    if unused:
+        logger.warning(
+            "the execution strategy has a stage for %s, which the model never enters. Blocks of the model: %s",
+            ", ".join(map(repr, unused)),
+            ", ".join(map(repr, sorted(entered))) or "none",
+        )
+
+
 def _check_one_ipu_a_stage(tags: Iterable[Tag]) -> None:
     first: dict[int, Tag] = {}
     for tag in tags:

@@ -11,12 +11,14 @@ import torch
 import torch.utils.hooks
 
 from portwright.emulate.poptorch import (
+    _active,
     _args_parser,
     _executable_file,
     _host_guard,
     _host_model,
     _lazy_copies,
     _ledger,
+    _loader_marks,
     _outputs,
     _printing,
     _rules,
@@ -98,6 +100,7 @@ class PoplarExecutor:
             None
         )  # whose training an inference follows
         self._num_runs = 0
+        self._said_cut = False  # that a DataLoader has other options
         self._process = os.getpid()
         self._host_changes = HostChanges()
         self._random = RandomState(self._options.random_seed if self._options.exists("random_seed") else None)
@@ -294,6 +297,7 @@ class PoplarExecutor:
                 AssertedError,
             )
         self._check_process("a call")
+        _refuse_inside(self)
         parsed = self._args_parser(args, kwargs, self.isCompiled())
         if self._executable is None:
             self._compile(parsed)
@@ -316,7 +320,12 @@ class PoplarExecutor:
             link.warn_unsent()
         _ledger.count_call(self)
         run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
-        results, self._anchor_memory = run(executable.inputs.flatten(parsed))
+        flat = executable.inputs.flatten(parsed)
+        if not self._said_cut:
+            self._said_cut = _loader_marks.warn_of_others(
+                flat, _loader_marks.batches_of_a_call(self._options)
+            )
+        results, self._anchor_memory = run(flat)
         self._num_runs += 1
         if link is not None:
             link.note_trained()
@@ -539,6 +548,15 @@ def _warn_shared(executor: PoplarExecutor) -> None:
                 other._made_at,
             )
             return
+
+
+def _refuse_inside(executor: PoplarExecutor) -> None:
+    watch = _active.current()
+    if watch is not None:
+        raise watch.refuse_here(
+            f"forward() calls the executor made at {executor._made_at} while it is compiled itself: one program cannot run another. "
+            "Call the module, not its executor"
+        )
 
 
 def _refuse_move(name: str) -> Callable[..., Any]:

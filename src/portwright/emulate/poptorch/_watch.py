@@ -215,6 +215,7 @@ class Watch:
             is_placed=lambda node: node.index not in self.of_host,
             refuse=self.refuse,
         )
+        _placement.warn_unused_blocks(self.options, self.blocks)
         values = self.tape.values
         self.overlaps.check(
             values, nodes, self.results, self.blocks.mode, self.options, self.training, self.refuse
