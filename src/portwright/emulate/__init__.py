@@ -32,10 +32,17 @@ def lend(package: str) -> ModuleType:
     if not any(isinstance(finder, _Finder) and finder.package == package for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(package))
     module = importlib.import_module(package)
-    for thing in vars(module).values():  # what a traceback says is the name that the user's script knows
-        if isinstance(thing, type) and issubclass(thing, Exception):
-            thing.__module__ = thing.__module__.removeprefix(f"{__name__}.")
+    _name_errors(f"{__name__}.{package}")
     return module
+
+
+def _name_errors(package: str) -> None:
+    """What a traceback says is the name that the user's script knows, also of errors that the package does not export."""
+    loaded = [there for name, there in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
+    for module in loaded:
+        for thing in list(vars(module).values()):
+            if isinstance(thing, type) and issubclass(thing, Exception):
+                thing.__module__ = thing.__module__.removeprefix(f"{__name__}.")
 
 
 def is_emulated(module: ModuleType) -> bool:

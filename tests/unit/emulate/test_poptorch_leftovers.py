@@ -426,6 +426,74 @@ def test_an_uncaught_error_is_called_as_the_script_knows_it(tmp_path: Any) -> No
     assert done.stderr.splitlines()[-1].startswith("poptorch.poptorch_core.Error: ")
 
 
+def test_errors_that_are_not_exported_are_called_as_the_script_knows_them(tmp_path: Any) -> None:
+    code = (
+        "import pickle\n"
+        "from portwright.emulate import lend\n"
+        "lend('poptorch')\n"
+        "import poptorch\n"
+        "try:\n"
+        "    poptorch.removeBlocks(3)\n"
+        "except poptorch.Error as error:\n"
+        "    assert type(pickle.loads(pickle.dumps(error))) is type(error)\n"
+        "    raise\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("poptorch._errors.AssertedError: ")
+
+
+# Blocks inside of blocks, and numbers of IPUs
+
+
+class Nested(nn.Module):
+    """Ops before, in and behind an inner block, as far as `parts` says."""
+
+    def __init__(self, parts: str) -> None:
+        super().__init__()
+        self.parts = parts
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with poptorch.Block("first", ipu_id=0):
+            x = self.layer(x)
+            with poptorch.Block("second", ipu_id=0):
+                x = torch.relu(x)
+            if "between" in self.parts:
+                x = torch.tanh(x)
+            if "again" in self.parts:
+                with poptorch.Block("third", ipu_id=0):
+                    x = torch.tanh(x)
+        if "behind" in self.parts:
+            x = torch.tanh(x)
+        return x
+
+
+def test_what_comes_behind_an_inner_block_is_told_of_nesting() -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(poptorch.Error, match=r"nested in block 'first'\. .*leftovers\.py:\d+"):
+        poptorch.inferenceModel(Nested("between"))(x)
+    with pytest.raises(poptorch.Error, match="is in no block"):
+        poptorch.inferenceModel(Nested("again behind"))(x)
+    for parts in ("", "again"):
+        model = Nested(parts)
+        torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x).detach())
+
+
+@pytest.mark.parametrize("ipu_id", [-1, "1", True, 1.0])
+def test_numbers_of_ipus_are_checked_when_a_block_is_made(ipu_id: Any) -> None:
+    for make in (
+        lambda: poptorch.BeginBlock(nn.Linear(2, 2), ipu_id=ipu_id),
+        lambda: poptorch.BeginBlock(torch.relu, ipu_id=ipu_id),
+        lambda: poptorch.Block(ipu_id=ipu_id),
+        lambda: poptorch.BlockFunction(ipu_id=ipu_id),
+    ):
+        with pytest.raises(poptorch.Error, match="number from 0"):
+            make()
+
+
 def three_ipus(options: Any) -> Any:
     class Blocks(nn.Module):
         def __init__(self) -> None:

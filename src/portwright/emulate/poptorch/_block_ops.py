@@ -29,11 +29,15 @@ class Block(torch.nn.Module):
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None):
         super().__init__()
+        _check_ipu(ipu_id)
         self._user_id = user_id
         self._ipu_id = ipu_id
 
     def __enter__(self):
         Block.start(self._user_id, self._ipu_id)
+        watch = _active.current()
+        if watch is not None:
+            watch.blocks.open()
 
     def __exit__(self, type, value, traceback):
         watch = _active.current()
@@ -45,10 +49,14 @@ def _start(user_id: Any, ipu_id: Any) -> None:
     watch, manager = _active.current(), Block._stages_manager
     if watch is None or manager is None:
         return
-    if ipu_id is not None and (not isinstance(ipu_id, int) or isinstance(ipu_id, bool) or ipu_id < 0):
-        raise _impl.createPoptorchError(f"the ipu_id of a block is a number from 0, not {ipu_id!r}.")
+    _check_ipu(ipu_id)
     block = user_id or manager.nextAutoId()
     watch.blocks.begin(str(block), *manager.beginStage(block, ipu_id))
+
+
+def _check_ipu(ipu_id: Any) -> None:
+    if ipu_id is not None and (not isinstance(ipu_id, int) or isinstance(ipu_id, bool) or ipu_id < 0):
+        raise _impl.createPoptorchError(f"the ipu_id of a block is a number from 0, not {ipu_id!r}.")
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
@@ -107,6 +115,7 @@ def BeginBlock(
 ) -> torch.nn.Module:
     """Has a block begin when the module is called, which lasts until the next begins; gives the same module back."""
     given = type(layer_to_call).__name__
+    _check_ipu(ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
         if _block_hooks(layer_to_call):
             raise _impl.createPoptorchError(
@@ -121,6 +130,7 @@ def BeginBlock(
 
 def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None):
     """A decorator: the function's body is a block."""
+    _check_ipu(ipu_id)
 
     def mark(body: Any) -> Any:
         @functools.wraps(body)

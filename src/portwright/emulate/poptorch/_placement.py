@@ -42,6 +42,9 @@ class Blocks:
     entered: list[Tag] = field(default_factory=list)
     _last_ipu: int = 0
     num_switches: int = 0
+    _open: list[str] = field(default_factory=list)  # what `with` statements are around the op
+    outer: str | None = None  # the block that goes on, though one inside of it has ended
+    outer_of: dict[int, str] = field(default_factory=dict)  # the same of an op, by its number
 
     def begin(self, block: str, stage: int, phase: int, ipu: int) -> None:
         if self.mode == PHASED and not self.is_serial and phase % 2 != ipu % 2:
@@ -53,14 +56,27 @@ class Blocks:
             raise _impl.createPoptorchError(
                 f"block '{block}' has no IPU. Give it an ipu_id, or its stage one: poptorch.Stage('{block}').ipu(0)."
             )
-        self.tag = Tag(block, max(stage, 0), max(phase, 0), ipu)
+        self.tag, self.outer = Tag(block, max(stage, 0), max(phase, 0), ipu), None
         self.entered.append(self.tag)
         if ipu != self._last_ipu:
             self.num_switches += 1
         self._last_ipu = ipu
 
+    def open(self) -> None:
+        """The block that has begun lasts as long as its `with` statement."""
+        if self.tag is not None:
+            self._open.append(self.tag.block)
+
     def end(self) -> None:
         self.tag = None  # also inside of another block, whose place is not come back to
+        del self._open[-1:]
+        self.outer = self._open[-1] if self._open else None
+
+    def note_op(self, number: int) -> Tag | None:
+        """The tag of an op that has just run."""
+        if self.outer is not None:
+            self.outer_of[number] = self.outer
+        return self.tag
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,12 @@ def place(
     for node, tag in zip(nodes, tags, strict=True):
         if not is_placed(node):
             continue
+        if tag is None and (outer := blocks.outer_of.get(node.index)) is not None:
+            raise refuse(
+                f"{node.op} comes behind the end of a block that is nested in block '{outer}'. Blocks do not nest: the inner one ends "
+                f"the outer one, whose place is not come back to. Put the rest of '{outer}' into a block of its own, behind the inner one",
+                node.place,
+            )
         if tag is None:
             raise refuse(
                 f"{node.op} is in no block: it comes behind the end of a poptorch.Block, and every op must be in one. "

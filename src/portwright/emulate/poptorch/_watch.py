@@ -118,7 +118,7 @@ class Watch:
         self.tape.add_node(op, args, kwargs, results)
         for tensor in results:
             self._storages.setdefault(storage_id(tensor), self.tape.index(tensor))
-        self.tags.append(self.blocks.tag)
+        self.tags.append(self.blocks.note_op(number))
         if not is_device:
             self.of_host.add(number)
         if self.num_trusted or op.startswith("poptorch."):
