@@ -125,10 +125,10 @@ def capacity(options: Any) -> int:
 
     machine = hardware()
     assert machine.num_cores is not None
-    assert machine.core_memory_bytes is not None
     tiles = machine.num_cores // machine.num_chips
-    tiles -= num_io_tiles(options)
-    return tiles * machine.core_memory_bytes
+    # What the datasheet says of a whole IPU, as `portwright plan` has it; of one tile only "about 624 KB" is public.
+    whole = machine.memory_bytes // machine.num_chips
+    return whole * (tiles - num_io_tiles(options)) // tiles
 
 
 @dataclass(frozen=True)
