@@ -78,7 +78,7 @@ def test_precision_is_bf16_unless_said_otherwise(
 def test_contradicting_precisions_and_fp16_are_refused() -> None:
     with pytest.raises(UserError, match=r"rdu.precision is fp32 and runconfig.precision bf16"):
         settings(job("runconfig.precision=bf16"))
-    with pytest.raises(UnsupportedError, match="fp16: an RDU computes in bf16 or fp32"):
+    with pytest.raises(UserError, match="fp16: an RDU computes in bf16 or fp32"):
         settings(job("runconfig.precision=fp16", precision=None))
 
 
@@ -120,6 +120,14 @@ def test_a_pef_has_a_name_and_not_a_path(name: str) -> None:
 def test_a_bad_section_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         RduSection.model_validate(bad)
+
+
+def test_reducing_on_rdus_needs_several() -> None:
+    with pytest.raises(
+        ValueError, match=r"data_parallel is false; set data_parallel: true, or leave reduce_on_rdu out"
+    ):
+        RduSection.model_validate({"reduce_on_rdu": True})
+    assert RduSection.model_validate({"reduce_on_rdu": True, "data_parallel": True}).reduce_on_rdu
 
 
 def test_tensors_get_names_from_their_keys_or_places() -> None:

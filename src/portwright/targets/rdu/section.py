@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from portwright.job.section import Section
+from portwright.job.section import Section, contradiction
 
 
 class RduSection(Section):
@@ -58,3 +58,13 @@ class RduSection(Section):
                 "name", "expected a name without a folder, received '{value}'", {"value": value}
             )
         return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RduSection:
+        if self.reduce_on_rdu and not self.data_parallel:
+            raise contradiction(
+                "reduce_on_rdu: true says how the processes of data_parallel share gradients, and data_parallel is false; "
+                "set data_parallel: true, or leave reduce_on_rdu out",
+                "reduce_on_rdu",
+            )
+        return self

@@ -97,7 +97,7 @@ def read_settings(
 def _precision(job: JobSpec, section: RduSection, note: Callable[[str], None]) -> str:
     wanted = job.params.runconfig.precision
     if wanted is not None and wanted not in ("fp32", "bf16"):
-        raise UnsupportedError(
+        raise UserError(
             f"runconfig.precision is {wanted}: an RDU computes in bf16 or fp32.", "Set it to bf16 or fp32."
         )
     if section.precision is not None and wanted is not None and section.precision != wanted:
