@@ -13,10 +13,11 @@ import torch
 from conformance import contract
 
 from portwright.discover import get_target
-from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError, UserError
+from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UnsupportedError, UserError
 from portwright.runtime.arguments import parse_arguments
 from portwright.target import CompilerSession, JobSpec
 from portwright.targets.rdu.backend import RduBackend
+from portwright.targets.rdu.program import refusals
 from portwright.targets.rdu.section import RduSection
 from portwright.targets.rdu.session import RduSession
 from portwright.targets.rdu.settings import read_settings
@@ -387,12 +388,58 @@ def test_it_asks_no_more_of_sambaflow_than_its_public_names(
         ["compile", "--pef-name=mnistmodel", f"--output-folder={tmp_path}", "--graphamp-preset=mp0"]
     ]
 
-    def fail(*args: Any, **options: Any) -> None:
-        raise RuntimeError("no RDU\nis free")
-
-    monkeypatch.setattr(sys.modules["sambaflow.samba"].session, "run", fail)
+    inside = vars(sys.modules["sambaflow.samba"])
+    exec("def fail(*args, **options): raise RuntimeError('no RDU\\nis free')", inside)
+    monkeypatch.setattr(inside["session"], "run", inside["fail"])
     with pytest.raises(UnsupportedError, match=r"SambaFlow 1\.18\.7 refuses to run: no RDU is free"):
         list(ours.train(contract.stretch(3, 4)))
+
+
+def _with_failure(fail: Callable[[torch.Tensor], object]) -> JobSpec:
+    made = job()
+
+    class Model:
+        def __init__(self, params: Any) -> None:
+            inner = made.model_fn(params)
+            self.model, self._inner = inner.model, inner
+
+        def __call__(self, batch: Any) -> Any:
+            fail(batch[0])
+            return self._inner(batch)
+
+    return JobSpec(made.params, Model, made.train_data_fn, made.eval_data_fn, "train")
+
+
+def _assert_three(inputs: torch.Tensor) -> None:
+    assert inputs.shape[1] == 3, "three wanted."
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (_assert_three, r"AssertionError: three wanted\. Make"),
+        (lambda inputs: inputs @ torch.ones(3, 3), r"RuntimeError: .*[^.]\. Make"),
+    ],
+)
+def test_a_failure_of_the_model_itself_is_bad_input(
+    fail: Callable[[torch.Tensor], object], said: str
+) -> None:
+    with pytest.raises(PortwrightError, match=said) as caught:
+        list(open_session(_with_failure(fail)).train(contract.stretch(0, 1)))
+    assert caught.value.status is ExitStatus.USAGE
+
+
+def test_an_op_that_is_refused_is_unsupported() -> None:
+    with pytest.raises(PortwrightError) as caught:
+        list(open_session(_with_failure(lambda inputs: inputs.sum().item())).train(contract.stretch(0, 1)))
+    assert caught.value.status is ExitStatus.FINDINGS
+
+
+def test_only_what_sambaflow_raises_is_a_refusal() -> None:
+    with pytest.raises(AssertionError, match="three wanted"), refusals("1", "compile"):
+        _assert_three(torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), refusals("1", "compile"):
+        torch.nn.Linear(3, 3)(torch.ones(2, 2))
 
 
 def test_modes_that_do_not_train_need_no_sambaflow_program() -> None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.logging import samba_logger
-from portwright.errors import suggest
+from portwright.errors import ExitStatus, suggest
 
 VARIABLE = "PORTWRIGHT_RDU_UNLISTED_OPS"
 STRICTNESS = ("refuse", "warn")
@@ -78,12 +78,16 @@ def check_ops(
         )
     if not refused:
         return
-    first = refused[0]
+    failures = {stop.message for stop in graph.stops if stop.kind == "failure"}
+    first = next((one for one in refused if one.reason in failures), refused[0])
     place = f" at {first.file}:{first.line}" if first.file else ""
     module = first.module.removeprefix("model").lstrip(".")
     more = f" ({len(refused) - 1} more op(s) are refused)" if len(refused) > 1 else ""
-    raise SambaFlowError(
-        f"{first.op}{place}{f', module {module}' if module else ''}: {first.reason}{more}.",
+    error = SambaFlowError(
+        f"{first.op}{place}{f', module {module}' if module else ''}: {first.reason.rstrip('.')}{more}.",
         first.cure,
         details={"refused": [one.as_json() for one in refused], "table": report.label},
     )
+    if first.reason in failures:  # of the model itself, wherever it runs
+        error.status = ExitStatus.USAGE
+    raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -200,7 +201,21 @@ def refusals(version: str, what: str) -> Iterator[None]:
     except PortwrightError:
         raise
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+        if not _is_vendors(error):
+            raise
         text = " ".join(str(error).split())[:400] or type(error).__name__
         raise UnsupportedError(
             f"SambaFlow {version} refuses to {what}: {text}", "See --debug for where it comes from."
         ) from error
+
+
+def _is_vendors(error: Exception) -> bool:
+    """SambaFlow has no error class of its own: what the user's code raised, by itself or by way of torch, is told apart by place."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = str(frame.f_globals.get("__name__", ""))
+        root = module.partition(".")[0]
+        if root == "sambaflow":
+            return True
+        if root != "torch" and (root != "portwright" or module.startswith("portwright.models.")):
+            return False
+    return True
