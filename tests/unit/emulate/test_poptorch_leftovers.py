@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from portwright.emulate import poptorch
@@ -717,3 +718,99 @@ def test_a_state_whose_number_is_several_is_refused() -> None:
     optimizer.load_state_dict(state)
     with pytest.raises(poptorch.Error, match=r"learningRate___specific___layer\.bias of shape \(2,\)"):
         trainer(x)
+
+
+# Floating-point exceptions, and other ops that fail when they run
+
+
+class Ratio(nn.Module):
+    """A loss, and on the way to it what `bend` makes of input and weight."""
+
+    def __init__(self, bend: Any, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.bend = bend
+        self.weight = nn.Parameter(torch.ones(3, dtype=dtype))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.bend(x, self.weight)
+        return out, poptorch.identity_loss(out.float().sum(), "none")
+
+
+def excepting(enabled: bool = True) -> Any:
+    options = poptorch.Options()
+    options.Precision.enableFloatingPointExceptions(enabled)
+    return options
+
+
+BROKEN = [
+    pytest.param(lambda x, w: w / (x - x), 1.0, torch.float32, id="division by zero"),
+    pytest.param(lambda x, w: (x - 2).sqrt() * w, 1.0, torch.float32, id="root"),
+    pytest.param(lambda x, w: x * (w - w), float("inf"), torch.float32, id="inf times zero"),
+    pytest.param(lambda x, w: (x > w) * w, float("nan"), torch.float32, id="comparison of nan"),
+    pytest.param(lambda x, w: w * x * 1000, 100.0, torch.float16, id="overflow of half"),
+    pytest.param(lambda x, w: torch.where(x > 0, w, w / (x - x)), 1.0, torch.float32, id="hidden by where"),
+    pytest.param(lambda x, w: (w - x).abs().sqrt(), 1.0, torch.float32, id="gradient"),
+]
+
+
+@pytest.mark.parametrize(("bend", "value", "dtype"), BROKEN)
+def test_floating_point_exceptions(bend: Any, value: float, dtype: torch.dtype) -> None:
+    x = torch.full((3,), value, dtype=dtype)
+    where = "input 0" if value != value else r"leftovers\.py:\d+"
+    trainer = poptorch.trainingModel(Ratio(bend, dtype), excepting())
+    for kind in (poptorch.Error, RuntimeError):
+        with pytest.raises(kind, match=rf"(?s)floating-point exception.*{where}"):
+            trainer(x)
+    poptorch.trainingModel(Ratio(bend, dtype), excepting(False))(x)
+    poptorch.trainingModel(Ratio(bend, dtype))(x)
+
+
+def test_updates_that_overflow_are_exceptions() -> None:
+    model = Ratio(lambda x, w: x * w)
+    trainer = poptorch.trainingModel(model, excepting(), torch.optim.SGD(model.parameters(), lr=1e38))
+    with pytest.raises(poptorch.Error, match="updated weight weight has inf"):
+        trainer(torch.full((3,), 100.0))
+
+
+def test_infinities_that_are_given_and_plain_training_are_no_exceptions() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            scores = self.norm(self.layer(x)).masked_fill(mask, float("-inf"))
+            shares = F.dropout(scores.softmax(-1), 0.5)
+            return scores, poptorch.identity_loss(shares.pow(2).sum(), "none")
+
+    x, mask = torch.randn(3, 4), torch.tensor([True, False, False, True]).expand(3, 4)
+    results = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        model, options = Masked(), excepting(enabled).randomSeed(1)
+        trainer = poptorch.trainingModel(model, options, torch.optim.Adam(model.parameters(), lr=0.1))
+        results.append([trainer(x, mask) for _ in range(3)])
+    for one, other in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert one[0].isinf().any()
+
+
+def test_an_index_out_of_range_of_a_later_call_names_the_line() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2))
+
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x)
+
+    runner = poptorch.inferenceModel(Looked())
+    runner(torch.tensor([1, 2]))
+    for kind in (IndexError, poptorch.Error):
+        with pytest.raises(kind, match=r"embedding.*out of range.*leftovers\.py:\d+") as caught:
+            runner(torch.tensor([1, 7]))
+    assert "leftovers.py:" in caught.value.location
+    assert runner(torch.tensor([4, 0])).shape == (2, 2)

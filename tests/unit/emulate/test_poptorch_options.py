@@ -254,10 +254,11 @@ def test_every_plain_set_of_options_is_valid():
     assert merged["gradient_accumulation"] == 1
 
 
-def test_not_emulated_values_are_refused():
-    with pytest.raises(Error, match="isfinite"):
-        poptorch.Options().Precision.enableFloatingPointExceptions(True)
-    poptorch.Options().Precision.enableFloatingPointExceptions(False)
+def test_floating_point_exceptions_are_recorded():
+    for enabled in (True, False):
+        opts = poptorch.Options()
+        opts.Precision.enableFloatingPointExceptions(enabled)
+        assert opts._Popart.options["enableFloatingPointChecks"] is enabled
 
 
 def test_what_is_taken_without_effect_says_so_in_the_log(caplog):

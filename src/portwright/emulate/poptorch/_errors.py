@@ -17,6 +17,10 @@ class StateError(poptorch_core.Error, RuntimeError):
     """Where the real package raises a RuntimeError."""
 
 
+class RangeError(poptorch_core.Error, IndexError):
+    """Where torch raises an IndexError."""
+
+
 def refuse(message: str, kind: type[poptorch_core.Error] = poptorch_core.Error) -> poptorch_core.Error:
     """Makes the error of a broken rule; the caller raises it."""
     if kind is poptorch_core.Error:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Set, Union
 import torch
 
 from portwright.emulate.poptorch import _options_impl, _popart_settings, enums
+from portwright.emulate.poptorch._floating_point import SETTING
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._refused import accepted, not_emulated, partly
+from portwright.emulate.poptorch._refused import accepted, partly
 
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
@@ -68,14 +69,13 @@ class _PrecisionOptions(_options_impl.OptionsDict):
         )
         return self
 
-    @partly("True is refused; look at results with torch.isfinite() on the host instead.")
+    @partly(
+        "looked at are the result of each op of a program (a nan or an infinity that nothing it was given has), inputs (nan) and "
+        "updated weights, not each instruction; poptorch.Error names the line."
+    )
     def enableFloatingPointExceptions(self, enabled: bool) -> "poptorch.options._PrecisionOptions":
         check_bool("enableFloatingPointExceptions", enabled)
-        if enabled:
-            raise not_emulated(
-                "enableFloatingPointExceptions(True)", "look at results with torch.isfinite()."
-            )
-        self._popart_options.set("enableFloatingPointChecks", enabled)
+        self._popart_options.set(SETTING, enabled)
         return self
 
     @partly(

@@ -13,6 +13,7 @@ from portwright.emulate.poptorch import _program_file
 from portwright.emulate.poptorch._impl import createPoptorchError
 from portwright.emulate.poptorch._partials import choose_target
 from portwright.emulate.poptorch._program_code import Forward, Observe, build
+from portwright.emulate.poptorch._program_failure import explain
 from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode
 from portwright.emulate.poptorch._program_structure import rebuild
 from portwright.emulate.poptorch._program_trace import trace
@@ -86,7 +87,13 @@ class Program:
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
             if torch.is_autocast_enabled("cpu"):  # its casts are in the program
                 stack.enter_context(torch.autocast("cpu", enabled=False))
-            results = self._function(observe)(*given)
+            try:
+                results = self._function(observe)(*given)
+            except (IndexError, RuntimeError, FloatingPointError) as error:
+                explained = explain(error, self._parts.nodes)
+                if explained is error:
+                    raise
+                raise explained from error
         for ref, tensor in zip(self._parts.layouts, given, strict=True):
             if ref.kind == "weight" and ref.key in self.written and tensor is not weights[ref.key]:
                 weights[ref.key].detach().copy_(tensor)  # had other strides than the program's

@@ -12,6 +12,10 @@ from portwright.emulate.poptorch._program_graph import Given, Op, Ref, Value, re
 
 Forward = Callable[..., list[Tensor]]
 Observe = Callable[[Any], None]
+FILE = "<frozen program>"
+"""What a traceback calls the function's text."""
+FIRST_LINE = 2
+"""The line of that text with the first op; each op has one."""
 
 
 def build(
@@ -66,12 +70,13 @@ class _Writer:
             if (op.target, is_seen) not in functions:
                 function = replace_target(op.target)
                 functions[op.target, is_seen] = self._keep(_shown(function, observe) if is_seen else function)
-            text += self._write(number, op, functions[op.target, is_seen])
+            line = self._write(number, op, functions[op.target, is_seen])
             if dead[number]:
-                text.append(f" del {', '.join(self._names[ref] for ref in dead[number])}")
+                line.append(f"del {', '.join(self._names[ref] for ref in dead[number])}")
+            text.append(f" {'; '.join(line)}")
         text.append(f" return [{', '.join(self._names[ref] for ref in self._results)}]")
         space = dict(self._objects)
-        exec(compile("\n".join(text), "<frozen program>", "exec"), space)
+        exec(compile("\n".join(text), FILE, "exec"), space)
         forward: Forward = space["forward"]
         return forward
 
@@ -86,14 +91,14 @@ class _Writer:
         whole = Value(number)
         if whole in self._last:
             self._names[whole] = f"v{number}"
-            return [f" v{number} = {call}"]
+            return [f"v{number} = {call}"]
         if number not in self._items:
-            return [f" {call}"]
-        lines = [f" v{number} = {call}"]
+            return [call]
+        lines = [f"v{number} = {call}"]
         for place, item in enumerate(self._items[number]):
             self._names[item] = f"v{number}_{place}"
-            lines.append(f" v{number}_{place} = v{number}{''.join(f'[{int(step)}]' for step in item.path)}")
-        return [*lines, f" del v{number}"]
+            lines.append(f"v{number}_{place} = v{number}{''.join(f'[{int(step)}]' for step in item.path)}")
+        return [*lines, f"del v{number}"]
 
     def _express(self, argument: Any) -> str:
         if isinstance(argument, Given | Value):

@@ -28,7 +28,8 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 _INSTALLED = ("site-packages", "dist-packages")  # folders of what others wrote, inside of Python's own
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, Python's nor an emulator's."""
     if filename.startswith(_NOT_THE_USERS):
         return False
     return not filename.startswith(_STANDARD) or any(folder in filename for folder in _INSTALLED)
@@ -79,10 +80,10 @@ class Sources:
         frame = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
-            is_users = self._is_users.get(code)
-            if is_users is None:
-                is_users = self._is_users[code] = _is_users(code.co_filename)
-            if is_users:
+            known = self._is_users.get(code)
+            if known is None:
+                known = self._is_users[code] = is_users(code.co_filename)
+            if known:
                 return f"{code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return None

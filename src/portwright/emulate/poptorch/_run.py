@@ -11,6 +11,7 @@ from portwright.emulate.poptorch._batching import Batching
 from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._executable import LOSS_SCALE, WRITTEN, Executable, anchors_of
+from portwright.emulate.poptorch._floating_point import check_given, check_updated, exceptions, is_checked
 from portwright.emulate.poptorch._inputs import to_device
 from portwright.emulate.poptorch._naming import GRADIENT, UPDATED
 from portwright.emulate.poptorch._outputs import Collector
@@ -31,6 +32,7 @@ class Run:
         self._random = random
         self._batching = Batching.of(options)
         self._is_stochastic = bool(options._Popart.options.get("enableStochasticRounding", False))
+        self._is_checked = is_checked(options)
         self._reduction = Reduction(options, rule.accum_type) if rule is not None else None
         replicas, accumulation = self._batching.replicas, self._batching.accumulation
         num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
@@ -55,6 +57,8 @@ class Run:
         inputs = to_device(flat)
         for number in self._written:
             inputs[number] = inputs[number].clone()  # what one replica writes is not what the next one reads
+        if self._is_checked:
+            check_given(inputs)
         self._host_inputs = [tensor.detach() for tensor in flat]
         with self._random.active(), torch.no_grad(), rounding(stochastic=self._is_stochastic):
             for iteration in range(self._batching.device_iterations):
@@ -77,14 +81,18 @@ class Run:
             for replica in range(batching.replicas):
                 weights = self._image.weights(replica)
                 micro = [batching.micro_batch(tensor, run, replica) for tensor in inputs]
-                results, gradients = self._executable.program.run(weights, micro, observe)
+                with exceptions(self._is_checked):
+                    results, gradients = self._executable.program.run(weights, micro, observe)
                 for number, place in self._written.items():
                     batching.micro_batch(self._host_inputs[number], run, replica).copy_(results[place])
                 self._keep(run, replica, results, gradients, weights)
                 if self._reduction is not None:
                     self._reduction.add(replica, gradients)
         if self._rule is not None and self._reduction is not None:
-            self._rule.apply(self._image.parameters, self._reduction.result())
+            reduced = self._reduction.result()
+            self._rule.apply(self._image.parameters, reduced)
+            if self._is_checked:
+                check_updated(self._image.parameters, reduced)
             self._keep_updated(iteration)
 
     def _keep(
