@@ -67,6 +67,8 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
         )
     if target is not None and rest[:1] and rest[0] in target.commands:
         rest[:1] = target.commands[rest[0]]
+    elif target is not None and target.commands and rest[:1] and not rest[0].startswith("-"):
+        raise UserError(f"unknown command '{rest[0]}' of {target.name}.", suggest(rest[0], target.commands))
     parser = make_parser(target, Path(sys.argv[0]).name or "run.py")
     own = _add_user_flags(parser, extra_args_parser_fn, target)
     parsed, unknown = parser.parse_known_args(rest)

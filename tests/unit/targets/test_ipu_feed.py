@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.targets.ipu.feed import TrainingFeed, check_constants, join, signature_of
+from portwright.runtime.inputs import check_constants
+from portwright.targets.ipu.feed import TrainingFeed, join, signature_of
 
 
 def make_feed(
@@ -79,14 +81,35 @@ def test_scalars_get_an_axis_to_be_joined_along() -> None:
         ((torch.ones(1), "a"), (torch.zeros(1), "b"), False),
         ({"n": 1, "x": torch.ones(1)}, {"n": 2, "x": torch.ones(1)}, False),
         ([None, torch.ones(1)], [None, torch.ones(1)], True),
+        ((torch.ones(1), float("nan")), (torch.ones(1), float("nan")), True),
+        ((torch.ones(1), np.arange(3)), (torch.ones(1), np.arange(3)), True),
+        ((torch.ones(1), np.arange(3)), (torch.ones(1), np.arange(4)), False),
+        ((torch.ones(1), [np.arange(3)]), (torch.ones(1), [np.arange(4)]), False),
+        ((torch.nn.Parameter(torch.ones(1)), "a"), (torch.ones(1), "a"), True),
+        ((torch.ones(1), "a"), [torch.ones(1), "a"], False),
+        ({"x": torch.ones(1)}, {"x": torch.ones(1), "y": "a"}, False),
+        ({"x": torch.ones(1), "y": None}, {"x": torch.ones(1), "y": torch.ones(1)}, False),
     ],
 )
 def test_what_is_no_tensor_must_stay(first: Any, other: Any, agree: bool) -> None:
     if agree:
-        check_constants("train_input", first, other)
+        check_constants("train_input", first, other, "a program")
     else:
-        with pytest.raises(UserError, match="no tensor"):
-            check_constants("train_input", first, other)
+        with pytest.raises(UserError, match=r"(no tensor,|keys of batch|kind of batch\S*) changes from"):
+            check_constants("train_input", first, other, "a program")
+
+
+def test_what_changes_is_named_and_shortened() -> None:
+    def batch(word: str) -> Any:
+        return {"x": torch.ones(2, 1000), "about": {"x": torch.ones(1), "names": [word * 200] * 50}}
+
+    with pytest.raises(UserError) as caught:
+        check_constants("train_input", batch("a"), batch("b"), "a program of an IPU")
+    said = str(caught.value)
+    assert said.startswith("train_input: batch['about']['names'], which is no tensor, changes from ['aaa")
+    assert said.endswith("Leave it out of the batch, or make it a tensor, in data.py.")
+    assert len(said) < 450
+    assert "\n" not in said
 
 
 def test_signature_names_each_tensor() -> None:

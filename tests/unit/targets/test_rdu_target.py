@@ -163,6 +163,19 @@ def test_the_vendors_commands_are_taken(words: list[str], expected: dict[str, An
     assert arguments.emulate
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("foo", r"unknown command 'foo' of RDU\. Valid: compile, run, test\."),
+        ("compil", r"unknown command 'compil' of RDU\. Did you mean 'compile'\? Valid: compile, run, test\."),
+        ("", "unknown command '' of RDU"),
+    ],
+)
+def test_another_word_in_place_of_a_command_is_named(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse_arguments(["RDU", word])
+
+
 def test_it_is_listed_with_its_emulator_and_its_section() -> None:
     target = get_target("rdu")
     assert (target.emulator, target.has_compiler) == ("sambaflow", True)
@@ -288,7 +301,10 @@ def test_what_is_no_tensor_in_a_batch_must_stay() -> None:
 
     changing = JobSpec(made.params, Model, with_text, made.eval_data_fn, "train")
     session = open_session(changing)
-    with pytest.raises(UserError, match=r"differ in what is no tensor.*text 0.*text 1"):
+    with pytest.raises(
+        UserError,
+        match=r"batch\[2\], which is no tensor, changes from 'text 0' to 'text 1'.*a PEF keeps.*Leave it out",
+    ):
         list(session.train(contract.stretch(0, 6)))
 
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.runtime.batches import map_tensors, walk_tensors
+from portwright.runtime.batches import walk_tensors
+from portwright.runtime.inputs import check_constants
 from portwright.targets.ipu.step import flatten_batch
 
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+KEEPER = "a program of an IPU"  # of what is no tensor in a batch
 
 
 class Call(NamedTuple):
@@ -83,7 +85,7 @@ class TrainingFeed:
             self._first, self._signature = batch, signature
         elif signature != self._signature:
             raise shapes_differ("train_input", self._signature, signature)
-        check_constants("train_input", self._first, batch)
+        check_constants("train_input", self._first, batch, KEEPER)
         return batch
 
     def _draw(self) -> tuple[Any, bool]:
@@ -117,26 +119,3 @@ def shapes_differ(name: str, expected: Signature, received: Signature) -> UserEr
 
 def _show(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-
-
-def check_constants(name: str, first: Any, other: Any) -> None:
-    """What is no tensor in a batch is a constant of the program, so it must stay as it was traced."""
-    one, two = (map_tensors(batch, lambda _: _TENSOR) for batch in (first, other))
-    try:
-        same = bool(one == two)
-    except (ValueError, TypeError, RuntimeError):  # arrays, which have no one truth
-        same = False
-    if not same:
-        raise UserError(
-            f"{name}: batches differ in what is no tensor, which a program of an IPU keeps as it was at first: {one!r:.200} "
-            f"and {two!r:.200}.",
-            "Let data.py give it as a tensor.",
-        )
-
-
-class _Tensor:
-    def __repr__(self) -> str:
-        return "tensor"
-
-
-_TENSOR: Any = _Tensor()

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError
-from portwright.targets.ipu.feed import Signature, check_constants, join, shapes_differ, signature_of
+from portwright.runtime.inputs import check_constants
+from portwright.targets.ipu.feed import KEEPER, Signature, join, shapes_differ, signature_of
 from portwright.targets.ipu.options import KEYS, Settings, make_options
 from portwright.targets.ipu.step import Phase, Step, Traced
 
@@ -65,7 +66,7 @@ class Programs:
         batches += [batches[-1]] * (num_batches - len(batches))
         program = self.get(phase, batches[0])
         for batch in batches:
-            check_constants("eval_input", program.batch, batch)
+            check_constants("eval_input", program.batch, batch, KEEPER)
         tensors = join(batches)
         with refusals(self._poptorch, f"the {phase} step"):
             if program.traced is None:

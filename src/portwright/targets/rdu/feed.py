@@ -7,23 +7,8 @@ from typing import Any
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.runtime.batches import map_tensors
+from portwright.runtime.inputs import check_constants
 from portwright.targets.rdu.step import differing, signature_of
-
-
-class _Tensor:
-    def __repr__(self) -> str:
-        return "tensor"
-
-
-_TENSOR: Any = _Tensor()
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (ValueError, TypeError, RuntimeError):  # arrays, which have no one truth
-        return False
 
 
 class TrainingFeed:
@@ -33,7 +18,7 @@ class TrainingFeed:
         self._loader, self._note = loader, note
         self._batches: Iterator[Any] | None = None
         self._signature: Any = None
-        self._constants: Any = None
+        self._first: Any = None
         self._is_told = False
 
     @property
@@ -56,20 +41,14 @@ class TrainingFeed:
                 "Take a smaller batch_size, or more data.",
             )
         signature = signature_of(batch)
-        constants = map_tensors(batch, lambda _: _TENSOR)
         if self._signature is None:
-            self._signature, self._constants = signature, constants
+            self._signature, self._first = signature, batch
         if signature != self._signature:
             raise UserError(
                 f"train_input: {differing(self._signature, signature)}; a PEF has one shape.",
                 "Pad every batch to one shape in data.py.",
             )
-        if not _are_equal(constants, self._constants):
-            raise UserError(
-                f"train_input: batches differ in what is no tensor, which a PEF keeps as it was at first: {self._constants!r:.200} "
-                f"and {constants!r:.200}.",
-                "Let data.py give it as a tensor.",
-            )
+        check_constants("train_input", self._first, batch, "a PEF")
         return batch
 
     def _draw(self) -> tuple[Any, bool]:
