@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from portwright.emulate import poptorch
 from portwright.emulate.poptorch import _rounding
@@ -814,3 +816,51 @@ def test_an_index_out_of_range_of_a_later_call_names_the_line() -> None:
             runner(torch.tensor([1, 7]))
     assert "leftovers.py:" in caught.value.location
     assert runner(torch.tensor([4, 0])).shape == (2, 2)
+
+
+# What a script for a GPU does with a result
+
+
+def test_backward_of_what_is_computed_from_a_result_is_told_in_our_words() -> None:
+    trainer, x = poptorch.trainingModel(Counted()), torch.randn(3, 4)
+    _, loss = trainer(x)
+    for call in (
+        lambda: (loss * 2).backward(),
+        lambda: loss.mean().backward(),
+        lambda: torch.amp.GradScaler("cpu").scale(loss).backward(),
+    ):
+        for kind in (poptorch.Error, RuntimeError):
+            with pytest.raises(kind, match="a trainingModel has run the backward pass"):
+                call()
+    weight = torch.ones(2, requires_grad=True)
+    (weight * 3).sum().backward()  # others train as ever
+    assert torch.equal(weight.grad, torch.full((2,), 3.0))
+    with pytest.raises(RuntimeError, match="implicitly"):
+        (weight * 3).backward()
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+def test_clipping_on_the_host_is_told_once_a_line(clip: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Counted(), torch.randn(3, 4)
+    trainer = poptorch.trainingModel(model)
+    with caplog.at_level("WARNING", "poptorch"):
+        for _ in range(3):
+            trainer(x)
+            with contextlib.suppress(RuntimeError):  # torch 2.13's own, of values without a gradient
+                clip(model.parameters(), 1.0)
+    found = [r.getMessage() for r in caplog.records if clip.__name__ in r.getMessage()]
+    assert len(found) == 1
+    assert "max_grad_norm" in found[0]
+    assert "test_poptorch_leftovers.py:" in found[0]
+    caplog.clear()
+    other = torch.ones(2, requires_grad=True)
+    other.grad = torch.full((2,), 3.0)
+    clip([other], 0.5)
+    assert other.grad.norm() <= 0.75
+    other.grad = torch.full((2,), 3.0)
+    clip(other, 0.5)
+    assert other.grad.norm() <= 0.75
+    trainer.destroy()
+    with contextlib.suppress(RuntimeError):
+        clip(model.parameters(), 1.0)
+    assert not [r for r in caplog.records if "clip_grad" in r.getMessage()]

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from portwright.emulate.poptorch import _active, _impl, poptorch_core
+from portwright.emulate.poptorch._host_clipping import watch_clipping
 from portwright.graph.capturing.places import PlaceFinder
 
 _owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> weak reference to its executor
@@ -32,6 +33,7 @@ def guard_host(executor: Any = None, parameters: Iterable[Tensor] = ()) -> None:
     global _step_hook
     if _step_hook is None:
         _step_hook = register_optimizer_step_pre_hook(_before_step)
+        watch_clipping(is_owned)
     if executor is None:
         return
     owner = weakref.ref(executor)

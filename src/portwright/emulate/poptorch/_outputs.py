@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from portwright.emulate.poptorch import enums
 from portwright.emulate.poptorch._batching import Batching
-from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._errors import StateError, refuse
 
 _ON_HOST = {torch.int64: torch.int32, torch.float64: torch.float32}  # IPUs have neither
 
@@ -76,4 +76,14 @@ def _backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             "backward() was called on a result of a PopTorch model. A trainingModel has run the backward pass and updated the "
             "weights by the time it returns; an inferenceModel has none. Leave backward() and optimizer.step() out."
         )
-    return _torch_backward(self, *args, **kwargs)
+    try:
+        return _torch_backward(self, *args, **kwargs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise refuse(
+            "backward() was called on a tensor without a graph behind it. If it was computed from a result of a PopTorch model (a "
+            "factor, a mean, GradScaler.scale()): a trainingModel has run the backward pass and updated the weights by the time it "
+            "returns. Leave backward(), GradScaler and optimizer.step() out, and compute the loss inside of forward().",
+            StateError,
+        ) from error
