@@ -6,10 +6,13 @@ import contextlib
 import copy
 import io
 import itertools
+import random
+import re
 import subprocess
 import sys
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -864,3 +867,54 @@ def test_clipping_on_the_host_is_told_once_a_line(clip: Any, caplog: pytest.LogC
     with contextlib.suppress(RuntimeError):
         clip(model.parameters(), 1.0)
     assert not [r for r in caplog.records if "clip_grad" in r.getMessage()]
+
+
+# Numbers that Python draws
+
+
+by_name = random.uniform
+
+
+def chosen(x: Tensor) -> Tensor:
+    return x if random.random() < 0.5 else -x
+
+
+def scaled_by_numpy(x: Tensor) -> Tensor:
+    return x * float(numpy.random.rand())
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (chosen, r"random\.random\(\) is drawn once.*leftovers\.py:\d+"),
+        (lambda x: x * random.randint(1, 3), r"random\.randint\(\) is drawn once.*leftovers\.py:\d+"),
+        (scaled_by_numpy, r"numpy\.random\.rand\(\) is drawn once.*leftovers\.py:\d+"),
+        (lambda x: x * by_name(1, 2), r"forward\(\) draws from random is drawn once"),
+    ],
+)
+def test_numbers_that_are_drawn_while_tracing_are_told(
+    draw: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    functions = random.random, random.randint, numpy.random.rand
+    runner, x = poptorch.inferenceModel(Applied(draw)), torch.randn(2, 4)
+    with caplog.at_level("WARNING", "poptorch"):
+        first = runner(x)
+        assert torch.equal(first, runner(x))
+    found = [r.getMessage() for r in caplog.records if "drawn once" in r.getMessage()]
+    assert len(found) == 1
+    assert re.search(said, found[0])
+    assert functions == (random.random, random.randint, numpy.random.rand)
+
+
+def test_models_that_draw_nothing_or_with_torch_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "poptorch"):
+        poptorch.trainingModel(Counted())(torch.randn(3, 4))
+        poptorch.inferenceModel(Applied(lambda x: F.dropout(x, 0.5)))(torch.randn(3, 4))
+    assert "drawn" not in caplog.text
+
+
+def test_functions_of_random_come_back_after_a_failed_trace() -> None:
+    before = dict(vars(random)), dict(vars(numpy.random))
+    with pytest.raises(poptorch.Error):
+        poptorch.inferenceModel(Applied(lambda x: x * x.sum().item()))(torch.randn(2, 4))
+    assert before == (dict(vars(random)), dict(vars(numpy.random)))

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from portwright.emulate.poptorch import _active, _impl, poptorch_core
 from portwright.emulate.poptorch._calls import Calls
 from portwright.emulate.poptorch._host_guard import guard_host, release_host
+from portwright.emulate.poptorch._host_random import told_draws
 from portwright.emulate.poptorch._memory import MemoryReport, check_memory
 from portwright.emulate.poptorch._recording import Recorder
 from portwright.emulate.poptorch._watch import Watch
@@ -42,6 +43,7 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
         stack.enter_context(_refused_optimizers(watch))
         stack.enter_context(_refused_compilation(watch))
         stack.enter_context(_unchecked_distributions())
+        stack.enter_context(told_draws(watch))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # an IPU has no kernel that keeps no scores
         stack.callback(watch.close)
         stack.callback(_impl.setIpuContext, was_on_ipu)
