@@ -266,6 +266,8 @@ def _describe(
             used = _spellings_used(model, values)
             places = tuple((*full, used.get(key, key)) for key in keys)
             yield Problem(places[0], text, others=places[1:])
+        elif kind == "string_too_short":
+            expected.append(_long_enough(item["ctx"]["min_length"]))
         elif kind in _EXPECTED or text.startswith("Input should be "):
             expected.append(_EXPECTED.get(kind) or _readable(text))
         elif path and "received" not in text:
@@ -297,6 +299,10 @@ def _choices(item: Any) -> list[str]:
         return []
     expected: str = item["ctx"]["expected"]
     return [word.strip(" '") for word in expected.replace(" or ", ",").split(",") if word.strip(" '")]
+
+
+def _long_enough(num_characters: int) -> str:
+    return "a string that is not empty" if num_characters == 1 else f"at least {num_characters} characters"
 
 
 def _readable(text: str) -> str:

@@ -42,6 +42,8 @@ def error_of(folder: Path, section: str) -> str:
         ("  blocks: [{module: a, ipu: 1}]\n  available_memory_proportion: {IPU0: 0.2}", "no block is on IPU0, only on IPU1"),
         ("  execution: pipelined", "needs blocks"),
         ("  blocks: [{module: a}]", "ipu.blocks.0.ipu"),
+        ("  blocks: [{module: '', ipu: 0}]", "ipu.blocks.0.module: expected a string that is not empty, received ''."),
+        ("  enable_executable_caching: ''", "expected a string that is not empty, received ''."),
         ("  blocks: [{module: a, ipu: 0}, {module: a, ipu: 1}]", "two blocks begin with the module 'a'"),
         ("  blocks: [{module: a, ipu: 0, stage: s}, {module: b, ipu: 1, stage: s}]", "a stage is on one"),
         ("  blocks: [{module: a, ipu: 0}, {module: b, ipu: 1}]\n  eval_device_iterations: 1", "at least 2 batches a call"),
