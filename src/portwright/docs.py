@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -60,6 +60,29 @@ def _params() -> Iterator[str]:
     for name, spec in sorted(SCHEDULES.items()):
         yield f"\n### {name}\n\n{(spec.__doc__ or '').strip().splitlines()[0]}\n"
         yield from _table(spec, leave_out={"scheduler"})
+    yield from _target_sections()
+
+
+def _target_sections() -> Iterator[str]:
+    yield "\n## Sections of targets\n"
+    yield "Each is read by its own target, and left alone by the others; where keys are listed, any other key is an error."
+    for target in find_targets().values():
+        for name, schema in target.sections.items():
+            yield f"\n### {name} ({target.name})\n\n{(schema.__doc__ or '').strip().splitlines()[0]}"
+            if not schema.model_fields:
+                continue
+            yield ""
+            yield from _table(schema)
+            for key, part in _parts_of(schema):
+                yield f"\nEach of `{name}.{key}`:\n"
+                yield from _table(part)
+
+
+def _parts_of(schema: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    for key, field in schema.model_fields.items():
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield key, kind
 
 
 def _table(schema: type[BaseModel], leave_out: set[str] | None = None) -> Iterator[str]:

@@ -14,7 +14,7 @@ class RduSection(Section):
     """How SambaFlow compiles and runs the model."""
 
     system: Literal["sn10", "sn30", "sn40l"] = Field(
-        "sn30", description="The system that it runs on; an SN30 wants an even batch."
+        "sn30", description="The system that it runs on, sn10, sn30 or sn40l; an SN30 wants an even batch."
     )
     pef: str | None = Field(
         None,
@@ -31,7 +31,7 @@ class RduSection(Section):
     )
     mode: Literal["o0", "o1", "o3"] | None = Field(
         None,
-        description="How the compiler fuses ops: o0 each alone, o1 by rules; left out: SambaFlow's own choice.",
+        description="How the compiler fuses ops: o0 each alone, o1 by rules, or o3; left out: SambaFlow's own choice.",
     )
     precision: Literal["bf16", "fp32"] | None = Field(
         None,
@@ -40,7 +40,7 @@ class RduSection(Section):
     )
     unlisted_ops: Literal["refuse", "warn"] = Field(
         "refuse",
-        description="Emulated: what to do about ops that no public document shows on an RDU, though SambaFlow may well run them.",
+        description="Emulated: refuse ops that no public document shows on an RDU, or warn, since SambaFlow may well run them.",
     )
     data_parallel: bool = Field(
         False,
