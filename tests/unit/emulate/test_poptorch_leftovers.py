@@ -918,3 +918,38 @@ def test_functions_of_random_come_back_after_a_failed_trace() -> None:
     with pytest.raises(poptorch.Error):
         poptorch.inferenceModel(Applied(lambda x: x * x.sum().item()))(torch.randn(2, 4))
     assert before == (dict(vars(random)), dict(vars(numpy.random)))
+
+
+# Losses of several numbers
+
+
+class Classed(nn.Module):
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.loss = nn.Linear(4, 3), loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(F.cross_entropy(self.layer(x), y, reduction="none"))
+
+
+def test_a_loss_of_several_numbers_must_be_reduced() -> None:
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+    for loss in (lambda each: each, torch.mean, lambda each: poptorch.identity_loss(each, "none")):
+        with pytest.raises(poptorch.Error, match=r"shape \[5\].*identity_loss.*leftovers\.py:\d+"):
+            poptorch.trainingModel(Classed(loss))(x, y)
+    for loss in (
+        lambda each: poptorch.identity_loss(each, "mean"),
+        lambda each: poptorch.identity_loss(each.mean(), "none"),
+        lambda each: poptorch.identity_loss(each.mean().reshape(1, 1), "none"),
+    ):
+        model = Classed(loss)
+        trainer = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+        found = trainer(x, y)
+        trainer.copyWeightsToHost()
+        plain = Classed(torch.mean)
+        expected = plain(x, y)
+        expected.backward()
+        torch.testing.assert_close(found.reshape(()), expected.detach())
+        torch.testing.assert_close(model.layer.weight, plain.layer.weight - 0.5 * plain.layer.weight.grad)
+    poptorch.inferenceModel(Classed(lambda each: each))(x, y)  # nothing starts there

@@ -162,6 +162,14 @@ class Watch:
         self.check()
         loss = _losses.find_last(self._losses, self.tape.nodes, self.refuse)
         tensor = loss.tensor
+        if tensor.numel() != 1:
+            # PopART starts the gradients with one number, whatever the shape of the loss: gradgrowerloss.cpp.
+            raise self.refuse(
+                f"the loss ({loss}) has the shape {list(tensor.shape)}, and PopTorch starts the gradients from one number. Reduce it: "
+                "poptorch.identity_loss(loss, reduction='mean') or 'sum'; where it is weighted or masked first, mark what comes of "
+                "that the same way",
+                loss.place,
+            )
         if not tensor.requires_grad:
             raise self.refuse(
                 f"the loss ({loss}) depends on no weight that is trained. Compute it from the model's output, not under "
