@@ -139,7 +139,11 @@ def _run_help() -> str:
 
 
 def main() -> int:
-    folder, check = Path(sys.argv[1]), "--check" in sys.argv
+    words = [word for word in sys.argv[1:] if word != "--check"]
+    if len(words) != 1 or words[0].startswith("-"):
+        print("python -m portwright.docs FOLDER [--check]: writes the generated pages, or says which are stale")
+        return 2
+    folder, check = Path(words[0]), "--check" in sys.argv
     stale = [
         name
         for name, text in pages().items()
