@@ -141,7 +141,9 @@ def _run_help() -> str:
 def main() -> int:
     words = [word for word in sys.argv[1:] if word != "--check"]
     if len(words) != 1 or words[0].startswith("-"):
-        print("python -m portwright.docs FOLDER [--check]: writes the generated pages, or says which are stale")
+        print(
+            "python -m portwright.docs FOLDER [--check]: writes the generated pages, or says which are stale"
+        )
         return 2
     folder, check = Path(words[0]), "--check" in sys.argv
     stale = [
