@@ -171,7 +171,7 @@ def test_a_block_inside_of_another_ends_both() -> None:
                     x = x * 4
                 return x * 4
 
-    with pytest.raises(poptorch.Error, match="nested in block .outer."):
+    with pytest.raises(poptorch.Error, match=r"nested in block .outer."):
         infer(Model(), options(2))
 
 
