@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.runtime.inputs import check_constants
-from portwright.targets.ipu.feed import TrainingFeed, join, signature_of
+from portwright.runtime.fixed_shape import check_constants, signature_of
+from portwright.targets.ipu.feed import TrainingFeed, join
 
 
 def make_feed(

@@ -13,8 +13,8 @@ from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError,
 from portwright.runtime import metrics
 from portwright.runtime.base_model import LossModule, make_model, split_loss
 from portwright.runtime.batches import walk_tensors
-from portwright.runtime.checkpoint import match_names
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all
+from portwright.runtime.take_state import count_updates, take_weights
 from portwright.target import Event, JobSpec, Shard, Stretch
 from portwright.targets.csx.cluster import ClusterSettings, explain_cluster_error
 from portwright.targets.csx.environment import ENVIRONMENT
@@ -324,25 +324,15 @@ class CsxSession:
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
         own = self._module.net.state_dict()
-        optimizer: dict[str, dict[str, torch.Tensor]] = {}
-        generators: dict[str, torch.Tensor] = {}
-        for shard in match_names(shards, own, self._note):
-            kind, _, name = shard.name.partition("/")
-            if kind == "model":
-                with torch.no_grad():
-                    own[name].copy_(shard.tensor)
-            elif kind in ("optimizer", "csx"):
-                path, _, key = name.rpartition("/")
-                optimizer.setdefault(path, {})[key] = shard.tensor
-            elif kind == "rng" and name.startswith("0/"):
-                generators[name.removeprefix("0/")] = shard.tensor
+        # States that only the SDK's optimizers have are kept under `csx`.
+        optimizer, generators = take_weights(shards, own, self._note, optimizer_kinds=("optimizer", "csx"))
         self._kept = None
         if counters is None or self._update is None:
             return
         load_state(self._update.optimizer, dict(self._module.net.named_parameters()), optimizer)
         self._position = dict(counters["data"])
         self._num_samples = int(counters["num_samples"])
-        self._num_updates = int(counters.get("num_updates", _largest_step(optimizer)))
+        self._num_updates = int(counters.get("num_updates", count_updates(optimizer)))
         if self._update.scaler is not None and counters.get("scaler"):
             self._update.scaler.load_state_dict(counters["scaler"])
         if generators:
@@ -374,8 +364,3 @@ def _checkpoint_schedule(stretch: Stretch, per_update: int) -> Any:
     start = min(first, num_steps) - 1
     step = every * per_update if stretch.boundary_steps else every
     return Schedule([Schedule.Range(start=start, end=num_steps, step=step, include_last=True)])
-
-
-def _largest_step(optimizer: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
-    """How often a torch session has updated, which its own state says."""
-    return max((int(states["step"]) for states in optimizer.values() if "step" in states), default=0)

@@ -167,11 +167,6 @@ def load_state(
         optimizer.load_state_dict({**current, "ipu_state": slots, "ipu_param": {}})
 
 
-def count_updates(items: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """How often a torch session has updated, which its own state says."""
-    return max((int(states["step"]) for states in items.values() if "step" in states), default=0)
-
-
 def _kept_by_torch(spec: OptimizerParams) -> tuple[str, ...]:
     match spec:
         case job.SGDParams():

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError
-from portwright.runtime.inputs import check_constants
-from portwright.targets.ipu.feed import KEEPER, Signature, join, shapes_differ, signature_of
+from portwright.runtime.fixed_shape import Signature, check_constants, shapes_differ, signature_of
+from portwright.targets.ipu.feed import KEEPER, join
 from portwright.targets.ipu.options import KEYS, Settings, make_options
 from portwright.targets.ipu.step import Phase, Step, Traced
 
@@ -86,7 +86,7 @@ class Programs:
         if (phase, signature) not in self._made:
             others = [known for other, known in self._made if other == phase]
             if len(others) == _MOST_SHAPES:
-                raise shapes_differ("eval_input", others[0], signature)
+                raise shapes_differ("eval_input", others[0], signature, KEEPER)
             if others:
                 self._note(
                     f"eval_input: a batch has another shape ({signature[0][0]} is {list(signature[0][2])}, others are "

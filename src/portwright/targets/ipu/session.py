@@ -16,9 +16,9 @@ from portwright.errors import NonFiniteError, UnsupportedError, UserError
 from portwright.runtime import metrics
 from portwright.runtime.base_model import make_model
 from portwright.runtime.batches import make_mover
-from portwright.runtime.checkpoint import match_names
 from portwright.runtime.inputs import Inputs, explaining
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.runtime.take_state import count_updates, take_weights
 from portwright.target import Event, JobSpec, Lowered, Shard, Stretch
 from portwright.targets.ipu import optimizers
 from portwright.targets.ipu.blocks import begin_blocks
@@ -289,18 +289,7 @@ class IpuSession:
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
         own = {k: v for k, v in self._module.net.state_dict().items() if isinstance(v, Tensor)}
-        states: dict[str, dict[str, Tensor]] = {}
-        generators: dict[str, Tensor] = {}
-        for shard in match_names(shards, own, self._note):
-            kind, _, name = shard.name.partition("/")
-            if kind == "model":
-                with torch.no_grad():
-                    own[name].copy_(shard.tensor)
-            elif kind == "optimizer":
-                path, _, key = name.rpartition("/")
-                states.setdefault(path, {})[key] = shard.tensor
-            elif kind == "rng" and name.startswith("0/"):
-                generators[name.removeprefix("0/")] = shard.tensor
+        states, generators = take_weights(shards, own, self._note)
         self._programs.forget_weights()
         if self._is_on_device():  # else they go there when it is attached
             self._training.copyWeightsToDevice()
@@ -310,7 +299,7 @@ class IpuSession:
         self._train_loader.seek(counters["data"])
         self._feed.restart()
         self._num_samples = int(counters["num_samples"])
-        self._num_updates = int(counters.get("num_updates", optimizers.count_updates(states)))
+        self._num_updates = int(counters.get("num_updates", count_updates(states)))
         self._losses[:] = counters.get("unlogged_losses", [])
         drawn, version = generators.pop("ipu", None), counters.get("poptorch")
         self._pending_rng = None if drawn is None else [number % 2**64 for number in drawn.tolist()]

@@ -18,12 +18,12 @@ from portwright.errors import NonFiniteError, UnsupportedError, UserError
 from portwright.runtime import metrics
 from portwright.runtime.base_model import make_model, split_loss
 from portwright.runtime.batches import name_outputs
-from portwright.runtime.checkpoint import match_names
+from portwright.runtime.fixed_shape import FixedShapeFeed
 from portwright.runtime.inputs import Inputs, explaining
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.runtime.take_state import take_weights
 from portwright.target import Event, JobSpec, Lowered, Shard, Stretch, World
 from portwright.targets.rdu import optimizers
-from portwright.targets.rdu.feed import TrainingFeed
 from portwright.targets.rdu.program import Program
 from portwright.targets.rdu.settings import Settings
 from portwright.targets.rdu.step import Step
@@ -56,7 +56,7 @@ class RduSession:
             )
         spec = self._job.params.optimizer
         self._train_loader = self._inputs.open("train_input", repeat=True)
-        self._feed = TrainingFeed(self._train_loader, self._note)
+        self._feed = FixedShapeFeed(self._train_loader, "a PEF", self._note)
         if self._train_loader.batch_size is not None:
             self._settings.check_batch(self._train_loader.batch_size // self._world.size)
         step = Step(self._module)
@@ -120,7 +120,7 @@ class RduSession:
 
     def _update(self, step: int, rate: float) -> float:
         program = self._training()
-        batch = self._feed.next()
+        batch = self._feed.next_batch()
         self._num_samples += self._train_loader.last_counts[1]
         if not program.is_traced:
             program.trace(batch)
@@ -243,18 +243,7 @@ class RduSession:
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
         own = {k: v for k, v in self._module.net.state_dict().items() if isinstance(v, Tensor)}
-        states: dict[str, dict[str, Tensor]] = {}
-        generators: dict[str, Tensor] = {}
-        for shard in match_names(shards, own, self._note):
-            kind, _, name = shard.name.partition("/")
-            if kind == "model":
-                with torch.no_grad():
-                    own[name].copy_(shard.tensor)
-            elif kind == "optimizer":
-                path, _, key = name.rpartition("/")
-                states.setdefault(path, {})[key] = shard.tensor
-            elif kind == "rng" and name.startswith(f"{self._world.rank}/"):
-                generators[name.partition("/")[2]] = shard.tensor
+        states, generators = take_weights(shards, own, self._note, rank=self._world.rank)
         if counters is not None and self._program is not None:
             optimizers.load_state(self._optimizers, self._trained, self._job.params.optimizer, states)
             self._train_loader.seek(counters["data"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,11 +47,3 @@ def name_tensors(batch: Any) -> list[tuple[str, Tensor]]:
 
 def signature_of(batch: Any) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     return tuple((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in name_tensors(batch))
-
-
-def differing(first: Sequence[Any], other: Sequence[Any]) -> str:
-    """What is different in two signatures, for a person."""
-    for one, two in zip(first, other, strict=False):
-        if one != two:
-            return f"{one[0]} is {two[1]}{list(two[2])} where {one[1]}{list(one[2])} was compiled for"
-    return f"{len(other)} tensor(s) where {len(first)} were compiled for"
