@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	# tf-keras asks for the large `tensorflow`; its CPU build serves as well, and pip cannot be told.
+	$(BIN)/pip install -q -c constraints.txt tensorflow-cpu
+	$(BIN)/pip install -q -c constraints.txt --no-deps tf-keras
 	@touch $(STAMP)
 
 $(BENCH_STAMP): $(STAMP)
