@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from portwright.graph.plans.planning import Wish, parse_targets, plan_subject
+from portwright.graph.plans.planning import plan_subject
 from portwright.graph.plans.subject import Request, load_subject
+from portwright.graph.plans.wish import Wish, parse_targets
 
 NET = """
 import torch.nn.functional as F

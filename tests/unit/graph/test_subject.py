@@ -12,8 +12,9 @@ import torch
 from portwright.errors import UserError
 from portwright.graph.inputs import TensorSpec
 from portwright.graph.plans.described import parse_batch
-from portwright.graph.plans.planning import Wish, parse_memory, parse_targets, plan_subject
+from portwright.graph.plans.planning import plan_subject
 from portwright.graph.plans.subject import Request, Subject, load_subject
+from portwright.graph.plans.wish import Wish, parse_memory, parse_targets
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from portwright.graph.plans.planning import Planned, Wish, check_wish, parse_targets, plan_subject
+from portwright.graph.plans.files import Planned
+from portwright.graph.plans.planning import plan_subject
 from portwright.graph.plans.subject import Request, load_subject
+from portwright.graph.plans.wish import Wish, check_wish, parse_targets
 
 
 def plan(

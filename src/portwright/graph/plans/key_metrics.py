@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from portwright.graph.plans.data import Data
 from portwright.graph.plans.estimate import MADE_BY
 from portwright.graph.plans.plan import Plan
-from portwright.graph.plans.subject import Data
 
 SOURCE = "PSC Neocortex, Compilation Key Metrics to Share"
 _MOST_FILES = 1_000_000

@@ -26,9 +26,11 @@ def plan_and_print(
     as_json: bool,
 ) -> bool:
     """Whether every target supports the model and none is known to be too small for it."""
-    from portwright.graph.plans.planning import Wish, check_wish, parse_targets, plan_subject, write_files
+    from portwright.graph.plans.files import write_files
+    from portwright.graph.plans.planning import plan_subject
     from portwright.graph.plans.report import report
     from portwright.graph.plans.subject import Request, load_subject
+    from portwright.graph.plans.wish import Wish, check_wish, parse_targets
 
     wish = Wish(parse_targets(targets), mode, memory, legalise)
     check_wish(wish)  # what is wrong with the command line is said before the user's code runs

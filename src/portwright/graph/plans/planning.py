@@ -3,84 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from portwright.discover import find_targets, get_target
-from portwright.errors import UserError, suggest
+from portwright.errors import UserError
 from portwright.graph.capturing.capture import capture
 from portwright.graph.capturing.conversion import converting_fakes
 from portwright.graph.graph import Graph
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import MatchReport, Refusal, match
+from portwright.graph.plans.files import Planned
 from portwright.graph.plans.fit import parse_mode
-from portwright.graph.plans.key_metrics import answer_key_metrics
 from portwright.graph.plans.optimizer_state import OptimizerCost
-from portwright.graph.plans.plan import Plan, make_plan
-from portwright.graph.plans.sizes import parse_bytes
+from portwright.graph.plans.plan import make_plan
 from portwright.graph.plans.subject import Subject
-from portwright.job.atomic import atomic_write_text
-from portwright.target import Hardware, Target
-
-
-@dataclass(frozen=True)
-class Wish:
-    """The part of the command line that says how to plan."""
-
-    targets: tuple[Target, ...]
-    mode: str | None = None
-    memory: str | None = None
-    legalise: bool = False
-
-
-@dataclass
-class Planned:
-    """The plans of one subject, by target name in small letters."""
-
-    subject: Subject
-    plans: dict[str, Plan] = field(default_factory=dict)
-
-    @property
-    def is_good(self) -> bool:
-        return all(plan.is_good for plan in self.plans.values())
-
-    def as_json(self) -> dict[str, Any]:
-        documents = {
-            name: {**plan.as_json(), "key_metrics": answer_key_metrics(plan, self.subject.data)["answers"]}
-            for name, plan in self.plans.items()
-        }
-        return next(iter(documents.values())) if len(documents) == 1 else {"targets": documents}
-
-
-def parse_targets(text: str) -> tuple[Target, ...]:
-    """Reads csx, csx,gpu or all; `all` are those that say what they run or what they are."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UserError("--target names no target.", "Give csx, csx,gpu or all.")
-    if any(name.lower() == "all" for name in names):
-        return tuple(target for target in find_targets().values() if target.hardware is not None)
-    chosen = {target.name: target for target in map(get_target, names)}
-    for target in chosen.values():
-        if target.hardware is None:
-            raise UserError(
-                f"nothing is known of the machine of target {target.name}.", "Plan for another target."
-            )
-    return tuple(chosen.values())
-
-
-def check_wish(wish: Wish) -> None:
-    """Refuses a mode or a size of memory that cannot be."""
-    mode, memories = parse_mode(wish.mode), parse_memory(wish.memory, wish.targets)
-    for target in wish.targets:
-        machine = _machine(target, memories)
-        if mode is not None and mode not in machine.modes:
-            raise UserError(
-                f"{machine.name} has no execution mode {mode}.", f"It has: {', '.join(machine.modes)}."
-            )
+from portwright.graph.plans.wish import Wish, machine_of, parse_memory
+from portwright.target import Target
 
 
 def plan_subject(subject: Subject, wish: Wish) -> Planned:
@@ -89,7 +28,7 @@ def plan_subject(subject: Subject, wish: Wish) -> Planned:
     planned = Planned(subject)
     captures = _Captures(subject)
     for target in wish.targets:
-        machine = _machine(target, memories)
+        machine = machine_of(target, memories)
         try:
             graph, report, gain = _match(captures, target, wish.legalise)
         except SystemExit as stop:
@@ -252,43 +191,6 @@ class _Captures:
             self.optimizer = OptimizerCost(type(own).__name__, dict(own.defaults))
 
 
-def _machine(target: Target, memories: Mapping[str, int]) -> Hardware:
-    assert target.hardware is not None
-    machine = target.hardware()
-    if target.name not in memories:
-        return machine
-    sources = {**machine.sources, "memory_bytes": "--memory"}
-    sources.pop("core_memory_bytes", None)
-    return dataclasses.replace(
-        machine, memory_bytes=memories[target.name], core_memory_bytes=None, sources=sources
-    )
-
-
-def parse_memory(text: str | None, targets: Sequence[Target]) -> dict[str, int]:
-    """Reads 24GB, which is meant for the one target or for those that are this machine's, or gpu=24GB,csx=10GB."""
-    if text is None:
-        return {}
-    memories: dict[str, int] = {}
-    for part in text.split(","):
-        name, is_named, size = part.rpartition("=")
-        if is_named:
-            known = {target.name: target for target in targets}
-            if name.strip().upper() not in known:
-                raise UserError(
-                    f"--memory names '{name}', which is not planned for.", suggest(name.upper(), known)
-                )
-            memories[name.strip().upper()] = parse_bytes(size)
-            continue
-        meant = [t for t in targets if len(targets) == 1 or t.kernels is None]
-        if not meant:
-            raise UserError(
-                f"--memory {part} could be of any of {', '.join(t.name.lower() for t in targets)}.",
-                f"Say whose: --memory {targets[0].name.lower()}={part}.",
-            )
-        memories.update(dict.fromkeys((t.name for t in meant), parse_bytes(part)))
-    return memories
-
-
 def _notes(graph: Graph) -> list[str]:
     notes = []
     if "loss" in graph.info:
@@ -298,38 +200,3 @@ def _notes(graph: Graph) -> list[str]:
     if any(stop.is_last for stop in graph.stops):
         notes.append("the step was not seen to its end, so sizes and operations are of its first part.")
     return notes
-
-
-def write_files(planned: Planned, out: Path) -> list[Path]:
-    """plan.html for all, and for each target, in a folder of its own if there are several, its JSON files and drawings."""
-    from portwright.graph.picture import write_page, write_svgs
-
-    written: list[Path] = []
-    documents = {name: plan.as_json() for name, plan in planned.plans.items()}
-    try:
-        for name, plan in planned.plans.items():
-            folder = out / name if len(planned.plans) > 1 else out
-            folder.mkdir(parents=True, exist_ok=True)
-            for file, content in _files(plan, documents[name], planned.subject).items():
-                # No space behind a colon: the commands of the key-metrics page grep for the numbers so.
-                text = json.dumps(content, indent=1, separators=(",", ":"))
-                atomic_write_text(folder / file, text + "\n")
-                written.append(folder / file)
-            written += write_svgs(documents[name], folder)
-        only = next(iter(documents.values())) if len(documents) == 1 else {"targets": documents}
-        written.append(write_page(only, out / "plan.html"))
-    except OSError as error:
-        raise UserError(f"cannot write to '{out}': {error}.", "Choose another folder with --out.") from error
-    return written
-
-
-def _files(plan: Plan, document: Mapping[str, Any], subject: Subject) -> dict[str, Mapping[str, Any]]:
-    files: dict[str, Mapping[str, Any]] = {
-        "plan.json": document,
-        "key_metrics.json": answer_key_metrics(plan, subject.data),
-    }
-    if "estimated_deltat" in plan.estimates:
-        cycles = plan.estimates["estimated_deltat"]
-        rest = {key: value for key, value in cycles.as_json().items() if key != "value"}
-        files["deltat_estimate.json"] = {"estimated_deltat": cycles.value, **rest}
-    return files
