@@ -1,0 +1,61 @@
+"""Sentence pairs in two languages without a download: numbers, in English and in German words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_ENGLISH = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+_ENGLISH_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_GERMAN = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+    "siebzehn achtzehn neunzehn"
+).split()
+_GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+LARGEST = 999_999
+
+
+def number_pairs(num_samples: int, seed: int = 1) -> tuple[list[str], list[str]]:
+    """English and German; German tells the ones before the tens, so that words change places."""
+    digits = np.random.default_rng(seed).integers(1, 7, num_samples)
+    numbers = [int(np.random.default_rng([seed, i]).integers(10**d)) for i, d in enumerate(digits)]
+    return [english(number) for number in numbers], [german(number) for number in numbers]
+
+
+def english(number: int) -> str:
+    words = []
+    if number >= 1000:
+        words += [english(number // 1000), "thousand"]
+        number %= 1000
+        if not number:
+            return " ".join(words)
+    if number >= 100:
+        words += [_ENGLISH[number // 100], "hundred"]
+        number %= 100
+        if not number:
+            return " ".join(words)
+    if number >= 20:
+        words.append(_ENGLISH_TENS[number // 10 - 2])
+        number %= 10
+        if not number:
+            return " ".join(words)
+    return " ".join([*words, _ENGLISH[number]])
+
+
+def german(number: int) -> str:
+    """Parts of the word apart by blanks, as a tokenizer would cut them."""
+    words = []
+    if number >= 1000:
+        words += [german(number // 1000), "tausend"]
+        number %= 1000
+    if number >= 100:
+        words += [_GERMAN[number // 100], "hundert"]
+        number %= 100
+    if number >= 20:
+        ones, tens = number % 10, _GERMAN_TENS[number // 10 - 2]
+        words += [_GERMAN[ones], "und", tens] if ones else [tens]
+    elif number or not words:
+        words.append("eins" if number == 1 else _GERMAN[number])
+    return " ".join(words).replace("eins tausend", "ein tausend")

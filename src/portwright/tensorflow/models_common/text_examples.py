@@ -1,0 +1,147 @@
+"""Samples of fixed length out of documents, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from portwright.errors import UserError
+from portwright.tensorflow.models_common.documentation_text import (
+    Document,
+    python_documentation,
+    read_text_files,
+)
+from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
+from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
+
+HELD_OUT = 10  # of generated samples, every tenth is for evaluation
+
+
+def load_documents(params: Mapping[str, Any], section: str) -> list[Document]:
+    """The *.txt files of the section's data_dir, or Python's documentation."""
+    data_dir = params[section]["data_dir"]
+    if data_dir is None and params["train_input"]["data_dir"] is not None:
+        raise UserError(
+            f"{section} has no data_dir, and train_input has one.",
+            f"Name the folder for evaluation too: {section}.data_dir.",
+        )
+    return python_documentation() if data_dir is None else read_text_files(folders_of(data_dir))
+
+
+def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
+    """vocab_file, or `size` tokens at most of the training text: the same for training and evaluation."""
+    options = params["train_input"]
+    if options["vocab_file"] is None:
+        documents = load_documents(params, "train_input")
+        texts = (sentence for document in documents for sentence in document)
+        return Vocabulary.learn(texts, size, lower_case=options["do_lower"])
+    vocabulary = Vocabulary.read(options["vocab_file"], lower_case=options["do_lower"])
+    if len(vocabulary) > size:
+        raise UserError(
+            f"vocab_file has {len(vocabulary)} tokens, and the model has room for {size}.",
+            f"Set model.vocab_size to at least {len(vocabulary)}.",
+        )
+    return vocabulary
+
+
+def take_split(arrays: Arrays, params: Mapping[str, Any], section: str) -> Arrays:
+    """Of generated samples those of training or of evaluation, no more than num_samples."""
+    options = params[section]
+    if options["data_dir"] is None:
+        held_out = np.arange(len(next(iter(arrays.values())))) % HELD_OUT == 0
+        chosen = held_out if section == "eval_input" else ~held_out
+        arrays = {name: array[chosen] for name, array in arrays.items()}
+    limit = options.get("num_samples")
+    return {name: array[:limit] for name, array in arrays.items()}
+
+
+def pack_sequences(documents: Sequence[Document], vocabulary: Vocabulary, length: int) -> Arrays:
+    """Running text in pieces of `length`, documents apart by the end token; labels are the tokens that follow."""
+    stream: list[int] = []
+    for document in documents:
+        for sentence in document:
+            stream += vocabulary.encode(sentence)
+        stream.append(vocabulary.ids[END])
+    num_samples = (len(stream) - 1) // length
+    if num_samples < 1:
+        raise UserError(
+            f"The text has {len(stream)} tokens, fewer than a sample of {length}.", "Give more text."
+        )
+    tokens = np.asarray(stream[: num_samples * length + 1], np.int32)
+    inputs = tokens[:-1].reshape(num_samples, length)
+    return {
+        "input_ids": inputs,
+        "input_mask": np.ones_like(inputs),
+        "labels": tokens[1:].reshape(num_samples, length),
+    }
+
+
+def single_segments(documents: Sequence[Document], vocabulary: Vocabulary, length: int) -> Arrays:
+    """Sentences of a document, as many as fit, between the start and the end token; padded at the end."""
+    samples = [
+        [vocabulary.ids[START], *piece, vocabulary.ids[END]]
+        for document in documents
+        for piece in _fill(document, vocabulary, length - 2)
+    ]
+    input_ids, input_mask = pad(samples, length, vocabulary.ids[PAD])
+    return {"input_ids": input_ids, "input_mask": input_mask}
+
+
+def sentence_pairs(documents: Sequence[Document], vocabulary: Vocabulary, length: int, seed: int = 1) -> Arrays:
+    """Two pieces of text, the second of which follows the first (label 0) or comes from elsewhere (label 1)."""
+    random = np.random.default_rng(seed)
+    halves = [list(_fill(document, vocabulary, (length - 3) // 2)) for document in documents]
+    halves = [pieces for pieces in halves if len(pieces) > 1]
+    if len(halves) < 2:
+        raise UserError(
+            f"Pairs need two documents of two pieces of text; there are {len(halves)}.",
+            "Give more text, documents apart by an empty line, or set model.disable_nsp.",
+        )
+    start, end = vocabulary.ids[START], vocabulary.ids[END]
+    samples, first_lengths, labels = [], [], []
+    for number, pieces in enumerate(halves):
+        for first, following in zip(pieces, pieces[1:], strict=False):
+            elsewhere = bool(random.random() < 0.5)
+            if elsewhere:
+                other = halves[(number + 1 + int(random.integers(len(halves) - 1))) % len(halves)]
+                following = other[int(random.integers(len(other)))]
+            samples.append([start, *first, end, *following, end])
+            first_lengths.append(len(first) + 2)
+            labels.append(int(elsewhere))
+    input_ids, input_mask = pad(samples, length, vocabulary.ids[PAD])
+    after_first = np.arange(length) >= np.asarray(first_lengths)[:, None]
+    return {
+        "input_ids": input_ids,
+        "input_mask": input_mask,
+        "segment_ids": (after_first & (input_mask == 1)).astype(np.int32),
+        "next_sentence_labels": np.asarray(labels, np.int32),
+    }
+
+
+def pad(samples: Sequence[Sequence[int]], length: int, pad_id: int) -> tuple[Any, Any]:
+    """Samples as rows of one length, and 1 where a token stands, 0 where padding does."""
+    ids = np.full((len(samples), length), pad_id, np.int32)
+    mask = np.zeros((len(samples), length), np.int32)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample)] = sample
+        mask[row, : len(sample)] = 1
+    return ids, mask
+
+
+def _fill(document: Document, vocabulary: Vocabulary, length: int) -> list[list[int]]:
+    """Whole sentences together up to `length` tokens; a longer sentence is cut."""
+    if length < 1:
+        raise UserError(
+            f"max_sequence_length leaves {length} tokens for text.", "Take a longer max_sequence_length."
+        )
+    pieces: list[list[int]] = []
+    current: list[int] = []
+    for sentence in document:
+        tokens = vocabulary.encode(sentence)[:length]
+        if current and len(current) + len(tokens) > length:
+            pieces.append(current)
+            current = []
+        current = current + tokens
+    return [*pieces, current] if current else pieces
