@@ -1,0 +1,312 @@
+"""The Estimator: a model function trained, evaluated and asked for predictions, with its state in a folder."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import device_setter
+
+from portwright.tensorflow import evaluation, prediction, train_loop
+from portwright.tensorflow.argument_names import argument_names, call_with
+from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.host_call import host_call_to_eval_metric_ops
+from portwright.tensorflow.input_feed import Feed, make_feed
+from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.run_config import RunConfig, TaskType, default_session_config, path_as_str
+from portwright.tensorflow.spec import EstimatorSpec, check_hooks
+
+_MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "self", "config"}
+_MAY_BE_OVERRIDDEN = {
+    "model_fn",
+    "latest_checkpoint",
+    "_create_and_assert_global_step",
+    "_create_global_step",
+    "_export_all_saved_models",
+    "_assert_members_are_not_overridden",
+}
+
+
+class Estimator:
+    """Trains and evaluates what `model_fn(features, labels, mode, params, config)` builds.
+
+    `model_fn` may take any of these arguments, but must take features. Each call builds a graph of its own, and what
+    it learned lies in `model_dir` as TensorFlow checkpoints.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: Any = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        type(self)._assert_members_are_not_overridden(self)
+        self._config = _complete_config(config, path_as_str(model_dir))
+        self._train_distribution = self._config.train_distribute
+        self._eval_distribution = self._config.eval_distribute
+        self._model_dir: str = self._config.model_dir
+        self._session_config = self._config.session_config
+        self._device_fn = self._config.device_fn or _device_setter(self._config)
+        _check_model_fn(model_fn, params)
+        self._model_fn = model_fn
+        self._params = copy.deepcopy(params or {})
+        self._warm_start_settings = _warm_start_settings(warm_start_from)
+
+    @property
+    def model_dir(self) -> str:
+        return self._model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        return copy.deepcopy(self._config)
+
+    @property
+    def params(self) -> Any:
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The model function with this Estimator's params bound to it."""
+
+        def model_fn(features: Any, labels: Any, mode: str, config: RunConfig) -> Any:
+            return self._call_model_fn(features, labels, mode, config)
+
+        return model_fn
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Any = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Any = None,
+    ) -> Estimator:
+        """Trains for `steps` more steps, up to step `max_steps`, or until the data ends."""
+        if self._config.task_type in (TaskType.EVALUATOR, TaskType.PS):
+            raise BadValue(
+                f"This process is task {self._config.task_type!r}, which does not train.",
+                "Call train_and_evaluate, which does what TF_CONFIG asks of each process.",
+            )
+        if steps is not None and max_steps is not None:
+            raise BadValue(
+                f"Both steps ({steps}) and max_steps ({max_steps}) were given.", "Give one of them."
+            )
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and value <= 0:
+                raise BadValue(f"{name} must be more than 0; received {value}.")
+        if max_steps is not None and max_steps <= _saved_step(self._model_dir):
+            tf.compat.v1.logging.info("Skipping training since max_steps has already saved.")
+            return self
+        all_hooks = list(check_hooks(hooks))
+        if steps is not None or max_steps is not None:
+            all_hooks.append(tf.compat.v1.train.StopAtStepHook(steps, max_steps))
+        loss = train_loop.train(self, input_fn, all_hooks, _check_listeners(saving_listeners))
+        tf.compat.v1.logging.info("Loss for final step: %s.", loss)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Any = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Returns the metrics over `steps` batches, or all; without a checkpoint those of a fresh model."""
+        if steps is not None and steps <= 0:
+            raise BadValue(f"steps must be more than 0; received {steps}.")
+        all_hooks = list(check_hooks(hooks))
+        checkpoint = self._choose_checkpoint(checkpoint_path, "evaluate")
+        return evaluation.evaluate(self, input_fn, steps, all_hooks, checkpoint, name)
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Any = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions, until the data ends; without a checkpoint those of a fresh model."""
+        all_hooks = list(check_hooks(hooks))
+        checkpoint = self._choose_checkpoint(checkpoint_path, "predict")
+        yield from prediction.predict(
+            self, input_fn, predict_keys, all_hooks, checkpoint, yield_single_examples
+        )
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """The folder for the metrics of the evaluation of this name."""
+        return os.path.join(self._model_dir, f"eval_{name}" if name else "eval")  # noqa: PTH118 - it may be a URL
+
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint in model_dir; None without one."""
+        found: str | None = tf.train.latest_checkpoint(self._model_dir)
+        return found
+
+    def get_variable_names(self) -> list[str]:
+        """Names of the variables in the newest checkpoint."""
+        return [name for name, _ in tf.train.list_variables(self._required_checkpoint())]
+
+    def get_variable_value(self, name: str) -> Any:
+        """The value of a variable in the newest checkpoint."""
+        return tf.train.load_variable(self._required_checkpoint(), name)
+
+    # -- steps that subclasses build on ------------------------------------------------------------------------------
+
+    def _create_global_step(self, graph: Any) -> Any:
+        return tf.compat.v1.train.create_global_step(graph)
+
+    def _create_and_assert_global_step(self, graph: Any) -> Any:
+        step = self._create_global_step(graph)
+        if step is not tf.compat.v1.train.get_global_step() or not step.dtype.is_integer:
+            raise BadValue(f"The global step must be the graph's, and an integer; received {step!r}.")
+        return step
+
+    def _call_input_fn(self, input_fn: Callable[..., Any], mode: str, input_context: Any = None) -> Any:
+        offered = {"mode": mode, "params": self.params, "config": self.config}
+        if input_context is not None:
+            offered["input_context"] = input_context
+        with tf.compat.v1.device("/cpu:0"):
+            return call_with(input_fn, offered)
+
+    def _get_feed(self, input_fn: Callable[..., Any], mode: str) -> Feed:
+        return make_feed(self._call_input_fn(input_fn, mode))
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
+        offered: dict[str, Any] = {"mode": mode, "params": self.params, "config": config}
+        if "labels" in argument_names(self._model_fn):
+            offered["labels"] = labels
+        elif labels is not None:
+            raise BadValue(
+                "input_fn gives labels, but model_fn does not take labels.", "Give it an argument labels."
+            )
+        tf.compat.v1.logging.info("Calling model_fn.")
+        spec = call_with(self._model_fn, {"features": features, **offered})
+        tf.compat.v1.logging.info("Done calling model_fn.")
+        if not isinstance(spec, EstimatorSpec):
+            raise BadValue(f"model_fn must return an EstimatorSpec; it returned {spec!r}.")
+        host_call = getattr(spec, "host_call", None)
+        if host_call and mode == ModeKeys.EVAL:
+            return spec._replace(eval_metric_ops=host_call_to_eval_metric_ops(host_call))
+        return spec
+
+    def _maybe_warm_start(self, checkpoint_path: str | None) -> None:
+        if not checkpoint_path and self._warm_start_settings:
+            tf.compat.v1.logging.info("Warm-starting with WarmStartSettings: %s", self._warm_start_settings)
+            tf.compat.v1.train.warm_start(*self._warm_start_settings)
+
+    def _choose_checkpoint(self, checkpoint_path: str | None, verb: str) -> str | None:
+        chosen = path_as_str(checkpoint_path) or self.latest_checkpoint()
+        if not chosen:
+            tf.compat.v1.logging.info(
+                "Could not find trained model in model_dir: %s, running initialization to %s.",
+                self._model_dir,
+                verb,
+            )
+        return chosen
+
+    def _required_checkpoint(self) -> str:
+        found = self.latest_checkpoint()
+        if not found:
+            raise BadValue(f"There is no checkpoint in {self._model_dir}.", "Train first.")
+        return found
+
+    def _assert_members_are_not_overridden(self) -> None:
+        if type(self).__name__ == "TPUEstimator":
+            return
+        ours = {name for name in dir(Estimator) if not name.startswith("__")} - _MAY_BE_OVERRIDDEN
+        overridden = sorted(
+            name
+            for name in ours & set(type(self).__dict__)
+            if getattr(Estimator, name) is not getattr(type(self), name)
+        )
+        if overridden and type(self) is not Estimator and not getattr(type(self), "_is_portwright", False):
+            raise BadValue(
+                f"{type(self).__name__} overrides {', '.join(overridden)} of Estimator.",
+                "Put what it does into model_fn, or name the methods otherwise.",
+            )
+
+
+def _complete_config(config: RunConfig | None, model_dir: str | None) -> RunConfig:
+    config = RunConfig() if config is None else config
+    if not isinstance(config, RunConfig):
+        raise BadValue(f"config must be a RunConfig; received {config!r}.")
+    if config.session_config is None:
+        config = config.replace(session_config=default_session_config())
+    if model_dir is not None and config.model_dir is not None and config.model_dir != model_dir:
+        raise BadValue(
+            f"model_dir is {model_dir!r} in the constructor and {config.model_dir!r} in RunConfig.",
+            "Give one of them, or the same twice.",
+        )
+    if model_dir:
+        return config.replace(model_dir=model_dir)
+    if config.model_dir is None:
+        made = tempfile.mkdtemp()
+        tf.compat.v1.logging.warning("Using temporary folder as model directory: %s", made)
+        return config.replace(model_dir=made)
+    return config
+
+
+def _check_model_fn(model_fn: Any, params: Any) -> None:
+    if model_fn is None:
+        raise BadValue("model_fn is None.", "Give Estimator a model function.")
+    names = set(argument_names(model_fn))
+    if "features" not in names:
+        raise BadValue(f"model_fn ({model_fn}) has no argument features.", "Give it one.")
+    if params is not None and "params" not in names:
+        raise BadValue(
+            f"params were given, but model_fn ({model_fn}) has no argument params.",
+            f"Give it one. Received: params={params}.",
+        )
+    if params is None and "params" in names:
+        tf.compat.v1.logging.warning("model_fn (%s) takes params, but Estimator was given none.", model_fn)
+    if unknown := sorted(names - _MODEL_FN_ARGUMENTS):
+        raise BadValue(
+            f"model_fn ({model_fn}) has arguments that an Estimator cannot give: {', '.join(unknown)}.",
+            "It may have features, labels, mode, params, config; bind others with functools.partial.",
+        )
+
+
+def _check_listeners(listeners: Any) -> list[Any]:
+    found = list(listeners or ())
+    for listener in found:
+        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
+            raise BadType(
+                f"saving_listeners must hold CheckpointSaverListener objects; received {listener!r}."
+            )
+    return found
+
+
+def _saved_step(model_dir: str) -> int:
+    newest = tf.train.latest_checkpoint(model_dir)
+    if not newest:
+        return 0
+    reader = tf.train.load_checkpoint(newest)
+    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+
+
+def _device_setter(config: RunConfig) -> Any:
+    if config.num_ps_replicas == 0:
+        return None
+    job = f"/job:{config.task_type}/task:{config.task_id}" if config.task_type else "/job:worker"
+    return tf.compat.v1.train.replica_device_setter(
+        ps_tasks=config.num_ps_replicas,
+        worker_device=job,
+        merge_devices=True,
+        ps_ops=list(device_setter.STANDARD_PS_OPS),
+        cluster=config.cluster_spec,
+    )
+
+
+def _warm_start_settings(warm_start_from: Any) -> Any:
+    if warm_start_from is None:
+        return None
+    from portwright.tensorflow.warm_start import settings_from
+
+    return settings_from(warm_start_from)

@@ -1,0 +1,64 @@
+"""What an input function returned, as the tensors that a model function takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.tensorflow.bad_input import BadValue
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One batch as tensors, and the hooks that make it flow."""
+
+    features: Any
+    labels: Any
+    hooks: tuple[Any, ...]
+
+
+class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Starts an iterator when a session is made; `is_restored` is set where its state comes from elsewhere."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self._initializer: Any = None
+
+    def begin(self) -> None:
+        self._initializer = self._iterator.initializer
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._initializer)
+
+    def needs(self, step: int) -> bool:
+        return False
+
+
+def make_feed(result: Any) -> Feed:
+    """Takes a dataset, an iterator, a pair (features, labels), or features alone."""
+    hooks: tuple[Any, ...] = ()
+    if isinstance(result, tf.data.Dataset):
+        iterator = tf.compat.v1.data.make_initializable_iterator(result)
+        hooks = (InitializeIterator(iterator),)
+        result = iterator.get_next()
+    elif isinstance(result, tf.compat.v1.data.Iterator):
+        hooks = (InitializeIterator(result),) if result._initializer is not None else ()
+        result = result.get_next()
+    if isinstance(result, (list, tuple)):
+        if len(result) != 2:
+            raise BadValue(
+                f"input_fn gives {len(result)} items a batch.",
+                "Give (features, labels), or features alone; put several features into a dict.",
+            )
+        return Feed(result[0], result[1], hooks)
+    return Feed(result, None, hooks)
+
+
+def ends_by_itself(features: Any) -> bool:
+    """Whether these features come from a dataset or a queue, which can end."""
+    tensors = [item for item in tf.nest.flatten(features) if isinstance(item, tf.Tensor)]
+    if any(tensor.op.type == "IteratorGetNext" for tensor in tensors):
+        return True
+    return bool(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS))

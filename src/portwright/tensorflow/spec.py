@@ -1,0 +1,201 @@
+"""What a model function returns: the tensors and ops of one mode, checked."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.host_call import validate_host_call
+from portwright.tensorflow.mode_keys import ModeKeys
+
+_FIELDS = (
+    "mode",
+    "predictions",
+    "loss",
+    "train_op",
+    "eval_metric_ops",
+    "export_outputs",
+    "training_chief_hooks",
+    "training_hooks",
+    "scaffold",
+    "evaluation_hooks",
+    "prediction_hooks",
+)
+
+
+class EstimatorSpec(namedtuple("EstimatorSpec", _FIELDS)):
+    """Everything that an Estimator runs in one mode; what does not fit the mode is refused here."""
+
+    def __new__(
+        cls,
+        mode: str,
+        predictions: Any = None,
+        loss: Any = None,
+        train_op: Any = None,
+        eval_metric_ops: dict[str, Any] | None = None,
+        export_outputs: dict[str, Any] | None = None,
+        training_chief_hooks: Any = None,
+        training_hooks: Any = None,
+        scaffold: Any = None,
+        evaluation_hooks: Any = None,
+        prediction_hooks: Any = None,
+    ) -> EstimatorSpec:
+        predictions_checked = check_predictions(predictions, mode)
+        return super().__new__(
+            cls,
+            mode,
+            predictions_checked,
+            check_loss(loss, mode),
+            check_train_op(train_op, mode),
+            check_eval_metric_ops(eval_metric_ops),
+            check_export_outputs(export_outputs, predictions_checked, mode),
+            check_hooks(training_chief_hooks, "training_chief_hooks"),
+            check_hooks(training_hooks, "training_hooks"),
+            check_scaffold(scaffold),
+            check_hooks(evaluation_hooks, "evaluation_hooks"),
+            check_hooks(prediction_hooks, "prediction_hooks"),
+        )
+
+    def _replace(self, **kwds: Any) -> EstimatorSpec:  # type: ignore[override]
+        if kwds.get("mode", self.mode) != self.mode:
+            raise BadValue(
+                f"The mode of an EstimatorSpec cannot change from {self.mode!r} to {kwds['mode']!r}.",
+                "Make a new EstimatorSpec.",
+            )
+        unknown = sorted(set(kwds) - set(self._fields))
+        if unknown:
+            raise BadValue(f"EstimatorSpec has no field {unknown}.", f"Fields: {', '.join(self._fields)}.")
+        return EstimatorSpec(**{**self._asdict(), **kwds})
+
+
+class CSEstimatorSpec(EstimatorSpec):
+    """An EstimatorSpec whose metrics may come as a host call: `(function, [tensors])`, or a dict of metrics."""
+
+    host_call: Any
+
+    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> CSEstimatorSpec:
+        checked = validate_host_call(host_call)
+        if checked and kwargs.get("eval_metric_ops"):
+            raise BadValue("Both host_call and eval_metric_ops were given.", "Give one of them.")
+        spec = super().__new__(cls, mode, **kwargs)
+        spec.host_call = checked or None
+        return spec
+
+
+def check_train_op(train_op: Any, mode: str) -> Any:
+    if train_op is None:
+        if mode == ModeKeys.TRAIN:
+            raise BadValue("The EstimatorSpec has no train_op.", "In mode 'train' give one.")
+        return None
+    if isinstance(train_op, tf.Variable):
+        train_op = train_op.op
+    if not isinstance(train_op, tf.Operation) and not tf.is_tensor(train_op):
+        raise BadType(f"train_op must be an operation or a tensor; received {train_op!r}.")
+    _check_graph(train_op, "train_op")
+    return train_op
+
+
+def check_loss(loss: Any, mode: str) -> Any:
+    if loss is None:
+        if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
+            raise BadValue("The EstimatorSpec has no loss.", f"In mode {mode!r} give one.")
+        return None
+    if not _is_tensor(loss):
+        raise BadType(f"loss must be a tensor; received {loss!r}.")
+    if loss.shape.num_elements() not in (None, 1):
+        raise BadValue(f"loss must be one number; received {loss!r}.", "Take its mean or sum.")
+    _check_graph(loss, "loss")
+    return loss if loss.shape.is_compatible_with(tf.TensorShape([])) else tf.reshape(loss, [])
+
+
+def check_predictions(predictions: Any, mode: str) -> Any:
+    if predictions is None:
+        if mode == ModeKeys.PREDICT:
+            raise BadValue(
+                "The EstimatorSpec has no predictions.", "In mode 'infer' give a tensor or a dict."
+            )
+        return {}
+    named = predictions if isinstance(predictions, dict) else {"": predictions}
+    for key, value in named.items():
+        label = f"predictions[{key!r}]" if isinstance(predictions, dict) else "predictions"
+        if not _is_tensor(value):
+            raise BadType(f"{label} must be a tensor; received {value!r}.")
+        _check_graph(value, label)
+    return dict(predictions) if isinstance(predictions, dict) else predictions
+
+
+def check_export_outputs(export_outputs: Any, predictions: Any, mode: str) -> Any:
+    if mode != ModeKeys.PREDICT:
+        return export_outputs
+    from tensorflow.python.saved_model.model_utils.export_utils import get_export_outputs
+
+    return get_export_outputs(export_outputs, predictions)
+
+
+def check_hooks(hooks: Any, label: str = "hooks") -> tuple[Any, ...]:
+    found = tuple(hooks or ())
+    for hook in found:
+        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
+            raise BadType(f"{label} must hold SessionRunHook objects; received {hook!r}.")
+    return found
+
+
+def check_eval_metric_ops(eval_metric_ops: Any) -> dict[str, tuple[Any, Any]]:
+    if eval_metric_ops is None:
+        return {}
+    if not isinstance(eval_metric_ops, dict):
+        raise BadType(f"eval_metric_ops must be a dict; received {eval_metric_ops!r}.")
+    checked: dict[str, tuple[Any, Any]] = {}
+    for key, metric in eval_metric_ops.items():
+        if isinstance(metric, tf.keras.metrics.Metric):
+            checked[key] = _metric_of_keras(metric)
+        elif isinstance(metric, tuple) and len(metric) == 2:
+            checked[key] = metric
+        else:
+            raise BadType(
+                f"eval_metric_ops[{key!r}] must be a pair (value, update); received {metric!r}.",
+                "tf.compat.v1.metrics functions return such pairs.",
+            )
+        for item in tf.nest.flatten(checked[key]):
+            _check_graph(item, f"eval_metric_ops[{key!r}]")
+    return checked
+
+
+def check_scaffold(scaffold: Any) -> Any:
+    if scaffold is None:
+        return tf.compat.v1.train.Scaffold()
+    if not isinstance(scaffold, tf.compat.v1.train.Scaffold):
+        raise BadType(f"scaffold must be a tf.compat.v1.train.Scaffold; received {scaffold!r}.")
+    return scaffold
+
+
+def _metric_of_keras(metric: Any) -> tuple[Any, Any]:
+    if not metric.updates:
+        raise BadValue(
+            f"The metric {metric.name!r} was never updated.", "Call its update_state(...) in model_fn."
+        )
+    for update in metric.updates:
+        _check_graph(update, f"the update of metric {metric.name!r}")
+    # Keras puts its variables in no collection, so nothing would initialise them.
+    for collection in (tf.compat.v1.GraphKeys.LOCAL_VARIABLES, tf.compat.v1.GraphKeys.METRIC_VARIABLES):
+        known = {id(variable) for variable in tf.compat.v1.get_collection(collection)}
+        for variable in metric.variables:
+            if id(variable) not in known:
+                tf.compat.v1.add_to_collection(collection, variable)
+    return metric.result(), metric.updates[0]
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) and not isinstance(value, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices))
+
+
+def _check_graph(value: Any, label: str) -> None:
+    graph = getattr(value, "graph", None)
+    if graph is not None and graph is not tf.compat.v1.get_default_graph():
+        raise BadValue(
+            f"{label} ({getattr(value, 'name', value)!r}) is of another graph.",
+            "Make it inside model_fn, in the call that returns it: each mode has a graph of its own.",
+        )
