@@ -7,14 +7,19 @@ BENCH_STAMP := $(VENV)/.installed-bench
 # Vendor environments are large and cannot share ours; they are cached outside the checkout.
 ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
 CSX := $(ENVS)/csx-2.10.0
+ESTIMATOR := $(ENVS)/tf-2.15.1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-vendor test-vendor-core test-vendor-sdk csx-env lint format docs bench clean
+# TensorFlow 2.15, the last one with tf.estimator, exists for Python 3.9 to 3.11.
+ESTIMATOR_PYTHON ?= $(PYTHON)
+
+.PHONY: help demo test test-estimator test-gpu test-vendor test-vendor-core test-vendor-sdk csx-env lint format docs bench clean
 
 help:
 	@echo "make demo         check, port, prove, lower and train a plain PyTorch script"
 	@echo "make test         the tests"
 	@echo "make test-vendor  the tests that ask Cerebras's own SDK (installs it, 6 GB, outside the checkout)"
+	@echo "make test-estimator  the tests beside the real tf.estimator (installs TensorFlow 2.15, 1.3 GB, outside the checkout)"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         write the generated pages anew"
 	@echo "make bench        the benchmarks, peers beside us in the same run"
@@ -37,11 +42,21 @@ $(BENCH_STAMP): $(STAMP)
 csx-env: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/portwright env csx
 
+$(ESTIMATOR)/.installed:
+	@$(ESTIMATOR_PYTHON) -c 'import sys; sys.exit(None if (3, 9) <= sys.version_info < (3, 12) else "TensorFlow 2.15 needs Python 3.9 to 3.11; this is %s. Say which one: make ESTIMATOR_PYTHON=python3.11" % sys.version.split()[0])'
+	$(ESTIMATOR_PYTHON) -m venv --clear $(ESTIMATOR)
+	$(ESTIMATOR)/bin/pip install -q tensorflow-cpu==2.15.1
+	@touch $@
+
+# Beside the real tf.estimator, in an environment of its own.
+test-estimator: $(STAMP) $(ESTIMATOR)/.installed
+	PORTWRIGHT_TF_ESTIMATOR=$(ESTIMATOR)/bin/python $(BIN)/python -m pytest -q tests/estimator
+
 demo: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor -m 'not vendor'
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor --ignore tests/estimator -m 'not vendor'
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu
