@@ -132,7 +132,7 @@ def _cli() -> Iterator[str]:
 
 
 def _run_help() -> str:
-    from portwright.runtime.arguments import make_parser
+    from portwright.job.arguments import make_parser
 
     os.environ["COLUMNS"] = "110"
     return make_parser(None, "run.py").format_help()

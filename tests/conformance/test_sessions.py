@@ -13,10 +13,11 @@ from conformance.bundled import open_bundled
 
 from portwright.errors import UserError
 from portwright.job.logs import Console
+from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
 from portwright.runtime.backend import TorchBackend
 from portwright.runtime.checkpoint import list_checkpoints
-from portwright.runtime.trainer import Outcome, Trainer
+from portwright.runtime.trainer import Trainer
 from portwright.target import JobSpec, Session
 from portwright.targets.ipu.backend import IpuBackend
 from portwright.targets.ipu.section import IpuSection

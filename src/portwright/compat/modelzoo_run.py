@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from portwright.job.arguments import Arguments, parse_arguments
 from portwright.job.logs import Console
-from portwright.runtime.arguments import Arguments, parse_arguments
 from portwright.runtime.run import run as run_portwright
 
 # In release 1.6 mixed precision was for GPUs; elsewhere it said so and computed in float32.

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.job.arguments import Arguments
+from portwright.job.data_paths import check_paths
 from portwright.job.logs import Console
+from portwright.job.outcome import Outcome
 from portwright.job.rundir import atomic_write_text
-from portwright.runtime.arguments import Arguments
 from portwright.runtime.batches import walk_tensors
-from portwright.runtime.trainer import Outcome
 from portwright.target import CompilerSession, JobSpec, Session, Stretch
-
-_PATH_KEYS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 
 
 def validate(
     arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome
 ) -> None:
     """Params were checked before the session was opened; this checks paths, shapes and dtypes, and runs one step."""
-    check_paths(job)
+    check_paths(job.params)
     trains = arguments.mode in ("train", "train_and_eval")
     described: dict[str, Any] = {"batches": {}}
     for name in (["train_input"] if trains else []) + (["eval_input"] if arguments.mode != "train" else []):
@@ -64,20 +63,6 @@ def _say_batches(described: Mapping[str, Any], outcome: Outcome) -> None:
         outcome.lines.append(
             f"{name}: " + ", ".join(f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items())
         )
-
-
-def check_paths(job: JobSpec) -> None:
-    for section in ("train_input", "eval_input"):
-        values = job.params.values.get(section) or {}
-        for key, value in values.items() if isinstance(values, Mapping) else ():
-            if not key.endswith(_PATH_KEYS) or value in (None, ""):
-                continue
-            for path in value if isinstance(value, list) else [value]:
-                if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
-                    raise UserError(
-                        f"{job.params.locate(f'{section}.{key}')}: {section}.{key}: '{path}' does not exist.",
-                        "Correct the path; relative ones start at the current folder.",
-                    )
 
 
 def _describe_batches(batches: list[Any], name: str, console: Console) -> dict[str, tuple[str, list[int]]]:

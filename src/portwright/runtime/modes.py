@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from portwright.errors import UserError
+from portwright.job.arguments import Arguments
 from portwright.job.logs import Console
+from portwright.job.outcome import Outcome
 from portwright.job.params import save_params
-from portwright.job.rundir import RunDir, atomic_write_bytes
+from portwright.job.predictions import write_predictions
+from portwright.job.rundir import RunDir
 from portwright.job.signals import StopSignals
-from portwright.runtime.arguments import Arguments
 from portwright.runtime.checkpoint import (
     LoadedCheckpoint,
     find_last_good,
     list_checkpoints,
     read_checkpoint,
 )
-from portwright.runtime.trainer import Outcome, Trainer
+from portwright.runtime.trainer import Trainer
 from portwright.target import JobSpec, Session, World
 
 
@@ -47,7 +47,7 @@ def run_mode(
             trainer.last_step()  # says so where nothing tells how long to train
         check = validate if arguments.validate_only else compile_step
         check(arguments, job, session, console, outcome)
-        _say_emulated(outcome)
+        outcome.say_emulated()
         return outcome
     trains = arguments.mode in ("train", "train_and_eval")
     if trains:
@@ -87,7 +87,7 @@ def run_mode(
         outcome.status = signals.exit_status
         console.note(f"stopped by {signals.reason} before the end.")
     elif world.is_main and arguments.mode != "eval_all":
-        _say_where(outcome, trains)
+        outcome.say_where(trains)
     return outcome
 
 
@@ -173,43 +173,12 @@ def _evaluate_all(
 
 
 def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list[str]:
-    """One .npz a batch group, each written whole; arrays are those that the model's predict gives."""
-    folder = model_dir / "predict" / f"checkpoint_{step}"
-    written: list[str] = []
-    kept: list[dict[str, np.ndarray[Any, Any]]] = []
-    num_values = 0
-
-    def flush() -> None:
-        nonlocal num_values
-        if not kept:
-            return
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:  # np.savez would trip over an array named "file"
-            for name in kept[0]:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(
-                        member, np.concatenate([part[name] for part in kept]), allow_pickle=False
-                    )
-        path = folder / f"predictions_{len(written):05d}.npz"
-        atomic_write_bytes(path, buffer.getvalue())
-        written.append(str(path))
-        kept.clear()
-        num_values = 0
-
-    for outputs in session.predict(job.params.runconfig.eval_steps):
-        arrays = {name: np.atleast_1d(_as_numpy(tensor)) for name, tensor in outputs.items()}
-        if kept and {n: a.shape[1:] for n, a in arrays.items()} != {
-            n: a.shape[1:] for n, a in kept[0].items()
-        }:
-            flush()
-        kept.append(arrays)
-        num_values += sum(array.size for array in arrays.values())
-        if num_values > 2**26:  # about 256 MB a file
-            flush()
-    flush()
-    if not written:
-        raise UserError("the prediction saw no sample.", "Look at eval_input and runconfig.eval_steps.")
-    return written
+    """One .npz a batch group; arrays are those that the model's predict gives."""
+    batches = (
+        {name: _as_numpy(tensor) for name, tensor in outputs.items()}
+        for outputs in session.predict(job.params.runconfig.eval_steps)
+    )
+    return write_predictions(batches, model_dir / "predict" / f"checkpoint_{step}")
 
 
 def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
@@ -217,19 +186,3 @@ def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
 
     array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
-
-
-def _say_where(outcome: Outcome, trained: bool) -> None:
-    for name, value in outcome.values.items():
-        if name.startswith("eval/") and name != "eval/loss":
-            outcome.lines.append(f"{name.removeprefix('eval/')}: {value:.4f}")
-    _say_emulated(outcome)
-    if trained:
-        if outcome.checkpoint:
-            outcome.lines.append(f"checkpoint: {outcome.checkpoint}")
-        outcome.lines.append(f"TensorBoard: tensorboard --logdir {outcome.model_dir}")
-
-
-def _say_emulated(outcome: Outcome) -> None:
-    if outcome.emulated is not None:
-        outcome.lines.append(f"emulated: {outcome.emulated} on this machine's CPU")

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from portwright.errors import ExitStatus, UserError
 from portwright.job.logs import Console, RunLog, read_metrics
+from portwright.job.outcome import Outcome
 from portwright.job.progress import Progress
+from portwright.job.run_length import find_last_step
 from portwright.job.runconfig import RunConfig
 from portwright.job.signals import StopSignals
 from portwright.runtime.checkpoint import CheckpointWriter, LoadedCheckpoint
 from portwright.runtime.pretrained import take_over
 from portwright.target import Event, Session, Stretch, World
-
-
-@dataclass
-class Outcome:
-    """What a run comes to; printed as JSON with --json."""
-
-    mode: str
-    target: str
-    model_dir: str
-    status: ExitStatus = ExitStatus.OK
-    step: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-    checkpoint: str | None = None
-    seconds: float = 0.0
-    more: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)  # for a person, on stdout when no JSON is asked for
-    is_shown: bool = True  # by the first process alone
-    emulated: str | None = None  # the vendor's software that was not there
-
-    def as_json(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
-        if self.emulated is None:
-            del own["emulated"]
-        document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
-        return document
-
-    def title(self, kind: str) -> str:
-        """What a line of progress starts with."""
-        return kind if self.emulated is None else f"{self.target} (emulated) {kind}"
 
 
 class _Stopped(Exception):
@@ -86,35 +56,7 @@ class Trainer:
 
     def last_step(self) -> int:
         """Where this run ends, from whichever way of saying so the params use."""
-        config = self._config
-        ends = []
-        if config.max_steps is not None:
-            ends.append(config.max_steps)
-        if config.num_steps is not None:
-            ends.append(self._step + config.num_steps)
-        if config.num_epochs is not None:
-            ends.append(self._steps_in(config.num_epochs))
-        if not ends:
-            raise UserError(
-                "nothing says how long to train.",
-                "Set runconfig.max_steps or num_epochs, or give --max_steps.",
-            )
-        return min(ends)
-
-    def _steps_in(self, num_epochs: int) -> int:
-        per_epoch = self._config.steps_per_epoch
-        num_steps = per_epoch * num_epochs if per_epoch is not None else self._session.steps_in(num_epochs)
-        if num_steps is None:
-            raise UserError(
-                "runconfig.num_epochs is set, but the length of the training data is not known.",
-                "Set runconfig.steps_per_epoch, or use runconfig.max_steps.",
-            )
-        if num_steps == 0:
-            raise UserError(
-                f"{num_epochs} epoch(s) have fewer batches than optimizer.grad_accum_steps, so not one update comes about.",
-                "Lower grad_accum_steps, or train for more epochs.",
-            )
-        return num_steps
+        return find_last_step(self._config, self._step, self._session.steps_in)
 
     def _check_alignment(self, last_step: int, eval_every: int) -> None:
         """A device that takes several steps a call can stop only between calls."""
@@ -286,7 +228,7 @@ class Trainer:
             log.write("eval", self._step, values)
         elif self._world.is_main:
             self._log_evaluation(values)
-        self._outcome.values.update({_eval_name(name): value for name, value in values.items()})
+        self._outcome.add_evaluation(values)
         if self._world.is_main:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._console.info(f"{self._outcome.title('eval')} at step {self._step}: {shown}")
@@ -324,16 +266,3 @@ class Trainer:
             console=self._console,
             emulated=self._outcome.emulated,
         )
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _eval_name(name: str) -> str:
-    return name if name.startswith("eval/") else f"eval/{name}"

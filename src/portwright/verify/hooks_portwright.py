@@ -45,8 +45,10 @@ def hook_portwright(scratch: Path) -> None:
         return _AsWritten(data, source) if isinstance(data, DataLoader) else source
 
     loaders._open_source = open_source
+    import portwright.job.command
     import portwright.runtime.run
 
+    command: Any = portwright.job.command
     run: Any = portwright.runtime.run
 
     def stay_here(environment: Any, words: Sequence[str], note: Any) -> None:
@@ -58,9 +60,9 @@ def hook_portwright(scratch: Path) -> None:
             "Verify the port on the CPU: python run.py CPU --mode train ...",
         )
 
-    run.hand_over_if_elsewhere = stay_here
-    run._go_where_the_target_is = _check_first(run._go_where_the_target_is, stay_here)
-    run._model_dir = lambda arguments, params: scratch / "model_dir"
+    command.hand_over_if_elsewhere = stay_here
+    run.go_where_the_target_is = _check_first(run.go_where_the_target_is, stay_here)
+    run.find_model_dir = lambda arguments, params: scratch / "model_dir"
 
 
 def _check_first(go: Any, stay_here: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from portwright.compat.modelzoo_run import with_release_defaults
-from portwright.runtime.arguments import Arguments, parse_arguments
+from portwright.job.arguments import Arguments, parse_arguments
 
 
 def arguments(*words: str) -> Arguments:

@@ -14,7 +14,7 @@ from conformance import contract
 
 from portwright.discover import get_target
 from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UnsupportedError, UserError
-from portwright.runtime.arguments import parse_arguments
+from portwright.job.arguments import parse_arguments
 from portwright.target import CompilerSession, JobSpec
 from portwright.targets.rdu.backend import RduBackend
 from portwright.targets.rdu.program import refusals

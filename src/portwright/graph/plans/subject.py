@@ -15,22 +15,16 @@ from unittest import mock
 
 from portwright.discover import find_models
 from portwright.errors import PortwrightError, UserError, suggest
+from portwright.graph.plans.data import Data
 from portwright.graph.plans.described import DescribedBatch, parse_batch, resize_batch
 from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.job.arguments import parse_arguments
+from portwright.job.blame import blame
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
+from portwright.job.run_params import load_run_params
 from portwright.runtime import run as run_module
-from portwright.runtime.arguments import parse_arguments
 from portwright.runtime.base_model import LossModule, make_model
 from portwright.runtime.precision import resolve_precision
-
-
-@dataclass(frozen=True)
-class Data:
-    """What is known of a subject's training data, for the key metrics; None is not known."""
-
-    num_samples: int | None = None
-    why_no_samples: str = ""
-    paths: tuple[Path, ...] = ()  # that params name and that exist
 
 
 @dataclass
@@ -146,7 +140,7 @@ def _load_script(request: Request, script: Path, arguments: Sequence[str]) -> Su
     parts = run_module._Parts(**_ask(script, request.compat))
     parts.check()
     parsed = parse_arguments(arguments, parts.extra_args_parser_fn)
-    params = run_module._load(parsed, parts)
+    params = load_run_params(parsed, parts.default_params_fn)
     options = params.optimizer.model_dump()
     precision = resolve_precision(params.values, params.runconfig.precision, "cuda")
     subject = Subject(
@@ -190,7 +184,7 @@ def _ask(script: Path, compat: str | None) -> Mapping[str, Any]:
                 from portwright.compat.lend import explain_import_error
 
                 raise explain_import_error(script, error) from error
-            raise run_module._blame(error) from error
+            raise blame(error) from error
     raise UserError(
         f"{script} never calls portwright.run().", "Call it, or plan FILE.py:CALLABLE with --input instead."
     )
@@ -214,7 +208,7 @@ def _read_batch(data_fn: Any, values: dict[str, Any], params: Any) -> tuple[Any,
         error.cure = f"{error.cure} {cure}".strip()
         raise
     except Exception as error:
-        blamed = run_module._blame(error)
+        blamed = blame(error)
         raise UserError(f"no batch could be read: {blamed.message}", cure) from error
     if batch is None:
         raise UserError("the training data has no batch.", cure)
@@ -295,7 +289,7 @@ def _find_callable(file: Path, name: str) -> Callable[..., Any]:
     except PortwrightError:
         raise
     except Exception as error:
-        raise run_module._blame(error) from error
+        raise blame(error) from error
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):

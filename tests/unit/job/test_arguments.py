@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from portwright.errors import UserError
-from portwright.runtime.arguments import parse_arguments
+from portwright.job.arguments import parse_arguments
 
 REST = ["--mode", "train", "--params", "p.yaml"]
 

@@ -1,0 +1,127 @@
+"""What stands around a run, whatever it trains with: standard output, signals, errors, the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any
+
+from portwright.discover import peek_target
+from portwright.errors import ExitStatus, PortwrightError, UserError
+from portwright.job.blame import blame
+from portwright.job.hand_over import command_words, hand_over_if_elsewhere
+from portwright.job.logs import Console
+from portwright.job.outcome import Outcome
+from portwright.job.signals import StopSignals
+
+Work = Callable[[Console, StopSignals], Outcome]
+
+
+def answer(
+    argv: Sequence[str], work: Work, explain: Callable[[Exception], PortwrightError] = blame
+) -> dict[str, Any]:
+    """Does the work of a command line, prints what it comes to, and ends the process when that is not good.
+
+    `explain` makes one line of an exception that is not ours.
+    """
+    as_json = "--json" in argv
+    with _own_stdout(as_json):
+        document, lines = _attempt(argv, work, explain)
+    if process_number() == 0:
+        _print_result([json.dumps(document, indent=2, default=str, allow_nan=False)] if as_json else lines)
+    if document["status"] != ExitStatus.OK:
+        raise SystemExit(document["status"])
+    return document
+
+
+def go_where_the_target_is(argv: Sequence[str]) -> None:
+    """Goes on in the target's own environment, if it has one; whatever is wrong with the command line is told there."""
+    target, words = peek_target(argv), command_words(argv)
+    if target is None or words is None:
+        return
+
+    def note(line: str) -> None:
+        with suppress(UserError):  # an unknown --logging
+            Console(level=_level(argv)).note(line)
+
+    try:
+        hand_over_if_elsewhere(target.environment, words, note)
+    except PortwrightError as error:
+        Console().error(str(error))
+        raise SystemExit(int(error.status)) from error
+
+
+def process_number() -> int:
+    """This process among those of torchrun or srun, before a framework is there to be asked."""
+    name = "RANK" if "RANK" in os.environ else "SLURM_PROCID" if "SLURM_STEP_ID" in os.environ else ""
+    number = os.environ.get(name, "0")
+    return int(number) if number.isdecimal() else 0
+
+
+def _attempt(
+    argv: Sequence[str], work: Work, explain: Callable[[Exception], PortwrightError]
+) -> tuple[dict[str, Any], list[str]]:
+    """The outcome as JSON and as lines for a person; a failure is told on stderr, and is an outcome too."""
+    debug, console = "--debug" in argv, Console()
+    try:
+        console = Console(level=_level(argv))
+        if process_number() > 0:
+            console = Console("ERROR", prefix=f"process {process_number()}: ")
+        with StopSignals(console.note) as signals:
+            outcome = work(console, signals)
+            return outcome.as_json(), outcome.lines
+    except PortwrightError as error:
+        failure = error
+    except KeyboardInterrupt:
+        failure = PortwrightError(
+            "interrupted.", "What is in model_dir is whole; the same command goes on from there."
+        )
+        failure.status = ExitStatus.INTERRUPTED
+    except Exception as error:
+        failure = explain(error)
+        failure.__cause__ = error
+    if debug:
+        traceback.print_exception(failure)
+    console.error(str(failure))
+    told = {"status": int(failure.status), "error": failure.message, "cure": failure.cure}
+    return {**failure.details, **told}, []
+
+
+def _print_result(lines: Sequence[str]) -> None:
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@contextmanager
+def _own_stdout(wanted: bool) -> Iterator[None]:
+    """Sends what anybody else prints, data workers and C code too, to stderr, so that stdout holds our document alone."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _level(argv: Sequence[str]) -> str:
+    """The level is needed before the command line is parsed, to report what is wrong with it."""
+    for index, word in enumerate(argv):
+        if word.startswith("--logging="):
+            return word.partition("=")[2].upper()
+        if word == "--logging" and index + 1 < len(argv):
+            return argv[index + 1].upper()
+    return "INFO"
