@@ -28,7 +28,16 @@ _PLACES: dict[str, str] = {  # public name: module of this package
 __all__ = sorted(_PLACES)
 
 
+_MODULES = ("layers", "tpu")  # whose names are reached through them, since the package has others of the same name
+
+if "tensorflow" not in sys.modules:  # `import portwright.tensorflow` before `import tensorflow` is enough
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        prepare()
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no '{name}'")
     prepare()
