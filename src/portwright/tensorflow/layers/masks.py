@@ -1,0 +1,87 @@
+"""From masks to what is added to attention scores, and which queries see nothing at all.
+
+A mask is True (bool) where nothing may be attended to, or is added to the scores (float, where the lowest number of
+its type and -inf mean masked). Shapes are [batch, heads, queries, keys] with 1 where they repeat.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from portwright.errors import UserError
+
+# Far below every score, and yet finite: a row of nothing else must not become NaN on its way to being zeroed.
+LOWEST = -1e30
+
+
+def create_autoregressive_mask(num_queries: int, num_keys: int | None = None, num_past: int = 0) -> Any:
+    """The bool mask [queries, keys] that hides the keys after each query; the first query stands at `num_past`."""
+    num_keys = num_past + num_queries if num_keys is None else num_keys
+    return tf.constant(np.triu(np.ones((num_queries, num_keys), bool), 1 + num_past))
+
+
+def make_padding_mask(lengths: Any, max_length: int) -> Any:
+    """The bool mask [batch, max_length] that hides what comes after each sequence's length."""
+    return tf.logical_not(tf.sequence_mask(lengths, max_length))
+
+
+def mask_of_zeros(mask: Any) -> Any:
+    """The bool mask of one that has 1 for tokens and 0 for padding, as BERT's input_mask has."""
+    return tf.equal(mask, tf.zeros([], mask.dtype))
+
+
+def attn_mask_to_4d(mask: Any, heads: int) -> Any:
+    """[queries, keys], [batch or batch * heads, queries, keys] or four dimensions, as four."""
+    mask = _checked("attn_mask", mask)
+    if mask.shape.rank == 2:
+        return mask[None, None]
+    if mask.shape.rank == 3:
+        return mask[:, None]
+    if mask.shape.rank == 4:
+        return mask
+    raise UserError(
+        f"attn_mask has shape {mask.shape}.",
+        "Give it [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].",
+    )
+
+
+def key_padding_mask_to_4d(mask: Any) -> Any:
+    """[batch, keys] as [batch, 1, 1, keys]."""
+    mask = _checked("key_padding_mask", mask)
+    if mask.shape.rank != 2:
+        raise UserError(f"key_padding_mask has shape {mask.shape}.", "Give it [batch, keys].")
+    return mask[:, None, None, :]
+
+
+def _checked(name: str, mask: Any) -> Any:
+    mask = tf.convert_to_tensor(mask)
+    if mask.dtype != tf.bool and not mask.dtype.is_floating:
+        raise UserError(
+            f"{name} has type {mask.dtype.name}.",
+            "Give bool (True is masked; mask_of_zeros makes it from 1 for tokens and 0 for padding) or a "
+            "floating-point type that is added to the scores.",
+        )
+    return mask
+
+
+def merge_masks(masks: list[Any], position_bias: Any, dtype: Any) -> tuple[Any, Any]:
+    """What to add to the scores, or None, and the queries [batch, heads, queries, 1] that see a key, or None for all."""
+    additive = None if position_bias is None else tf.cast(position_bias, dtype)
+    hidden = None
+    for mask in masks:
+        if mask.dtype != tf.bool:
+            lowest = max(float(mask.dtype.min), float(np.finfo(np.float32).min))
+            is_hidden = mask <= tf.cast(lowest, mask.dtype)
+            shown = tf.cast(tf.where(is_hidden, tf.zeros_like(mask), mask), dtype)
+            additive = shown if additive is None else additive + shown
+        else:
+            is_hidden = mask
+        hidden = is_hidden if hidden is None else tf.logical_or(hidden, is_hidden)
+    if hidden is None:
+        return additive, None
+    blocked = tf.where(hidden, tf.constant(LOWEST, dtype), tf.constant(0.0, dtype))
+    additive = blocked if additive is None else additive + blocked
+    return additive, tf.reduce_any(tf.logical_not(hidden), axis=-1, keepdims=True)
