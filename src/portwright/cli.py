@@ -45,7 +45,7 @@ def options(
 @app.command(short_help="Make a model folder to start from.")
 def new(
     name: Annotated[str, typer.Argument(help="The folder to make, such as mymodel.")],
-    framework: Annotated[str, typer.Option(help="pytorch")] = "pytorch",
+    framework: Annotated[str, typer.Option(help="pytorch or tensorflow")] = "pytorch",
     model: Annotated[
         str | None, typer.Option("--from", help="Reference model to start from; see `portwright models`.")
     ] = None,
@@ -98,15 +98,15 @@ def run(
 
 @app.command()
 def models(as_json: Json = False) -> None:
-    """List the reference models."""
-    from portwright.discover import find_models
+    """List the reference models; those of TensorFlow are named tensorflow/NAME."""
+    from portwright.discover import find_all_models
 
-    found = find_models()
+    found = find_all_models()
     if as_json:
         _print_json({"models": [{"name": name, "path": str(path)} for name, path in found.items()]})
         return
     for name, path in found.items():
-        print(f"{name:<16}{path}")
+        print(f"{name:<24}{path}")
 
 
 @app.command(short_help="List the targets and what can run here.")

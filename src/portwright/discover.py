@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from portwright.port.rule import Rule
     from portwright.target import Target
 
+_MODEL_FOLDERS = {"pytorch": "models", "tensorflow": "tensorflow/models"}
+FRAMEWORKS = tuple(_MODEL_FOLDERS)
+
 
 @cache
 def find_targets() -> dict[str, Target]:
@@ -93,10 +96,17 @@ def _add_rule(found: dict[str, Rule], rule: Rule, origin: str) -> None:
     found[rule.code] = rule
 
 
-def models_folder() -> Path:
-    return Path(__file__).parent / "models"
+def models_folder(framework: str = "pytorch") -> Path:
+    return Path(__file__).parent / _MODEL_FOLDERS[framework]
 
 
-def find_models() -> dict[str, Path]:
-    """Every reference model: a folder in models/ that has a run.py."""
-    return {path.parent.name: path.parent for path in sorted(models_folder().glob("*/run.py"))}
+def find_models(framework: str = "pytorch") -> dict[str, Path]:
+    """Every reference model of a framework: a folder that has a run.py."""
+    return {path.parent.name: path.parent for path in sorted(models_folder(framework).glob("*/run.py"))}
+
+
+def find_all_models() -> dict[str, Path]:
+    """Every reference model by the name that `portwright run` takes; those of TensorFlow are `tensorflow/NAME`."""
+    others = [framework for framework in FRAMEWORKS if framework != FRAMEWORKS[0]]
+    prefixed = {f"{each}/{name}": path for each in others for name, path in find_models(each).items()}
+    return {**find_models(), **prefixed}

@@ -28,6 +28,20 @@ The same model_dir continues where it stopped. Exit status: 0 good, 1 unsupporte
 
 
 @dataclass(frozen=True)
+class CommandStyle:
+    """What the command lines of two frameworks have apart."""
+
+    epilog: str
+    why_not: Callable[
+        [Target], str | None
+    ]  # why a target cannot run here; asked where the command names none
+    has_torch_processes: bool  # the flags that speak to torch.distributed
+
+
+PYTORCH_STYLE = CommandStyle(EPILOG, lambda target: target.why_not(), has_torch_processes=True)
+
+
+@dataclass(frozen=True)
 class Arguments:
     """A parsed command line."""
 
@@ -51,7 +65,11 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message[:1].lower()}{message[1:]}.", f"See '{self.prog} --help'.")
 
 
-def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any] | None = None) -> Arguments:
+def parse_arguments(
+    argv: Sequence[str],
+    extra_args_parser_fn: Callable[..., Any] | None = None,
+    style: CommandStyle = PYTORCH_STYLE,
+) -> Arguments:
     """Reads `TARGET --flags` and the older form without a target."""
     targets = find_targets()
     rest, notes = list(argv), []
@@ -69,13 +87,13 @@ def parse_arguments(argv: Sequence[str], extra_args_parser_fn: Callable[..., Any
         rest[:1] = target.commands[rest[0]]
     elif target is not None and target.commands and rest[:1] and not rest[0].startswith("-"):
         raise UserError(f"unknown command '{rest[0]}' of {target.name}.", suggest(rest[0], target.commands))
-    parser = make_parser(target, Path(sys.argv[0]).name or "run.py")
+    parser = make_parser(target, Path(sys.argv[0]).name or "run.py", style)
     own = _add_user_flags(parser, extra_args_parser_fn, target)
     parsed, unknown = parser.parse_known_args(rest)
     if unknown:
         _reject(unknown, parser, targets)
     if target is None:
-        target, why = _choose_target(parsed)
+        target, why = _choose_target(parsed, style)
         notes.append(f"no target given: using {target.name} ({why}).")
     given = vars(parsed)
     overrides = [*given.pop("override")]
@@ -119,13 +137,13 @@ def _find_params(given: Path, notes: list[str]) -> Path:
     return beside
 
 
-def make_parser(target: Target | None, script: str) -> _Parser:
+def make_parser(target: Target | None, script: str, style: CommandStyle = PYTORCH_STYLE) -> _Parser:
     names = ",".join(find_targets())
     parser = _Parser(
         prog=f"python {script} {target.name if target else '{' + names + '}'}",
         description="Validates, compiles, trains and evaluates one model on one target.\n\ntargets:\n"
         + "\n".join(f"  {t.name:<6}{t.summary}" for t in find_targets().values()),
-        epilog=EPILOG,
+        epilog=style.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -182,17 +200,8 @@ def make_parser(target: Target | None, script: str) -> _Parser:
     )
     output.add_argument("--logging", default="INFO", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     output.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
-    spread = parser.add_argument_group("several processes (torchrun and srun set what is needed)")
-    spread.add_argument("--dist_addr", default=None, metavar="HOST:PORT", help="where the processes meet")
-    spread.add_argument("--dist_backend", choices=("nccl", "mpi", "gloo"), default=None)
-    spread.add_argument(
-        "--init_method", default=None, metavar="URL", help="rendezvous of torch.distributed (default: env://)"
-    )
-    spread.add_argument(
-        "--multireplica",
-        action="store_true",
-        help="accepted for old scripts; replicas follow from the processes",
-    )
+    if style.has_torch_processes:
+        _add_torch_processes(parser)
     for names, flags in _flags_by_target().items():
         group = parser.add_argument_group(f"{names} (no effect on other targets)")
         for flag in flags:
@@ -208,6 +217,20 @@ def make_parser(target: Target | None, script: str) -> _Parser:
                     help=flag.help,
                 )
     return parser
+
+
+def _add_torch_processes(parser: _Parser) -> None:
+    spread = parser.add_argument_group("several processes (torchrun and srun set what is needed)")
+    spread.add_argument("--dist_addr", default=None, metavar="HOST:PORT", help="where the processes meet")
+    spread.add_argument("--dist_backend", choices=("nccl", "mpi", "gloo"), default=None)
+    spread.add_argument(
+        "--init_method", default=None, metavar="URL", help="rendezvous of torch.distributed (default: env://)"
+    )
+    spread.add_argument(
+        "--multireplica",
+        action="store_true",
+        help="accepted for old scripts; replicas follow from the processes",
+    )
 
 
 def _flags_by_target() -> dict[str, list[Flag]]:
@@ -282,11 +305,11 @@ def _reject(unknown: Sequence[str], parser: _Parser, targets: Mapping[str, Targe
     )
 
 
-def _choose_target(parsed: argparse.Namespace) -> tuple[Target, str]:
+def _choose_target(parsed: argparse.Namespace, style: CommandStyle) -> tuple[Target, str]:
     targets = find_targets().values()
     for target in targets:
         for flag in target.flags:
             if flag.chooses and getattr(parsed, flag.dest):
                 return target, flag.names[0]
     preferred = sorted((t for t in targets if t.preference), key=lambda t: -t.preference)
-    return next((t, "the first choice that can run here") for t in preferred if t.why_not() is None)
+    return next((t, "the first choice that can run here") for t in preferred if style.why_not(t) is None)

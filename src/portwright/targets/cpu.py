@@ -37,5 +37,6 @@ TARGET = Target(
     why_not=lambda: None,
     flags=(Flag(("-cpu", "--cpu"), "without a target: CPU", is_switch=True, chooses=True),),
     hardware=hardware,
+    tensorflow_device="CPU",
     preference=1,
 )

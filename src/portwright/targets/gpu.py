@@ -50,5 +50,6 @@ TARGET = Target(
     make_backend=make_backend,
     why_not=why_not,
     hardware=hardware,
+    tensorflow_device="GPU",
     preference=2,
 )

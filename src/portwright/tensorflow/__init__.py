@@ -22,13 +22,16 @@ _PLACES: dict[str, str] = {  # public name: module of this package
     "EstimatorSpec": "spec",
     "ModeKeys": "mode_keys",
     "RunConfig": "run_config",
-    "run": "run",
+    "run": "entry",  # not of its own name: a module of that name would take its place in the package
 }
 
 __all__ = sorted(_PLACES)
 
 
-_MODULES = ("layers", "tpu")  # whose names are reached through them, since the package has others of the same name
+_MODULES = (
+    "layers",
+    "tpu",
+)  # whose names are reached through them, since the package has others of the same name
 
 if "tensorflow" not in sys.modules:  # `import portwright.tensorflow` before `import tensorflow` is enough
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -40,6 +43,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no '{name}'")
+    if name == "run":
+        _prepare_script()
     prepare()
     found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = found
@@ -52,18 +57,40 @@ def __dir__() -> list[str]:
 
 def prepare() -> None:
     """Makes sure that TensorFlow is there and comes, or came, with the legacy Keras; imports nothing."""
-    if "tensorflow" in sys.modules:
-        if os.environ.get("TF_USE_LEGACY_KERAS") not in ("1", "true", "True"):
-            raise UserError(
-                "TensorFlow was imported before portwright.tensorflow, and with Keras 3.",
-                "Import portwright.tensorflow first, or set TF_USE_LEGACY_KERAS=1.",
-            )
-        return
-    missing = [package for package in ("tensorflow", "tf_keras") if importlib.util.find_spec(package) is None]
+    missing = [package for package in ("tensorflow", "tf_keras") if not _is_there(package)]
     if missing:
         raise UserError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
             "pip install 'portwright[tensorflow]'",
         )
+    if "tensorflow" in sys.modules and _has_keras_3():
+        raise UserError(
+            "TensorFlow was imported before portwright.tensorflow, and with Keras 3.",
+            "Import portwright.tensorflow first, or set TF_USE_LEGACY_KERAS=1.",
+        )
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up notes; warnings and errors stay
+
+
+def _prepare_script() -> None:
+    """A script that asks for run() is told in one line what is missing, as run() itself would."""
+    try:
+        prepare()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(int(error.status)) from error
+
+
+def _is_there(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def _has_keras_3() -> bool:
+    """Whether the TensorFlow that is loaded has chosen its Keras, which it does when that is first used, and chose version 3."""
+    if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
+        return False
+    names = ("keras", "losses", "metrics", "optimizers", "initializers")
+    found = [vars(sys.modules["tensorflow"]).get(name) for name in names]
+    return "tensorflow.keras" in sys.modules or any(
+        getattr(module, "_tfll_initialized", True) for module in found if module is not None
+    )

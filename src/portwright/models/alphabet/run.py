@@ -1,10 +1,10 @@
 """Trains and evaluates this model: python run.py CPU --mode train --params configs/params.yaml"""
 
+from portwright import run
+
 from data import get_eval_dataloader, get_train_dataloader
 from model import AlphabetModel
 from utils import set_defaults
-
-from portwright import run
 
 
 def main() -> None:

@@ -1,0 +1,36 @@
+"""Which framework a script is written for, told from its imports; nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PYTORCH, TENSORFLOW = "pytorch", "tensorflow"
+
+_BESIDE = ("model.py", "data.py")
+
+
+def framework_of(script: Path) -> str:
+    """`tensorflow` where the script, or the model.py or data.py beside it, imports TensorFlow and not torch; else `pytorch`."""
+    found = _imports(script)
+    for name in _BESIDE:
+        found |= _imports(script.parent / name)
+    if "portwright.tensorflow" in found:
+        return TENSORFLOW
+    return TENSORFLOW if "tensorflow" in found and "torch" not in found else PYTORCH
+
+
+def _imports(path: Path) -> set[str]:
+    """First names of the modules that a file imports; of ours also the second."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # whoever runs it says so
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    parts = [name.split(".") for name in names]
+    return {part[0] for part in parts} | {".".join(part[:2]) for part in parts if part[0] == "portwright"}
