@@ -27,6 +27,7 @@ class LendingFinder(MetaPathFinder):
     a lent module gives way to one on the disk if `prefer_disk` says so of its name. Packages above a lent module
     are those of the disk, namespace packages of several folders too; where there is none, an empty one stands in.
     `added` are names that installed modules once had: they are put into them again, where they are missing.
+    `cure` says what to do instead of a name that is not lent; with it, the error names the user's line too.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class LendingFinder(MetaPathFinder):
         whole: Sequence[str] = (),
         prefer_disk: Callable[[str], bool] = lambda name: False,
         added: Mapping[str, Attributes] | None = None,
+        cure: Callable[[str], str] | None = None,
     ) -> None:
         self._lent = dict(lent)
         self._whole = tuple(whole)
         self._prefer_disk = prefer_disk
         self._added = dict(added or {})
+        self._cure = cure
         self._parents = {parent for name in lent for parent in _parents_of(name)} - set(lent)
 
     def find_spec(
@@ -53,7 +56,10 @@ class LendingFinder(MetaPathFinder):
                     return on_disk
             is_package = any(name.startswith(f"{fullname}.") for name in self._lent)
             spec = ModuleSpec(
-                fullname, _LentLoader(self._lent[fullname]), origin="portwright", is_package=is_package
+                fullname,
+                _LentLoader(self._lent[fullname], self._cure),
+                origin="portwright",
+                is_package=is_package,
             )
             if is_package and not self._is_whole(fullname):
                 # What is not lent may still lie in the package's folder on the disk.
@@ -65,6 +71,14 @@ class LendingFinder(MetaPathFinder):
         if self._is_whole(fullname):
             parent = fullname.rpartition(".")[0]
             names = [name for name in self._lent if name.rpartition(".")[0] == parent]
+            if self._cure is not None:
+                from portwright.compat.not_lent import NotLentModuleError, users_line
+
+                raise NotLentModuleError(
+                    f"{users_line()}{fullname} is not among the modules that Portwright lends.",
+                    f"{self._cure(fullname)} {suggest(fullname, names)}",
+                    fullname,
+                )
             raise ModuleNotFoundError(
                 f"No module named '{fullname}' among those that Portwright lends. {suggest(fullname, names)}",
                 name=fullname,
@@ -105,17 +119,26 @@ class LendingFinder(MetaPathFinder):
 class _LentLoader(Loader):
     """Makes a module whose objects are found when they are first asked for."""
 
-    def __init__(self, attributes: Attributes) -> None:
+    def __init__(self, attributes: Attributes, cure: Callable[[str], str] | None = None) -> None:
         self._attributes = attributes
+        self._cure = cure
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        attributes, name = self._attributes, module.__name__
+        attributes, name, cure = self._attributes, module.__name__, self._cure
 
         def find(attribute: str) -> Any:
             if attribute not in attributes:
+                if cure is not None and not attribute.startswith("__"):
+                    from portwright.compat.not_lent import NotLentError, users_line
+
+                    whole = f"{name}.{attribute}"
+                    raise NotLentError(
+                        f"{users_line()}{whole} is not among what Portwright lends.",
+                        f"{cure(whole)} {suggest(attribute, attributes)}",
+                    )
                 raise AttributeError(f"module '{name}', lent by Portwright, has no '{attribute}'")
             found = _resolve(attributes[attribute])
             setattr(module, attribute, found)

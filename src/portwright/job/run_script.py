@@ -1,4 +1,4 @@
-"""Running a model folder's run.py inside this process, as `python run.py` would."""
+"""Running a model folder's run.py, or an old script, inside this process, as `python run.py` would."""
 
 from __future__ import annotations
 
@@ -7,42 +7,60 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from portwright.discover import find_models, peek_target
+from portwright.discover import find_all_models, peek_target
 from portwright.errors import UserError, suggest
 from portwright.job.console import Console
+from portwright.job.framework import TENSORFLOW, framework_of
 from portwright.job.hand_over import hand_over_if_elsewhere
 from portwright.job.signals import install_early
+
+_OWN_COMMAND_LINES = (
+    "estimator",
+)  # scripts written for these have flags of their own, and know no params.yaml of ours
 
 
 def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None) -> None:
     """`path` is a run.py, a folder that has one, or, where no such path exists, a reference model's name.
 
-    With `compat`, imports of that library's names find Portwright's objects.
+    With `compat`, imports of that library's names find Portwright's objects, and `path` may be any script.
     """
+    if compat is not None:
+        from portwright.compat.lend import check_library
+
+        check_library(compat)
     script = _find_script(path)
     arguments = list(arguments)
-    _go_where_the_target_is(path, arguments, compat)
-    if not any(
-        word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments
-    ):
-        default = script.parent / "configs" / "params.yaml"
-        if default.is_file():
-            arguments += ["--params", str(default)]
+    if compat not in _OWN_COMMAND_LINES:
+        if compat is None and framework_of(script) == TENSORFLOW:
+            from portwright.tensorflow import prepare
+
+            prepare()  # before the script imports it: what is missing is told in one line
+        else:
+            _go_where_the_target_is(path, arguments, compat)
+        _add_params(script, arguments)
+        install_early()  # before torch is imported: a signal in that time is remembered instead of killing the run
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
-    install_early()  # before torch is imported: a signal in that time is remembered instead of killing the run
     if compat is None:
         runpy.run_path(str(script), run_name="__main__")
         return
     from portwright.compat.lend import explain_import_error, lend
 
-    lend(compat)
+    lend(compat, str(script))
     try:
         runpy.run_path(str(script), run_name="__main__")
     except ImportError as error:
         if "--debug" in arguments:
             raise
         raise explain_import_error(script, error) from error
+
+
+def _add_params(script: Path, arguments: list[str]) -> None:
+    if any(word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments):
+        return
+    default = script.parent / "configs" / "params.yaml"
+    if default.is_file():
+        arguments += ["--params", str(default)]
 
 
 def _go_where_the_target_is(path: str, arguments: list[str], compat: str | None) -> None:
@@ -61,7 +79,7 @@ def _find_script(path: str) -> Path:
         given = given / "run.py"
     if given.is_file():
         return given.resolve()
-    models = find_models()
+    models = find_all_models()
     if path in models:
         return models[path] / "run.py"
     raise UserError(

@@ -1,0 +1,231 @@
+"""What is lent under the names of tf.estimator, of Cerebras's TensorFlow packages and of the model zoo: data, and its finder."""
+
+from __future__ import annotations
+
+from portwright.compat.contrib_names import contrib_modules, cure_for
+from portwright.compat.finder import Attributes, LendingFinder
+
+_HERE = "portwright.compat"
+_OURS = "portwright.tensorflow"
+
+_BASE = (
+    "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig", "TrainSpec", "VocabInfo", "WarmStartSettings",
+    "add_metrics", "classifier_parse_example_spec", "regressor_parse_example_spec", "train_and_evaluate",
+)  # fmt: skip
+_HOOKS = (
+    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
+    "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext",
+    "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
+)  # fmt: skip
+_CANNED = tuple(
+    f"{family}{kind}"
+    for family in ("Baseline", "DNN", "DNNLinearCombined", "Linear")
+    for kind in ("Classifier", "Regressor", "Estimator")
+)
+_HEADS = (
+    "Head", "BinaryClassHead", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
+    "PoissonRegressionHead", "RegressionHead",
+)  # fmt: skip
+_EXPORTERS = ("BestExporter", "Exporter", "FinalExporter", "LatestExporter")
+_EXPORT = (
+    "ClassificationOutput", "EvalOutput", "ExportOutput", "PredictOutput", "RegressionOutput", "ServingInputReceiver",
+    "TensorServingInputReceiver", "build_parsing_serving_input_receiver_fn", "build_raw_serving_input_receiver_fn",
+)  # fmt: skip
+_STOPPING = (
+    "make_early_stopping_hook", "stop_if_higher_hook", "stop_if_lower_hook", "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
+)  # fmt: skip
+_EXPERIMENTAL = (
+    *_STOPPING, "InMemoryEvaluatorHook", "make_stop_at_checkpoint_step_hook", "build_raw_supervised_input_receiver_fn",
+    "call_logit_fn", "dnn_logit_fn_builder", "linear_logit_fn_builder", "LinearSDCA", "KMeans", "RNNClassifier", "RNNEstimator",
+)  # fmt: skip
+_INPUTS = ("numpy_input_fn", "pandas_input_fn")
+_TPU: Attributes = {
+    **{
+        name: f"{_OURS}.tpu:{name}"
+        for name in ("InputPipelineConfig", "TPUConfig", "TPUEstimator", "TPUEstimatorSpec")
+    },
+    "RunConfig": f"{_OURS}.tpu:RunConfig",
+}
+
+
+def _of_ours(*names: str) -> Attributes:
+    return {name: f"{_OURS}:{name}" for name in names}
+
+
+def _tf_estimator() -> dict[str, Attributes]:
+    package = "tensorflow.estimator"
+    parts = ("experimental", "export", "inputs", "tpu")
+    return {
+        package: {
+            **_of_ours(*_BASE, *_HOOKS, *_CANNED, *_HEADS, *_EXPORTERS),
+            **{part: f"{package}.{part}" for part in parts},
+        },
+        f"{package}.experimental": _of_ours(*_EXPERIMENTAL),
+        f"{package}.export": _of_ours(*_EXPORT),
+        f"{package}.inputs": _of_ours(*_INPUTS),
+        f"{package}.tpu": _TPU,
+    }
+
+
+def _private_estimator(package: str) -> dict[str, Attributes]:
+    """Where the classes were defined: code imports them from there, to subclass or to check them."""
+    modules: dict[str, Attributes] = {
+        "canned.baseline": _of_ours(*(n for n in _CANNED if n.startswith("Baseline"))),
+        "canned.dnn": _of_ours("DNNClassifier", "DNNRegressor", "DNNEstimator", "dnn_logit_fn_builder"),
+        "canned.dnn_linear_combined": _of_ours(*(n for n in _CANNED if n.startswith("DNNLinear"))),
+        "canned.linear": _of_ours(*(n for n in _CANNED if n.startswith("Linear")), "linear_logit_fn_builder"),
+        "canned.parsing_utils": _of_ours("classifier_parse_example_spec", "regressor_parse_example_spec"),
+        "early_stopping": _of_ours(*_STOPPING),
+        "estimator": _of_ours("Estimator", "WarmStartSettings", "VocabInfo"),
+        "export.export": _of_ours(*_EXPORT[5:]),
+        "export.export_output": _of_ours(*_EXPORT[:5]),
+        "export.export_lib": _of_ours(*_EXPORT),
+        "exporter": _of_ours(*_EXPORTERS),
+        "extenders": _of_ours("add_metrics"),
+        "head.base_head": _of_ours("Head"),
+        "head.binary_class_head": _of_ours("BinaryClassHead"),
+        "head.multi_class_head": _of_ours("MultiClassHead"),
+        "head.multi_head": _of_ours("MultiHead"),
+        "head.multi_label_head": _of_ours("MultiLabelHead"),
+        "head.regression_head": _of_ours("RegressionHead", "PoissonRegressionHead", "LogisticRegressionHead"),
+        "hooks.hooks": _of_ours("InMemoryEvaluatorHook", "make_stop_at_checkpoint_step_hook"),
+        "inputs.inputs": _of_ours(*_INPUTS),
+        "inputs.numpy_io": _of_ours("numpy_input_fn"),
+        "inputs.pandas_io": _of_ours("pandas_input_fn"),
+        "keras_lib": {"model_to_estimator": f"{_HERE}.estimator_parts:keras_model_to_estimator"},
+        "mode_keys": _of_ours("ModeKeys"),
+        "model_fn": {**_of_ours("EstimatorSpec", "call_logit_fn"), "ModeKeys": f"{_OURS}:ModeKeys"},
+        "run_config": {**_of_ours("RunConfig"), "TaskType": f"{_HERE}.estimator_parts:TaskType"},
+        "tpu.tpu_config": {n: _TPU[n] for n in ("InputPipelineConfig", "RunConfig", "TPUConfig")},
+        "tpu.tpu_estimator": {n: _TPU[n] for n in ("TPUEstimator", "TPUEstimatorSpec")},
+        "training": _of_ours("TrainSpec", "EvalSpec", "train_and_evaluate"),
+        "estimator_lib": _of_ours(*_BASE, *_CANNED, *_EXPORTERS),
+    }
+    folders = {name.partition(".")[0] for name in modules if "." in name}
+    held = {part: f"{package}.{part}" for part in {name.partition(".")[0] for name in modules}}
+    found: dict[str, Attributes] = {package: held}
+    for folder in sorted(folders):
+        inside = {n.partition(".")[2] for n in modules if n.startswith(f"{folder}.")}
+        found[f"{package}.{folder}"] = {part: f"{package}.{folder}.{part}" for part in inside}
+    return {**found, **{f"{package}.{name}": held for name, held in modules.items()}}
+
+
+def _cerebras() -> dict[str, Attributes]:
+    messages = f"{_HERE}.cerebras_messages"
+    helpers = f"{_HERE}.cerebras_tf"
+    return {
+        "cerebras.tf": {},
+        "cerebras.tf.cs_estimator": _of_ours("CerebrasEstimator"),
+        "cerebras.tf.cs_estimator_spec": _of_ours("CSEstimatorSpec"),
+        "cerebras.tf.run_config": _of_ours("CSRunConfig"),
+        "cerebras.tf.host_call": {
+            name: f"{_OURS}.host_call:{name}"
+            for name in ("host_call_to_eval_metric_ops", "validate_host_call")
+        },
+        "cerebras.tf.summary": {
+            name: f"{helpers}:{name}" for name in ("cs1_disable_summaries", "cs1_enable_summaries")
+        },
+        "cerebras.tf.tf_helper": {
+            name: f"{helpers}:{name}"
+            for name in ("GetWeights", "boundary_cast", "summarize_tensor", "summary_layer")
+        },
+        "cerebras.pb": {},
+        "cerebras.pb.common": {},
+        "cerebras.pb.common.tri_state_pb2": {
+            n: f"{messages}:{n}" for n in ("TS_DISABLED", "TS_ENABLED", "TS_UNSET")
+        },
+        "cerebras.pb.common.cerebras_type_pb2": {
+            n: f"{messages}:{n}" for n in ("T_CB16", "T_FP16", "T_FP32")
+        },
+        "cerebras.pb.stack": {},
+        "cerebras.pb.stack.autogen_pb2": {n: f"{messages}:{n}" for n in ("AP_DISABLED", "AP_ENABLED")},
+        "cerebras.pb.stack.full_pb2": {"FullConfig": f"{messages}:FullConfig"},
+        "cerebras.pb.tf": {},
+        "cerebras.pb.tf.csconfig_pb2": {"CSConfig": f"{messages}:CSConfig"},
+    }
+
+
+def _zoo(package: str) -> dict[str, Attributes]:
+    """The model zoo's part that every run.py needs; `common` was its name before release 1.6."""
+    run = f"{_HERE}.zoo_run_utils"
+    return {
+        f"{package}.tf": {},
+        f"{package}.tf.estimator": {},
+        f"{package}.tf.estimator.cs_estimator": _of_ours("CerebrasEstimator"),
+        f"{package}.tf.estimator.cs_estimator_spec": _of_ours("CSEstimatorSpec"),
+        f"{package}.tf.estimator.run_config": _of_ours("CSRunConfig"),
+        f"{package}.tf.estimator.utils": {
+            "cs_disable_summaries": f"{_HERE}.cerebras_tf:cs1_disable_summaries",
+            "cs_enable_summaries": f"{_HERE}.cerebras_tf:cs1_enable_summaries",
+            "host_call_to_eval_metric_ops": f"{_OURS}.host_call:host_call_to_eval_metric_ops",
+            "validate_host_call": f"{_OURS}.host_call:validate_host_call",
+        },
+        f"{package}.tf.run_utils": {
+            name: f"{run}:{name}"
+            for name in (
+                "check_env", "create_warm_start_settings", "get_csconfig", "get_csrunconfig_dict", "get_params",
+                "get_predict_directory", "is_cs", "save_params", "save_predictions", "update_params_from_args",
+            )
+        },
+        f"{package}.tf.layers": {},
+        f"{package}.tf.layers.utils": {
+            name: f"{_HERE}.cerebras_tf:{name}" for name in ("boundary_cast", "summarize_tensor", "summary_layer")
+        },
+    }  # fmt: skip
+
+
+_OLD_PRECISION = {
+    name: f"{_HERE}.keras_old_precision:{name}"
+    for name in ("LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy")
+}
+
+
+def make_finder() -> LendingFinder:
+    """tf.estimator and tf.contrib are lent whole; the model zoo and Cerebras's packages only where they are not on the disk."""
+    private = ("tensorflow_estimator.python.estimator", "tensorflow.python.estimator")
+    api = "tensorflow_estimator.python.estimator.api._v1.estimator"
+    lent = {
+        **_tf_estimator(),
+        **{name: held for package in private for name, held in _private_estimator(package).items()},
+        "tensorflow_estimator": {
+            "estimator": "tensorflow.estimator",
+            "__version__": f"{_HERE}.estimator_parts:VERSION",
+        },
+        "tensorflow_estimator.python": {"estimator": private[0]},
+        **{name.replace("tensorflow.estimator", api): held for name, held in _tf_estimator().items()},
+        f"{private[0]}.api": {},
+        f"{private[0]}.api._v1": {"estimator": api},
+        **contrib_modules(),
+        **_cerebras(),
+        **_zoo("modelzoo.common"),
+        **_zoo("common"),
+        "tensorflow.keras.mixed_precision.experimental": _OLD_PRECISION,
+        "tensorflow.examples": {},
+        "tensorflow.examples.tutorials": {},
+        "tensorflow.examples.tutorials.mnist": {"input_data": f"{_HERE}.mnist_files"},
+        "tensorflow.examples.tutorials.mnist.input_data": {
+            name: f"{_HERE}.mnist_files:{name}" for name in ("read_data_sets", "DataSet")
+        },
+    }
+    precision = {"experimental": f"{_HERE}.keras_old_precision"}
+    return LendingFinder(
+        lent,
+        whole=(
+            "tensorflow.estimator",
+            "tensorflow.contrib",
+            "tensorflow_estimator",
+            "tensorflow.python.estimator",
+        ),
+        prefer_disk=_is_own_on_disk,
+        added={
+            f"{keras}.mixed_precision": precision
+            for keras in ("tensorflow.keras", "tf_keras.api._v1.keras", "tf_keras.api._v2.keras")
+        },
+        cure=cure_for,
+    )
+
+
+def _is_own_on_disk(name: str) -> bool:
+    """Cerebras's SDK for PyTorch brings packages of the same first name, and none of these."""
+    return name.partition(".")[0] in ("modelzoo", "common", "cerebras")

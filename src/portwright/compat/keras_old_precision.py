@@ -1,0 +1,33 @@
+"""keras.mixed_precision.experimental, as it was until TensorFlow 2.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
+global_policy = tf.keras.mixed_precision.global_policy
+
+
+class Policy(tf.keras.mixed_precision.Policy):  # type: ignore[misc]
+    """A policy that also names a loss scale, which only model.compile() ever used."""
+
+    def __init__(self, name: str, loss_scale: Any = "auto") -> None:
+        super().__init__(name)
+        if loss_scale == "auto":
+            loss_scale = "dynamic" if name == "mixed_float16" else None
+        self.loss_scale = loss_scale
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "loss_scale": self.loss_scale}
+
+
+def set_policy(policy: Any) -> None:
+    """Makes a policy, or its name, that of all layers made from here on."""
+    tf.keras.mixed_precision.set_global_policy(policy)
+
+
+def get_layer_policy(layer: Any) -> Any:
+    """The policy of a layer."""
+    return layer.dtype_policy

@@ -1,0 +1,237 @@
+"""Which of TensorFlow's two APIs a file was written for, read from its source.
+
+A name or an argument that only one of them has decides. Most files of a program have none of either; they go with
+the program, that is with the files that its first script leads to.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache, lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_MISSING = object()
+_ONLY_V1_PACKAGES = ("contrib", "examples", "models")  # folders that TensorFlow 1 shipped
+_KEEPS = ("estimator", "python", "compat", "core")  # in both, or under neither's promise
+# Of a file that imports tensorflow.compat.v1 itself: what was a habit of TensorFlow 1.15, or works only without eager execution.
+_HABITS_OF_115 = ("placeholder", "placeholder_with_default", "Session", "InteractiveSession", "app", "flags")
+
+
+class Api(Enum):
+    """The API that `import tensorflow as tf` means in a file."""
+
+    V1 = "TensorFlow 1"
+    V2 = "TensorFlow 2"
+    EITHER = "either"
+
+
+def judge_file(path: str, v1: ModuleType, v2: ModuleType) -> Api:
+    """What a file's own names say; `v1` and `v2` are the two APIs as they are installed, without what is lent."""
+    tree = _parse(path)
+    return Api.EITHER if tree is None else judge(tree, v1, v2)
+
+
+def judge(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Api:
+    """A name of TensorFlow 1 alone outweighs all others, since it cannot work otherwise."""
+    found = Api.EITHER
+    for verdict in _verdicts(tree, v1, v2):
+        if verdict is Api.V1:
+            return Api.V1
+        if verdict is Api.V2:
+            found = Api.V2
+    return found
+
+
+def judge_program(script: str, v1: ModuleType, v2: ModuleType) -> Api:
+    """What the first script and the files that it leads to say together; the first that says TensorFlow 1 decides."""
+    waiting, seen, found = [script], {script}, Api.EITHER
+    while waiting:
+        path = waiting.pop(0)
+        tree = _parse(path)
+        if tree is None:
+            continue
+        verdict = judge(tree, v1, v2)
+        if verdict is Api.V1:
+            return Api.V1
+        if verdict is Api.V2:
+            found = Api.V2
+        for imported in _imported_files(tree, Path(path)):
+            if imported not in seen:
+                seen.add(imported)
+                waiting.append(imported)
+    return found
+
+
+@cache
+def _parse(path: str) -> ast.AST | None:
+    try:
+        return ast.parse(Path(path).read_bytes(), path)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None  # Python says so itself, and better, when it runs the file
+
+
+def _verdicts(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Iterator[Api]:
+    names: set[str] = set()
+    names_of_v1: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top, _, rest = alias.name.partition(".")
+                if top != "tensorflow":
+                    continue
+                if rest.partition(".")[0] in _ONLY_V1_PACKAGES:
+                    yield Api.V1
+                if rest == "compat.v1" and alias.asname is not None:
+                    names_of_v1.add(alias.asname)
+                elif not rest or alias.asname is None:
+                    names.add(alias.asname or "tensorflow")
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            top, _, rest = node.module.partition(".")
+            if top == "tensorflow":
+                prefix = tuple(rest.split(".")) if rest else ()
+                for alias in node.names:
+                    if node.module == "tensorflow.compat" and alias.name == "v1":
+                        names_of_v1.add(alias.asname or "v1")
+                    elif alias.name != "*":
+                        yield _verdict((*prefix, alias.name), v1, v2)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            chain = _chain(node)
+            if chain is not None and chain[0] in names:
+                yield _verdict(chain[1:], v1, v2)
+            elif chain is not None and chain[0] in names_of_v1 and chain[1] in _HABITS_OF_115:
+                yield Api.V1
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            chain = _chain(node.func)
+            if chain is not None and chain[0] in names:
+                yield _verdict_of_call(chain[1:], [k.arg for k in node.keywords if k.arg], v1, v2)
+
+
+def _chain(node: ast.expr) -> tuple[str, ...] | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else None
+
+
+def _verdict(chain: tuple[str, ...], v1: ModuleType, v2: ModuleType) -> Api:
+    if chain[0] in _ONLY_V1_PACKAGES:
+        return Api.V1
+    if chain[:2] == ("compat", "v1"):
+        return Api.V2  # code of TensorFlow 1 had no need to say it
+    if chain[0] in _KEEPS or chain[0].startswith("_") or chain[:2] == ("keras", "estimator"):
+        return Api.EITHER
+    in_v1, in_v2 = _find(v1, chain), _find(v2, chain)
+    if (in_v1 is _MISSING) == (in_v2 is _MISSING):
+        return Api.EITHER
+    return Api.V2 if in_v1 is _MISSING else Api.V1
+
+
+def _verdict_of_call(chain: tuple[str, ...], keywords: list[str], v1: ModuleType, v2: ModuleType) -> Api:
+    if not keywords or chain[0] in _KEEPS:
+        return Api.EITHER
+    in_v1, in_v2 = _find(v1, chain), _find(v2, chain)
+    if in_v1 is _MISSING or in_v2 is _MISSING or in_v1 is in_v2:
+        return Api.EITHER
+    taken_1, taken_2 = _parameters(in_v1), _parameters(in_v2)
+    if taken_1 is None or taken_2 is None:
+        return Api.EITHER
+    if any(word in taken_1 and word not in taken_2 for word in keywords):
+        return Api.V1
+    if any(word in taken_2 and word not in taken_1 for word in keywords):
+        return Api.V2
+    return Api.EITHER
+
+
+def _find(api: ModuleType, chain: tuple[str, ...]) -> Any:
+    found: Any = api
+    for name in chain:
+        try:
+            found = getattr(found, name, _MISSING)
+        except Exception:  # a lazy module whose package is missing: then it says nothing about the file
+            return _MISSING
+        if found is _MISSING:
+            return _MISSING
+    return found
+
+
+def _parameters(function: Any) -> frozenset[str] | None:
+    """The names that a call may use; None where it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def _imported_files(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Files beside the script or on the user's own path that it imports, as far as the source says."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files_of(alias.name, path)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = path.parents[node.level - 1] if len(path.parents) >= node.level else path.parent
+                folder = base.joinpath(*(node.module or "").split("."))
+                for alias in node.names:
+                    yield from _existing(folder / f"{alias.name}.py")
+                yield from _existing(folder.with_suffix(".py"), folder / "__init__.py")
+            elif node.module is not None:
+                yield from _files_of(node.module, path)
+                for alias in node.names:
+                    yield from _files_of(f"{node.module}.{alias.name}", path)
+
+
+def _files_of(name: str, path: Path) -> Iterator[str]:
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("tensorflow", "numpy"):
+        return
+    spec = PathFinder.find_spec(top, [str(path.parent), *sys.path])
+    if spec is None:
+        return
+    places = list(spec.submodule_search_locations or [])
+    if not places:
+        if spec.origin and is_users_file(spec.origin):
+            yield spec.origin
+        return
+    for place in places:
+        folder = Path(place)
+        if not is_users_file(str(folder / "__init__.py")):
+            continue
+        rest = folder.joinpath(*name.split(".")[1:])
+        yield from _existing(rest / "__init__.py")
+        if rest != folder:
+            yield from _existing(rest.with_suffix(".py"))
+
+
+def _existing(*paths: Path) -> Iterator[str]:
+    for path in paths:
+        if path.is_file():
+            yield str(path)
+
+
+@cache
+def is_users_file(path: str) -> bool:
+    """Neither of Python, nor of an installed package, nor of Portwright."""
+    if path.startswith("<"):
+        return False
+    full = Path(path).resolve()
+    if any(part in ("site-packages", "dist-packages") for part in full.parts):
+        return False
+    return not any(full.is_relative_to(folder) for folder in _not_the_users())
+
+
+@lru_cache(maxsize=1)
+def _not_the_users() -> tuple[Path, ...]:
+    return Path(ast.__file__).resolve().parent, Path(__file__).resolve().parents[1]

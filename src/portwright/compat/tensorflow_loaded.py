@@ -1,0 +1,116 @@
+"""What is given back to TensorFlow and Keras once they are loaded: parts that they dropped, and the ways of TensorFlow 1."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from portwright.errors import UserError
+
+
+class AfterLoading(MetaPathFinder):
+    """Calls a function with each of some modules as soon as it is loaded."""
+
+    def __init__(self, then: Mapping[str, Callable[[Any], None]]) -> None:
+        self._then = dict(then)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._then:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenLoader(spec.loader, self._then[fullname])
+        return spec
+
+    def install(self) -> None:
+        for name, then in self._then.items():
+            if name in sys.modules:
+                then(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        sys.meta_path.remove(self)
+
+
+class _ThenLoader(Loader):
+    def __init__(self, loader: Loader, then: Callable[[Any], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # where its source is, and the like
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._then(module)
+
+
+def give_back_to_tensorflow(tensorflow: Any) -> None:
+    """tf.estimator, also under tf.compat, and tf.compat.v1.contrib."""
+    estimator = importlib.import_module("tensorflow.estimator")
+    tensorflow.estimator = estimator
+    for version in ("v1", "v2"):
+        api = getattr(tensorflow.compat, version)
+        for module in {
+            id(m): m for m in (api, sys.modules.get(f"tensorflow.compat.{version}")) if m
+        }.values():
+            module.estimator = estimator
+            if version == "v1":
+                module.contrib = importlib.import_module("tensorflow.contrib")
+    _let_flags_be_defined_again()
+
+
+def _let_flags_be_defined_again() -> None:
+    """absl.logging took flags such as --log_dir in 2019; scripts that are older define their own."""
+    from absl import flags
+    from absl import logging as absl_logging
+
+    for flag in flags.FLAGS.flags_by_module_dict().get(absl_logging.__name__, []):
+        flag.allow_override = True
+
+
+def give_back_to_keras(tf_keras: Any) -> None:
+    """Layers may say again what their policy's types are: the model zoo's set them, and since 2.4 they are read-only."""
+    layer = importlib.import_module("tf_keras.src.engine.base_layer").Layer
+    for name in ("compute_dtype", "variable_dtype", "dtype_policy"):
+        there = vars(layer)[name]
+        if there.fset is None:
+            setattr(layer, name, property(there.fget, _setter(name), there.fdel, there.__doc__))
+
+
+def _setter(name: str) -> Callable[[Any, Any], None]:
+    def set_to_what_it_is(self: Any, value: Any) -> None:
+        if value != getattr(self, name):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is {getattr(self, name)} by its policy and cannot become {value}; pass dtype= to the layer."
+            )
+
+    return set_to_what_it_is
+
+
+def behave_as_v1() -> None:
+    """Graphs instead of eager execution, dimensions with .value, and what else TensorFlow 1 did otherwise."""
+    import tensorflow as tf
+
+    log = logging.getLogger("tensorflow")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it advises against what we ask for
+    try:
+        tf.compat.v1.disable_v2_behavior()
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"this program is written for TensorFlow 1, but was already used eagerly: {error}.",
+            "Import its parts of TensorFlow 1 before anything runs, or write tf.compat.v1.disable_v2_behavior() first.",
+        ) from error
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,232 @@
+"""What `import tensorflow` gives to a user's file: the API that the file was written for.
+
+Nothing in the file changes, so that its lines stay where they are: the import statement itself is answered, and only in
+files of the user. TensorFlow's own files and installed packages get what is installed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from portwright.compat.not_lent import NotLentError, users_line
+from portwright.compat.tensorflow_evidence import Api, is_users_file, judge_file, judge_program
+from portwright.errors import UserError
+
+VERSION_1 = (
+    "1.15.5"  # what a file of TensorFlow 1 reads as tf.__version__: the last release of the API that it gets
+)
+_PRIVATE_KERAS = (
+    "tensorflow.python.keras"  # was Keras itself until 2.5; what lies there now is a remnant beside tf_keras
+)
+
+
+class View(ModuleType):
+    """A module whose names are those of several modules, the first that has one."""
+
+    def __init__(
+        self, name: str, sources: Callable[[], Sequence[Any]], own: Mapping[str, Callable[[], Any]]
+    ) -> None:
+        super().__init__(name)
+        self.__dict__.update(_sources=sources, _own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        own, sources = self.__dict__["_own"], self.__dict__["_sources"]
+        if name in own:
+            return own[name]()
+        for source in sources():
+            found = getattr(source, name, _MISSING)
+            if found is not _MISSING:
+                return found
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotLentError(
+            f"{users_line()}TensorFlow {_version()} has no {self.__name__}.{name}, and none is lent for it.",
+            "See what took its place: https://www.tensorflow.org/guide/migrate, and docs/compat.md for what is lent.",
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted(
+            {*self.__dict__["_own"], *(n for source in self.__dict__["_sources"]() for n in dir(source))}
+        )
+
+
+_MISSING = object()
+
+
+def _version() -> str:
+    return str(getattr(sys.modules.get("tensorflow"), "__version__", ""))
+
+
+class ImportGate:
+    """Answers the imports of TensorFlow and Keras in files of the user; all others go the usual way."""
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._import = builtins.__import__
+        self._program: Api | None = None
+        self._of_file: dict[str, Api] = {}
+        self._v1: View | None = None
+        self._v2: View | None = None
+        self._either: View | None = None
+
+    def install(self) -> None:
+        builtins.__import__ = self._answer
+
+    def remove(self) -> None:
+        builtins.__import__ = self._import
+
+    @property
+    def program(self) -> Api:
+        """What the program was written for, as far as the files read so far say."""
+        if self._program is None:
+            self._program = judge_program(self._script, *self._apis())
+            self._behave()
+        return self._program
+
+    def _apis(self) -> tuple[Any, Any]:
+        tensorflow: Any = importlib.import_module("tensorflow")
+        return tensorflow.compat.v1, tensorflow
+
+    def api_of(self, path: str) -> Api:
+        """The API of one file: its own evidence, and the program's where it has none."""
+        program = self.program
+        if path not in self._of_file:
+            found = self._of_file[path] = judge_file(path, *self._apis())
+            if found is Api.V1 and program is Api.EITHER:
+                self._program = Api.V1
+                self._behave()
+        return self._of_file[path]
+
+    def _behave(self) -> None:
+        if self._program is Api.V1:
+            from portwright.compat.tensorflow_loaded import behave_as_v1
+
+            behave_as_v1()
+
+    def _answer(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        top = name.partition(".")[0]
+        if level == 0 and top in ("tensorflow", "keras") and globals is not None:
+            path = globals.get("__file__")
+            if isinstance(path, str) and is_users_file(path):
+                if top == "keras":
+                    return self._keras(name, globals, locals, fromlist)
+                return self._tensorflow(name, path, globals, locals, fromlist)
+        return self._import(name, globals, locals, fromlist or (), level)
+
+    def _keras(self, name: str, *rest: Any) -> Any:
+        """Keras as a package of its own: version 3 today, whose layers an Estimator cannot use."""
+        if self.program is not Api.V1:
+            raise UserError(
+                f"{users_line()}'import {name}' gives Keras 3, whose layers an Estimator cannot train.",
+                "Write 'from tensorflow import keras' (Keras 2 under --compat estimator) or 'import tf_keras as keras', "
+                "or run the script without --compat.",
+            )
+        return self._import(f"tf_keras{name.removeprefix('keras')}", *rest)
+
+    def _tensorflow(self, name: str, path: str, *rest: Any) -> Any:
+        _, _, fromlist = rest
+        keras = _own_keras(name)
+        if keras is None:
+            found = self._imported(name, path, rest)
+            if found is not None:
+                return found
+        elif fromlist:
+            return keras
+        api = self.api_of(path)
+        if api is Api.V2 and keras is None:
+            return self._import(name, *rest)
+        if keras is None and name != "tensorflow":
+            try:
+                self._import(name, *rest)  # a submodule, for it to be there
+            except ModuleNotFoundError:
+                if not self._has(self._view_of(api), name):
+                    raise
+        return self._view_of(api)
+
+    def _imported(self, name: str, path: str, rest: Any) -> Any:
+        """What `from tensorflow.a.b import c` takes c from, in a file that is not of TensorFlow 2."""
+        if (
+            not rest[2]
+            or name == "tensorflow"
+            or name.split(".")[1] in ("python", "contrib", "core", "compat")
+        ):
+            return None if not rest[2] or name == "tensorflow" else self._import(name, *rest)
+        api = self.api_of(path)
+        found: Any = self._view_of(api)
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None)
+        return found if found is not None and api is not Api.V2 else self._import(name, *rest)
+
+    def _has(self, view: Any, name: str) -> bool:
+        for part in name.split(".")[1:]:
+            if not hasattr(view, part):
+                return False
+            view = getattr(view, part)
+        return True
+
+    def _view_of(self, api: Api) -> Any:
+        v1, v2 = self._apis()
+        own: dict[str, Callable[[], Any]] = {"compat": lambda: v2.compat, "python": _python}
+        if api is Api.V2:
+            self._v2 = self._v2 or _like(v2, View("tensorflow", lambda: (v2,), own))
+            return self._v2
+        own_1: dict[str, Callable[[], Any]] = {
+            **own,
+            "estimator": lambda: importlib.import_module("tensorflow.estimator"),
+            "contrib": lambda: importlib.import_module("tensorflow.contrib"),
+            "examples": lambda: importlib.import_module("tensorflow.examples"),
+            "__version__": lambda: VERSION_1,
+            "VERSION": lambda: VERSION_1,
+        }
+        if api is Api.V1:
+            self._v1 = self._v1 or _like(v2, View("tensorflow", lambda: (v1, v2), own_1))
+            return self._v1
+
+        def sources() -> Sequence[Any]:
+            return (self._view_of(Api.V1 if self.program is Api.V1 else Api.V2),)
+
+        self._either = self._either or _like(v2, View("tensorflow", sources, {}))
+        return self._either
+
+
+def _like(real: ModuleType, view: View) -> View:
+    """What tools ask of a module: where it lies, and its submodules."""
+    view.__dict__.update(
+        {n: getattr(real, n, None) for n in ("__file__", "__path__", "__spec__", "__package__")}
+    )
+    return view
+
+
+def _python() -> View:
+    real: Any = importlib.import_module("tensorflow.python")
+    return View("tensorflow.python", lambda: (real,), {"keras": lambda: _keras_2("")})
+
+
+def _keras_2(path: str) -> ModuleType:
+    return importlib.import_module(f"tf_keras.src{path}")
+
+
+def _own_keras(name: str) -> ModuleType | None:
+    """Keras 2 for a file that imports it from inside TensorFlow, where it once lay."""
+    if name != _PRIVATE_KERAS and not name.startswith(f"{_PRIVATE_KERAS}."):
+        return None
+    path = name.removeprefix(_PRIVATE_KERAS)
+    for known in (path, path.replace(".mixed_precision.experimental", ".mixed_precision")):
+        try:
+            return _keras_2(known)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("tf_keras"):
+                raise
+    return None
