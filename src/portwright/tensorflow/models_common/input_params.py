@@ -17,7 +17,9 @@ class InputParams(BaseModel):
         None, description="a new order each epoch; left out: in training, not in evaluation"
     )
     shuffle_seed: int | None = Field(None, description="left out: runconfig's seed decides")
-    shuffle_buffer: PositiveInt | None = Field(None, description="samples to choose from; left out: ten batches")
+    shuffle_buffer: PositiveInt | None = Field(
+        None, description="samples to choose from; left out: ten batches"
+    )
     repeat: bool | None = Field(
         None, description="begin again at the end; left out: in training, not in evaluation"
     )

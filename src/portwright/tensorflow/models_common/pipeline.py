@@ -12,7 +12,9 @@ import tensorflow as tf
 from portwright.errors import UserError
 
 Batch = Any  # what model_fn receives: features, or (features, labels)
-MakeBatch = Callable[[dict[str, tf.Tensor], tf.Tensor], Batch]  # given what was read, and the batch's number from 0
+MakeBatch = Callable[
+    [dict[str, tf.Tensor], tf.Tensor], Batch
+]  # given what was read, and the batch's number from 0
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _LARGEST_ARRAYS_BYTES = 1 << 30  # they lie in the graph, whose largest size is 2 GiB
@@ -28,7 +30,9 @@ def dataset_of_arrays(
     """Batches of arrays of one length, in memory; `make_batch` is given them by name."""
     num_samples = len(next(iter(arrays.values())))
     num_pipelines = 1 if input_context is None else input_context.num_input_pipelines
-    if num_samples < options["batch_size"] * num_pipelines:
+    if num_samples < 1:
+        raise UserError("There is not one sample that fits.", "Give more data, or longer sequences.")
+    if num_samples < options["batch_size"] * num_pipelines and not _repeats(options, training):
         raise UserError(
             f"batch_size is {options['batch_size']}, and there are {num_samples} samples"
             + (f" for {num_pipelines} workers." if num_pipelines > 1 else "."),
@@ -113,7 +117,9 @@ def check_first_record(path: str, spec: Mapping[str, Any]) -> None:
     try:
         found = tf.train.Example.FromString(data).features.feature
     except Exception as error:  # protobuf's DecodeError has no public place
-        raise UserError(f"{path}: its first record is no tf.train.Example.", "Write the file again.") from error
+        raise UserError(
+            f"{path}: its first record is no tf.train.Example.", "Write the file again."
+        ) from error
     for name, feature in spec.items():
         if name not in found:
             raise UserError(
@@ -139,15 +145,21 @@ def _finish(
     if _shuffles(options, training):
         buffer = options["shuffle_buffer"] or 10 * batch_size
         dataset = dataset.shuffle(buffer, seed=options["shuffle_seed"])
-    if training if options["repeat"] is None else options["repeat"]:
+    if _repeats(options, training):
         dataset = dataset.repeat()
     dataset = dataset.batch(batch_size, drop_remainder=True)
     # The number lets a map draw anew for each batch without a state of its own, which no checkpoint would hold.
     dataset = dataset.enumerate()
     dataset = dataset.map(
-        lambda number, batch: make_batch(batch, number), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        lambda number, batch: make_batch(batch, number),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
     )
     return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def _repeats(options: Mapping[str, Any], training: bool) -> bool:
+    return training if options["repeat"] is None else bool(options["repeat"])
 
 
 def _shuffles(options: Mapping[str, Any], training: bool) -> bool:

@@ -13,7 +13,7 @@ MEAN_SPAN_LENGTH = 3
 
 def lengths_after(raw_length: int) -> tuple[int, int]:
     """Tokens of the input and of the target, end token included, that `raw_length` tokens become."""
-    num_noise, num_spans = _noise(raw_length)
+    num_noise, num_spans = noise_of(raw_length)
     return raw_length - num_noise + num_spans + 1, num_noise + num_spans + 1
 
 
@@ -31,7 +31,7 @@ def corrupt(
     tokens: Sequence[int], sentinels: Sequence[int], end_id: int, random: np.random.Generator
 ) -> tuple[list[int], list[int]]:
     """The text with its spans replaced, and the spans, each after its sentinel; both end in `end_id`."""
-    num_noise, num_spans = _noise(len(tokens))
+    num_noise, num_spans = noise_of(len(tokens))
     if len(sentinels) < num_spans:
         raise ValueError(f"{num_spans} spans and {len(sentinels)} sentinels")
     kept = _random_parts(len(tokens) - num_noise, num_spans, random)
@@ -46,7 +46,8 @@ def corrupt(
     return [*source, end_id], [*target, end_id]
 
 
-def _noise(length: int) -> tuple[int, int]:
+def noise_of(length: int) -> tuple[int, int]:
+    """Tokens that are taken out of a text of `length`, and the spans that they make up."""
     num_noise = min(max(1, round(length * NOISE_FRACTION)), max(1, length - 1))
     num_spans = max(1, min(round(num_noise / MEAN_SPAN_LENGTH), length - num_noise))
     return num_noise, num_spans
@@ -54,5 +55,5 @@ def _noise(length: int) -> tuple[int, int]:
 
 def _random_parts(total: int, num_parts: int, random: np.random.Generator) -> list[Any]:
     """`num_parts` sizes of at least 1 that add up to `total`."""
-    cuts = np.sort(random.choice(np.arange(1, total), num_parts - 1, replace=False)) if total > 1 else []
+    cuts: Any = np.sort(random.choice(np.arange(1, total), num_parts - 1, replace=False)) if total > 1 else []
     return [int(size) for size in np.diff([0, *cuts, total])]

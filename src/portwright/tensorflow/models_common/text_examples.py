@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,9 @@ def single_segments(documents: Sequence[Document], vocabulary: Vocabulary, lengt
     return {"input_ids": input_ids, "input_mask": input_mask}
 
 
-def sentence_pairs(documents: Sequence[Document], vocabulary: Vocabulary, length: int, seed: int = 1) -> Arrays:
+def sentence_pairs(
+    documents: Sequence[Document], vocabulary: Vocabulary, length: int, seed: int = 1
+) -> Arrays:
     """Two pieces of text, the second of which follows the first (label 0) or comes from elsewhere (label 1)."""
     random = np.random.default_rng(seed)
     halves = [list(_fill(document, vocabulary, (length - 3) // 2)) for document in documents]
@@ -102,7 +105,7 @@ def sentence_pairs(documents: Sequence[Document], vocabulary: Vocabulary, length
     start, end = vocabulary.ids[START], vocabulary.ids[END]
     samples, first_lengths, labels = [], [], []
     for number, pieces in enumerate(halves):
-        for first, following in zip(pieces, pieces[1:], strict=False):
+        for first, following in pairwise(pieces):
             elsewhere = bool(random.random() < 0.5)
             if elsewhere:
                 other = halves[(number + 1 + int(random.integers(len(halves) - 1))) % len(halves)]

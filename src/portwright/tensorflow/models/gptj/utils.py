@@ -1,0 +1,36 @@
+"""Defaults and the schema of this model's own params; the names are the model zoo's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from portwright.job.params import get_params as read_params
+from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
+from portwright.tensorflow.models_common.model_params import GptParams
+
+
+class InputParams(TextInputParams):
+    """Running text from data_dir, or Python's documentation."""
+
+
+class ModelParams(GptParams):
+    rotary_dim: PositiveInt = Field(
+        8, description="of a head, how many dimensions are turned by their position; even"
+    )
+    share_embedding_weights: bool = False
+    use_bias_in_output: bool = True
+
+
+# run() checks these sections against the classes, so that a misspelt key is an error with its line.
+PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+
+
+def get_params(params_file: str | Path) -> dict[str, Any]:
+    return set_defaults(read_params(params_file))
+
+
+def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
+    return fill_defaults(params, PARAMS_SCHEMA)

@@ -1,0 +1,41 @@
+"""Defaults and the schema of this model's own params; the names are the model zoo's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from portwright.job.params import get_params as read_params
+from portwright.tensorflow.models_common.input_params import fill_defaults
+from portwright.tensorflow.models_common.masked_lm_input import MaskedInputParams
+from portwright.tensorflow.models_common.model_params import BertParams
+
+
+class InputParams(MaskedInputParams):
+    """Text from data_dir, or Python's documentation."""
+
+
+class ModelParams(BertParams):
+    use_segment_embedding: bool = Field(
+        True, description="RoBERTa has a table of one segment, all of whose ids are 0"
+    )
+    num_segments: PositiveInt = 1
+    disable_nsp: Literal[True] = True
+    positions_after_padding: bool = True
+    max_position_embeddings: PositiveInt = Field(
+        65, description="one more than a sample has tokens, for padding"
+    )
+
+
+# run() checks these sections against the classes, so that a misspelt key is an error with its line.
+PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+
+
+def get_params(params_file: str | Path) -> dict[str, Any]:
+    return set_defaults(read_params(params_file))
+
+
+def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
+    return fill_defaults(params, PARAMS_SCHEMA)

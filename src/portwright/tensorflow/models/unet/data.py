@@ -1,0 +1,90 @@
+"""Textures with a defect to be found: your own records, or generated ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from portwright import UserError
+from portwright.tensorflow.models_common.pipeline import Arrays, dataset_of_arrays, dataset_of_records
+
+Features = dict[str, tf.Tensor]
+
+
+def train_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:
+    return make_dataset(params, "train_input", input_context)
+
+
+def eval_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:
+    return make_dataset(params, "eval_input", input_context)
+
+
+def make_dataset(params: dict[str, Any], section: str, input_context: Any) -> tf.data.Dataset:
+    """Batches of ({image}, mask): images as batch, height, width, channels; a class number for each pixel."""
+    options = params[section]
+    training = section == "train_input"
+    shape = options["image_shape"]
+    factor = 2 ** (len(params["model"]["encoder_filters"]) - 1)
+    if shape[0] % factor or shape[1] % factor:
+        raise UserError(
+            f"{section}.image_shape is {shape}, and the model halves it {len(params['model']['encoder_filters']) - 1} times.",
+            f"Take a height and a width that {factor} divides.",
+        )
+    seed = params.get("runconfig", {}).get("seed") or 1
+
+    def finish(batch: Features, number: tf.Tensor) -> tuple[Features, tf.Tensor]:
+        image, mask = batch["image"], tf.cast(batch["mask"], tf.int32)[..., 0]
+        if training and options["augment_data"]:
+            image, mask = flip(image, mask, seed, number)
+        return {"image": image}, mask
+
+    if options["data_dir"] is not None:
+        spec = {
+            "image": tf.io.FixedLenFeature(shape, tf.float32),
+            "mask": tf.io.FixedLenFeature([*shape[:2], 1], tf.float32),
+        }
+        return dataset_of_records(options, training, spec, finish, input_context)
+    if section == "eval_input" and params["train_input"]["data_dir"] is not None:
+        raise UserError(
+            "eval_input has no data_dir, and train_input has one.", "Name the folder for evaluation too."
+        )
+    arrays = make_textures(
+        options["num_samples"], shape, params["model"]["num_classes"], seed + (not training)
+    )
+    return dataset_of_arrays(arrays, options, training, finish, input_context)
+
+
+def flip(image: tf.Tensor, mask: tf.Tensor, seed: int, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each sample turned over left to right with probability one half; the draw is a batch's own."""
+    draw = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
+    turned = tf.random.stateless_uniform([image.shape[0]], draw) < 0.5
+    image = tf.where(turned[:, None, None, None], tf.reverse(image, [2]), image)
+    return image, tf.where(turned[:, None, None], tf.reverse(mask, [2]), mask)
+
+
+def make_textures(num_samples: int, shape: list[int], num_classes: int, seed: int) -> Arrays:
+    """Smooth noise, about zero, with an ellipse of another grain in each; a class beyond the background has a grain of its own."""
+    random = np.random.default_rng(seed)
+    height, width, _ = shape
+    rows, columns = np.mgrid[:height, :width]
+    images = np.empty((num_samples, *shape), np.float32)
+    masks = np.empty((num_samples, height, width, 1), np.uint8)
+    for index in range(num_samples):
+        kind = int(random.integers(1, num_classes))
+        centre = random.uniform(0.25, 0.75, 2) * (height, width)
+        radii = random.uniform(0.08, 0.25, 2) * (height, width)
+        angle = random.uniform(0, np.pi)
+        down, across = rows - centre[0], columns - centre[1]
+        u, v = (
+            down * np.cos(angle) + across * np.sin(angle),
+            across * np.cos(angle) - down * np.sin(angle),
+        )
+        inside = (u / radii[0]) ** 2 + (v / radii[1]) ** 2 <= 1
+        noise = random.normal(size=shape)
+        texture = sum(np.roll(noise, shift, axis) for shift in range(3) for axis in range(2)) / 6
+        grain = 0.8 * random.normal(size=shape) + kind / 2
+        images[index] = np.clip(np.where(inside[..., None], texture + grain, texture), -3, 3) / 3
+        masks[index, ..., 0] = np.where(inside, kind, 0)
+    return {"image": images, "mask": masks}

@@ -1,0 +1,52 @@
+"""The keys of the model section that families of models share, with the model zoo's names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+
+
+class PrecisionParams(BaseModel):
+    mixed_precision: bool = Field(False, description="compute in half precision, keep weights in float32")
+    fp16_type: Literal["float16", "bfloat16", "cbfloat16"] | None = Field(
+        None, description="which half precision; left out: bfloat16 on a CPU, else float16"
+    )
+
+
+class TransformerParams(PrecisionParams):
+    vocab_size: PositiveInt = Field(1024, description="tokens that the model knows")
+    hidden_size: PositiveInt = Field(64, description="width of the model")
+    num_hidden_layers: PositiveInt = Field(2, description="layers")
+    num_heads: PositiveInt = Field(4, description="attention heads; they divide the width")
+    filter_size: PositiveInt = Field(256, description="width of the feed-forward networks")
+    dropout_rate: float = Field(0.1, ge=0, lt=1)
+    attention_dropout_rate: float = Field(0.1, ge=0, lt=1)
+    layer_norm_epsilon: PositiveFloat = 1e-5
+    max_position_embeddings: PositiveInt = Field(64, description="positions that the model knows")
+    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the first weights")
+
+
+class BertParams(TransformerParams):
+    encoder_nonlinearity: str = "gelu"
+    use_segment_embedding: bool = Field(
+        True, description="the two parts of a pair have embeddings of their own"
+    )
+    num_segments: PositiveInt = 2
+    disable_nsp: bool = Field(False, description="masked tokens alone, without the next sentence")
+    pad_token_id: int = Field(0, ge=0)
+    positions_after_padding: bool = Field(
+        False, description="RoBERTa's positions: they count from pad_token_id + 1, padding has pad_token_id"
+    )
+    mlm_loss_weight: PositiveFloat = 1.0
+
+
+class GptParams(TransformerParams):
+    nonlinearity: str = "gelu_new"
+    embedding_dropout_rate: float | None = Field(None, description="left out: dropout_rate", ge=0, lt=1)
+    share_embedding_weights: bool = Field(True, description="the output layer is the embedding")
+    use_bias_in_output: bool = False
+    loss_scaling: Literal["num_tokens", "batch_size"] = Field(
+        "num_tokens", description="what the sum of the tokens' losses is divided by"
+    )
+    loss_weight: PositiveFloat = Field(1.0, description="factor of the loss")
