@@ -13,8 +13,12 @@ from portwright.port.project import Project, read_source
 from portwright.port.rule import File, Rule
 from portwright.port.source import Source, UnreadableError
 
-# What a file must mention for any rule to have something to say about it.
-_RELEVANT = re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm")
+# What a file must mention for any rule of a framework to have something to say about it.
+_RELEVANT = {
+    "torch": re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm"),
+    "tensorflow": re.compile(rb"tensorflow|\btf\b|keras|cerebras"),
+}
+_LOADS_TENSORFLOW = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:tensorflow|tf_keras|keras)\b", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
 UNREADABLE = "PW001"
 RULE_FAILED = "PW002"
@@ -55,14 +59,15 @@ def as_seen(source: Source, finding: Finding) -> Finding:
 def find(source: Source, project: Project, selection: Selection) -> list[Finding]:
     """Findings with their edits, in lines of the text; raises UnreadableError where it is not Python."""
     found = [unreadable(source.path, problem, selection.targets) for problem in source.problems]
-    if not _RELEVANT.search(source.data):
+    frameworks = _frameworks_of(source.data)
+    if not frameworks:
         source.parse()  # what is not Python is said, even where nothing else would be
         return found
     file = File(source, project, selection.targets)
     # A rule is asked only where one of its words occurs, and the words of a file are fewer than its bytes.
     mentioned = b" ".join(set(_WORD.findall(source.data)))
     for rule in selection.rules:
-        if not any(word in mentioned for word in _words_of(rule)):
+        if rule.framework not in frameworks or not any(word in mentioned for word in _words_of(rule)):
             continue
         if not selection.targets.intersection(rule.targets):
             continue
@@ -71,6 +76,14 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
         except Exception as error:  # one rule's mistake must not hide what the others found
             found.append(_rule_failed(source.path, rule, error, selection.targets))
     return sorted(_without_ignored(found, source), key=lambda f: f.place)
+
+
+def _frameworks_of(data: bytes) -> set[str]:
+    """Whose rules have something to say: tf.nn is not torch's nn, and a file may hold both."""
+    found = {name for name, sign in _RELEVANT.items() if sign.search(data)}
+    if "torch" in found and b"torch" not in data and _LOADS_TENSORFLOW.search(data):
+        found.discard("torch")
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -45,12 +45,12 @@ def index(rules: Iterable[Rule]) -> str:
         "",
     ]
     listed = list(rules)
-    for start, title in GROUPS.items():
-        members = [rule for rule in listed if rule.code.startswith(start)]
+    for title in GROUPS.values():
+        members = [rule for rule in listed if rule.group() == title]
         if not members:
             continue
         lines += [
-            f"## {title.capitalize()}",
+            f"## {title[0].upper()}{title[1:]}",
             "",
             "| code | rule | targets | safety | what it does |",
             "| --- | --- | --- | --- | --- |",

@@ -30,6 +30,10 @@ _LIBRARIES = frozenset(
         "einops",
         "poptorch",
         "sambaflow",
+        "tensorflow",
+        "tensorflow_estimator",
+        "tf_keras",
+        "keras",
     }
 )
 

@@ -174,6 +174,14 @@ def insert_before(file: File, node: ast.AST, text: str) -> Edit:
     return Edit(start, start, text)
 
 
+def insert_after(file: File, node: ast.expr, text: str) -> list[Edit]:
+    """Appends to an expression, `.prefetch(1)` for one, in parentheses where it could fall apart."""
+    start, end = file.source.span(node)
+    if isinstance(node, _TIGHT):
+        return [Edit(end, end, text)]
+    return [Edit(start, start, "("), Edit(end, end, ")" + text)]
+
+
 def writes_in_place(file: File, node: ast.AST) -> bool:
     """Whether the function around a node changes tensors in place, so that it matters which of them share memory."""
     function = file.tree.function_of(node) or file.tree.module

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.flow import Flow
@@ -15,6 +15,8 @@ from portwright.port.project import Project
 from portwright.port.source import Source
 from portwright.port.tree import Tree
 
+T = TypeVar("T")
+
 GROUPS = {
     "PW0": "the file itself",
     "PW1": "data and shapes",
@@ -22,7 +24,8 @@ GROUPS = {
     "PW3": "model and layers",
     "PW4": "loss and optimizer",
     "PW5": "device and distribution",
-    "PW6": "traps of published ports",
+    "PW60": "traps of published ports",
+    "PW6": "TensorFlow",
 }
 
 
@@ -35,6 +38,14 @@ class File:
         self.tree = Tree(source.parse())
         self.names = Names(source.path, self.tree, project)
         self.flow = Flow(self.tree, self.names)
+        self._readings: dict[Any, Any] = {}
+
+    def once(self, make: Callable[[File], T]) -> T:
+        """A reading of this file that several rules share, made when the first of them asks."""
+        if make not in self._readings:
+            self._readings[make] = make(self)
+        found: T = self._readings[make]
+        return found
 
     @cached_property
     def _calls(self) -> dict[str, list[ast.Call]]:
@@ -119,8 +130,8 @@ class File:
 class Rule:
     """One pattern. A subclass is one file in rules/ (or an entry point `portwright.rules`), and its docstring is its page.
 
-    `words` are texts one of which a file must contain for the rule to be asked at all. A finding without edits is
-    manual, whatever the rule's safety is.
+    `words` are texts one of which a file must contain for the rule to be asked at all; `framework` is whose files it looks
+    at. A finding without edits is manual, whatever the rule's safety is.
     """
 
     code: ClassVar[str]
@@ -129,6 +140,7 @@ class Rule:
     safety: ClassVar[Safety]
     words: ClassVar[tuple[str, ...]]
     cure: ClassVar[str | Mapping[str, str]]
+    framework: ClassVar[str] = "torch"
 
     def find(self, file: File) -> Iterator[Finding]:
         raise NotImplementedError
@@ -173,4 +185,4 @@ class Rule:
 
     @classmethod
     def group(cls) -> str:
-        return GROUPS[cls.code[:3]]
+        return next(title for start, title in GROUPS.items() if cls.code.startswith(start))

@@ -1,0 +1,146 @@
+"""Chains of tf.data transformations in source code: what is applied to what, in which order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from portwright.port.rule import File
+from portwright.port.tensorflow_homes import words_of
+from portwright.port.tensorflow_names import tensorflow_of
+
+# Methods that only datasets have, or that make one of one.
+METHODS = words_of(
+    "map batch padded_batch shuffle repeat prefetch cache interleave flat_map filter take skip shard apply unbatch zip "
+    "concatenate with_options enumerate window"
+)
+_SOURCES = ("data.", "contrib.data.", "random.Generator")
+_APPLIED = {  # apply(tf.data.experimental.X(...)): what X stands for
+    "map_and_batch": "map_and_batch",
+    "shuffle_and_repeat": "shuffle_and_repeat",
+    "parallel_interleave": "interleave",
+    "batch_and_drop_remainder": "batch",
+    "unbatch": "unbatch",
+    "bucket_by_sequence_length": "padded_batch",
+    "ignore_errors": "ignore_errors",
+}
+_MAX_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class Step:
+    """One transformation."""
+
+    name: str
+    call: ast.Call  # of the method, or of what apply() gets
+
+
+class Pipelines:
+    """The datasets of one file."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._known: dict[ast.AST, bool] = {}
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Every transformation of what is a dataset, as far as that can be told."""
+        found = []
+        for name in METHODS:
+            for call in self._file.methods(name):
+                if isinstance(call.func, ast.Attribute) and self.is_dataset(call.func.value):
+                    found.append(self._step(call))
+        return sorted(found, key=lambda s: (s.call.lineno, s.call.col_offset))
+
+    def before(self, step: Step) -> list[Step]:
+        """The transformations that a dataset has behind it where a step is applied, last first."""
+        call: ast.AST = step.call
+        if not (isinstance(step.call.func, ast.Attribute) and step.call.func.attr in METHODS):
+            call = self._file.tree.parents[step.call]  # apply(...)
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Attribute)
+        return list(self._chain(call.func.value, call, 0))
+
+    def chain_of(self, node: ast.expr) -> list[Step]:
+        """The transformations that make an expression's value, last first."""
+        return list(self._chain(node, node, 0))
+
+    def is_dataset(self, node: ast.expr | None, depth: int = 0) -> bool:
+        if node is None or depth > _MAX_DEPTH:
+            return False
+        if node not in self._known:
+            self._known[node] = False
+            self._known[node] = self._is_dataset(node, depth + 1)
+        return self._known[node]
+
+    def _is_dataset(self, node: ast.expr, depth: int) -> bool:
+        if isinstance(node, ast.Call):
+            if self._source_of(node) is not None:
+                return True
+            func = node.func
+            return (
+                isinstance(func, ast.Attribute)
+                and func.attr in METHODS
+                and self._file.resolve(func) is None
+                and self.is_dataset(func.value, depth)
+            )
+        if isinstance(node, ast.Name):
+            found = self._file.tree.scope_of(node).lookup(node.id)
+            return found is not None and any(
+                self.is_dataset(b.value, depth) for b in found[1] if b.kind == "assign"
+            )
+        if isinstance(node, ast.IfExp):
+            return self.is_dataset(node.body, depth) or self.is_dataset(node.orelse, depth)
+        return False
+
+    def _source_of(self, call: ast.Call) -> str | None:
+        dotted = self._file.resolve(call.func) or ""
+        name = dotted.removeprefix("tensorflow.").removeprefix("compat.v1.").removeprefix("compat.v2.")
+        if not dotted.startswith("tensorflow.") or not name.startswith("data."):
+            return None
+        last = name.rpartition(".")[2]
+        is_made = last[:1].isupper() or last.startswith(
+            ("from_", "list_files", "range", "zip", "make_", "sample_")
+        )
+        return name if is_made and "Iterator" not in name and last != "Options" else None
+
+    def _step(self, call: ast.Call) -> Step:
+        assert isinstance(call.func, ast.Attribute)
+        if call.func.attr == "apply" and call.args and isinstance(call.args[0], ast.Call):
+            inner = call.args[0]
+            last = (self._file.resolve(inner.func) or "").rpartition(".")[2]
+            if last in _APPLIED:
+                return Step(_APPLIED[last], inner)
+        return Step(call.func.attr, call)
+
+    def _chain(self, node: ast.expr, before: ast.AST, depth: int) -> Iterator[Step]:
+        """Follows a name to the assignment that stands last before its use, where there is one way to get there."""
+        if depth > _MAX_DEPTH:
+            return
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in METHODS and self.is_dataset(node.func.value):
+                yield self._step(node)
+                yield from self._chain(node.func.value, before, depth + 1)
+        elif isinstance(node, ast.Name):
+            found = self._file.tree.scope_of(node).lookup(node.id)
+            position = self._file.source.span(before)[0]
+            statement = self._file.tree.statement_of(before)
+            earlier = [
+                b for b in (found[1] if found else ())
+                if b.kind == "assign" and b.value is not None and b.node is not statement
+                and self._file.source.span(b.node)[0] < position
+            ]  # fmt: skip
+            if earlier:
+                value = earlier[-1].value
+                assert value is not None
+                yield from self._chain(value, earlier[-1].node, depth + 1)
+
+
+def pipelines_of(file: File) -> Pipelines:
+    return file.once(Pipelines)
+
+
+def uses_data(file: File) -> bool:
+    return bool(tensorflow_of(file).named(*_SOURCES))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.model_functions import functions_of
+from portwright.port.rewrite import argument, const, has_star, text_of
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+
+
+class DynamicShape(Rule):
+    """Finds tf.shape() in model code.
+
+    ## Why
+    A step is compiled for one shape of its inputs. What tf.shape() gives is a tensor, known only when the step runs;
+    with batches of one size (drop_remainder=True) `x.shape` has the number when the graph is built.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        size = tf.shape(features)[0]
+        return tf.reshape(features, [size, -1])
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        size = features.shape[0]
+        return tf.reshape(features, [size, -1])
+    ```
+
+    ## Safety
+    Unsafe: where a size is not known when the graph is built, `x.shape` has None. A shape that is used as a whole is
+    left to you.
+    """
+
+    code = "PW617"
+    name = "dynamic-shape"
+    targets = ("csx",)
+    safety = "unsafe"
+    words = ("shape",)
+    cure = "Make the batches of one size (drop_remainder=True), and use x.shape, which has the numbers when the graph is built."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        functions = functions_of(file)
+        for call, _ in tensorflow_of(file).calls("shape"):
+            if functions.in_model(call) and not _is_name_of_shape(call):
+                yield self.report(
+                    file, call, "the shape is known only when the step runs", _rewrite(file, call)
+                )
+
+
+def _is_name_of_shape(call: ast.Call) -> bool:
+    return not call.args and not call.keywords
+
+
+def _rewrite(file: File, call: ast.Call) -> list[Edit]:
+    """`tf.shape(x)[i]` as `x.shape[i]`."""
+    tensor = argument(call, 0, "input")
+    outer = file.tree.parents.get(call)
+    if tensor is None or has_star(call) or len(call.args) + len(call.keywords) > 1:
+        return []
+    if (
+        not isinstance(outer, ast.Subscript)
+        or outer.value is not call
+        or not isinstance(const(outer.slice), int)
+    ):
+        return []
+    if not isinstance(tensor, (ast.Name, ast.Attribute, ast.Subscript)):
+        return []
+    user = file.tree.parents.get(outer)
+    if isinstance(user, ast.Attribute):
+        return []  # a method of the tensor that it is
+    return [file.replace(call, f"{text_of(file, tensor)}.shape")]
+
+
+RULE = DynamicShape()

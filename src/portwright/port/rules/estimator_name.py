@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import remove_statement
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_homes import ESTIMATOR, INNER, VENDOR, VENDOR_MODULES, estimator_home
+from portwright.port.tensorflow_names import is_early, lend, put_early, tensorflow_of
+
+_PACKAGES = ("tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.")
+_FLAT = ESTIMATOR.union(*INNER.values())
+
+
+class EstimatorName(Rule):
+    """Takes tf.estimator and its kin from portwright.tensorflow.
+
+    ## Why
+    tf.estimator left TensorFlow in 2.16, and the vendor's estimators were built on it. portwright.tensorflow has the
+    same classes and functions on today's TensorFlow, with the same checkpoints.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        return tf.estimator.EstimatorSpec(mode, predictions=features["x"])
+    ```
+
+    ## Instead
+    ```python
+    import portwright.tensorflow as ptf
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        return ptf.EstimatorSpec(mode, predictions=features["x"])
+    ```
+
+    ## Safety
+    Safe: names, arguments, checkpoints and results are the same. The import comes first, since it has TensorFlow come
+    with its legacy Keras.
+    """
+
+    code = "PW611"
+    name = "estimator-name"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("estimator", "cs_estimator", "cs_estimator_spec", "run_config")
+    cure = "Take it from portwright.tensorflow."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for reference in tensorflow_of(file).references:
+            first, _, rest = reference.name.partition(".")
+            if first != "estimator" or reference.root is None or rest.partition(".")[0] == "tpu":
+                continue
+            home = estimator_home(rest)
+            if home is None:
+                yield self._unknown(file, reference.node, f"tf.{reference.name}")
+                continue
+            alias, imports = lend(file)
+            text = f"{alias}.{home}" if home else alias
+            edits = [*imports, file.replace(reference.node, text)]
+            yield self.report(file, reference.node, f"tf.{reference.name} is gone from TensorFlow", edits)
+        for statement in file.tree.all(ast.ImportFrom):
+            yield from self._imported(file, statement)
+        for plain in file.tree.all(ast.Import):
+            if any(a.name.partition(".")[0] == "tensorflow_estimator" for a in plain.names):
+                yield self._unknown(file, plain, f"`{file.segment(plain)}`")
+
+    def _imported(self, file: File, statement: ast.ImportFrom) -> Iterator[Finding]:
+        module = f"{statement.module}."
+        if statement.level or not _is_theirs(file, statement, module):
+            return
+        if [a.name for a in statement.names] == ["estimator"] and module in (
+            "tensorflow.", "tensorflow.compat.v1.", "tensorflow.compat.v2.", "tensorflow_estimator.python.estimator.",
+        ):  # fmt: skip
+            bound = statement.names[0].asname or "estimator"
+            new = f"import portwright.tensorflow as {bound}"
+        elif all(a.name in (_FLAT if not _is_vendors(module) else VENDOR) for a in statement.names):
+            names = [f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names]
+            new = f"from portwright.tensorflow import {', '.join(names)}"
+        else:
+            known = _FLAT | VENDOR | {"estimator"}
+            first = next((a.name for a in statement.names if a.name not in known), statement.names[0].name)
+            if _is_vendors(module) and first not in VENDOR:
+                return  # what is not an estimator of theirs
+            yield self._unknown(file, statement, f"{statement.module}.{first}")
+            return
+        yield self.report(file, statement, f"{statement.module} is gone", _move(file, statement, new))
+
+    def _unknown(self, file: File, node: ast.AST, what: str) -> Finding:
+        cure = "See docs/tensorflow.md for what there is; `portwright run --compat estimator` lends the rest of the old modules."
+        return self.report(file, node, f"{what} has no twin in portwright.tensorflow", cure=cure)
+
+
+def _is_vendors(module: str) -> bool:
+    return module.startswith(VENDOR_MODULES)
+
+
+def _is_theirs(file: File, statement: ast.ImportFrom, module: str) -> bool:
+    if module in ("tensorflow.", "tensorflow.compat.v1.", "tensorflow.compat.v2."):
+        return any(a.name == "estimator" for a in statement.names)
+    if module.startswith(_PACKAGES) or module.startswith(
+        ("tensorflow.estimator.", "tensorflow.compat.v1.estimator.", "tensorflow.compat.v2.estimator.")
+    ):
+        return ".tpu." not in module
+    if not _is_vendors(module):
+        return False
+    # The project's own copy of the vendor's wrappers stays what it is.
+    return file.names.project.find_module(file.source.path, statement.module or "", 0) is None
+
+
+def _move(file: File, statement: ast.ImportFrom, new: str) -> list[Edit]:
+    """The new import, before anything that loads TensorFlow."""
+    if is_early(file, statement):
+        return [file.replace(statement, new)]
+    if statement in file.tree.module.body:
+        return [put_early(file, new), *remove_statement(file, statement)]
+    return [*lend(file)[1], file.replace(statement, new)]
+
+
+RULE = EstimatorName()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+
+_START = "keras.mixed_precision.experimental."
+_HOMES = {
+    "Policy": "Policy",
+    "set_policy": "set_global_policy",
+    "global_policy": "global_policy",
+}
+
+
+class ExperimentalPrecision(Rule):
+    """Finds tf.keras.mixed_precision.experimental, which is gone.
+
+    ## Why
+    Mixed precision left its experimental place with TensorFlow 2.4, and the old names are gone.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    tf.keras.mixed_precision.experimental.set_policy("mixed_float16")
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    ```
+
+    ## Safety
+    Safe: the same policy by its name of today; a policy that was given a loss scale is left to you, since scaling is
+    the optimizer's now.
+    """
+
+    code = "PW631"
+    name = "experimental-precision"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("mixed_precision",)
+    cure = "Use tf.keras.mixed_precision; the loss scale is LossScaleOptimizer's, or loss_scaling_factor in params.yaml."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        scaled = {
+            call.func
+            for call, _ in tensorflow_of(file).calls(_START)
+            if any(k.arg in ("loss_scale", None) for k in call.keywords) or len(call.args) > 1
+        }
+        for reference in tensorflow_of(file).named(_START):
+            last = reference.name.removeprefix(_START)
+            message = f"tf.{reference.name} is gone from TensorFlow"
+            edits = []
+            if last in _HOMES and reference.root is not None and reference.node not in scaled:
+                text = f"{reference.root.id}.keras.mixed_precision.{_HOMES[last]}"
+                edits = [file.replace(reference.node, text)]
+            yield self.report(file, reference.node, message, edits)
+
+
+RULE = ExperimentalPrecision()

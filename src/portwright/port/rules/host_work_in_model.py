@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.model_functions import functions_of
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.tree import is_name
+
+_HOST = (
+    "print",
+    "Print",
+    "io.write_file",
+    "write_file",
+    "io.read_file",
+    "read_file",
+    "debugging.Assert",
+    "Assert",
+)
+_READS = ("numpy", "eval")
+
+
+class HostWorkInModel(Rule):
+    """Finds work for the host in model code: printing, reading files, values read out of tensors.
+
+    ## Why
+    model_fn describes a graph and is called once. What it prints or reads happens once, too, or needs the host in
+    the middle of the step; a tensor of a graph has no value yet.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        loss = tf.reduce_mean(features)
+        tf.print(loss)
+        return loss
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        loss = tf.reduce_mean(features)
+        return loss
+    ```
+
+    ## Safety
+    Manual: what was printed is in the log of the run, or goes to a hook.
+    """
+
+    code = "PW627"
+    name = "host-work-in-model"
+    targets = ("csx", "ipu", "rdu")
+    safety = "manual"
+    words = ("print", "Print", "numpy", "eval", "write_file", "read_file", "Assert")
+    cure = "Leave it out; the loss is logged, and a LoggingTensorHook shows other values on CPU and GPU."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        functions = functions_of(file)
+        for call, name in tensorflow_of(file).calls(*_HOST):
+            if functions.in_model(call):
+                yield self.report(file, call, f"tf.{name} needs the host in the middle of the step")
+        for call in file.methods(*_READS):
+            assert isinstance(call.func, ast.Attribute)
+            if functions.in_model_fn(call) and _is_tensor(file, call.func.value):
+                message = f"a tensor of a graph has no value yet, and no .{call.func.attr}()"
+                yield self.report(file, call, message, cure="Compute with the tensor itself.")
+        for call in file.tree.all(ast.Call):
+            if (
+                is_name(call.func, "print")
+                and functions.in_model_fn(call)
+                and any(_is_tensor(file, argument) for argument in call.args)
+            ):
+                message = "print() shows a tensor's name once, not its value at each step"
+                yield self.report(file, call, message)
+
+
+def _is_tensor(file: File, node: ast.expr, depth: int = 0) -> bool:
+    """Made by a function of TensorFlow's, or one of model_fn's own inputs."""
+    if isinstance(node, ast.Call):
+        dotted = file.resolve(node.func) or ""
+        return dotted.startswith("tensorflow.")
+    if isinstance(node, ast.Subscript):
+        return _is_tensor(file, node.value, depth)
+    if isinstance(node, ast.Name) and depth < 4:
+        if node.id in ("features", "labels"):
+            return True
+        found = file.tree.scope_of(node).lookup(node.id)
+        return found is not None and any(
+            b.kind == "assign" and b.value is not None and _is_tensor(file, b.value, depth + 1)
+            for b in found[1]
+        )
+    return False
+
+
+RULE = HostWorkInModel()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.pipelines import pipelines_of
+from portwright.port.rewrite import insert_after
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+
+_READY = ("prefetch", "prefetch_to_device")
+_BATCHES = ("batch", "padded_batch", "map_and_batch")
+
+
+class MissingPrefetch(Rule):
+    """Finds input functions that return a dataset without prefetch().
+
+    ## Why
+    Without it the host makes a batch only when the accelerator asks for one, and each waits for the other.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def train_input_fn(params):
+        d = tf.data.Dataset.range(100)
+        return d.batch(8, drop_remainder=True)
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    def train_input_fn(params):
+        d = tf.data.Dataset.range(100)
+        return d.batch(8, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    ```
+
+    ## Safety
+    Unsafe, though the batches and their order stay: random numbers of a graph count its operations, so that a dropout
+    without a seed of its own draws others.
+    """
+
+    code = "PW624"
+    name = "missing-prefetch"
+    targets = ("csx", "ipu", "rdu")
+    safety = "unsafe"
+    words = ("Dataset", "TFRecordDataset", "TextLineDataset")
+    cure = "End the pipeline with prefetch(tf.data.AUTOTUNE)."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        pipelines = pipelines_of(file)
+        for statement in file.tree.all(ast.Return):
+            value = statement.value
+            function = file.tree.function_of(statement)
+            if not isinstance(function, ast.FunctionDef) or "input_fn" not in function.name or value is None:
+                continue
+            if not pipelines.is_dataset(value):
+                continue
+            chain = [step.name for step in pipelines.chain_of(value)]
+            if not set(chain) & set(_BATCHES) or set(chain) & set(_READY):
+                continue  # batched elsewhere, or ready
+            tf = _name_of_tensorflow(file)
+            buffer = f"{tf}.data.AUTOTUNE" if tf else "-1"
+            edits = insert_after(file, value, f".prefetch({buffer})")
+            yield self.report(file, value, "nothing is made ahead of time", edits)
+
+
+def _name_of_tensorflow(file: File) -> str | None:
+    names = tensorflow_of(file)
+    root = next((r.root for r in names.references if r.root is not None and not r.generation), None)
+    return root.id if root is not None else None
+
+
+RULE = MissingPrefetch()

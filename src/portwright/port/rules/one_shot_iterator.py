@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import text_of
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+
+_METHODS = ("make_one_shot_iterator", "make_initializable_iterator")
+
+
+class OneShotIterator(Rule):
+    """Finds iterators that are made of a dataset by hand.
+
+    ## Why
+    The method is gone from TensorFlow 2. An input_fn that returns the dataset itself needs no iterator: the
+    Estimator makes one, and saves its position with each checkpoint.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def input_fn(params):
+        d = tf.data.Dataset.range(100).batch(8, drop_remainder=True)
+        return d.make_one_shot_iterator().get_next()
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    def input_fn(params):
+        d = tf.data.Dataset.range(100).batch(8, drop_remainder=True)
+        return d
+    ```
+
+    ## Safety
+    Safe where the method becomes the function of tf.compat.v1. Unsafe where an input_fn returns the dataset instead:
+    the batches are the same, but random numbers of the graph, which count its operations, are not.
+    """
+
+    code = "PW625"
+    name = "one-shot-iterator"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("make_one_shot_iterator", "make_initializable_iterator")
+    cure = (
+        "Return the dataset from input_fn; elsewhere use tf.compat.v1.data.make_one_shot_iterator(dataset)."
+    )
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        tf = next((r.root.id for r in tensorflow_of(file).references if r.root is not None), None)
+        for call in file.methods(*_METHODS):
+            assert isinstance(call.func, ast.Attribute)
+            dataset = call.func.value
+            if call.args or call.keywords:
+                continue
+            edits: list[Edit] = []
+            if tf is not None:
+                name = f"{tf}.compat.v1.data.{call.func.attr}"
+                edits = [file.replace(call, f"{name}({text_of(file, dataset)})")]
+            yield self.report(file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits)
+        for call, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
+            returned = _returned(file, call)
+            if returned is not None and call.args:
+                message = "the Estimator can save the position of a dataset, but not of this iterator"
+                edits = [file.replace(returned, file.segment(call.args[0]))]
+                yield self.report(file, call, message, edits, safety="unsafe")
+
+
+def _returned(file: File, call: ast.Call) -> ast.Call | None:
+    """`return ITERATOR.get_next()` of an input function."""
+    parent = file.tree.parents.get(call)
+    outer = file.tree.parents.get(parent) if parent is not None else None
+    function = file.tree.function_of(call)
+    if (
+        isinstance(parent, ast.Attribute)
+        and parent.attr == "get_next"
+        and isinstance(outer, ast.Call)
+        and isinstance(file.tree.parents.get(outer), ast.Return)
+        and "input_fn" in getattr(function, "name", "")
+    ):
+        return outer
+    return None
+
+
+RULE = OneShotIterator()

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.pipelines import Step, pipelines_of
+from portwright.port.rewrite import argument, has_star, is_constant, set_keyword
+from portwright.port.rule import File, Rule
+
+_POSITIONS = {"batch": 1, "padded_batch": 3, "map_and_batch": 3}
+_EVALUATES = ("eval", "test", "val", "dev", "predict", "infer")
+
+
+class RaggedDatasetBatch(Rule):
+    """Finds batches of a tf.data pipeline whose last one can be smaller.
+
+    ## Why
+    Without drop_remainder=True the first size of a batch is not known when the graph is built, and the last batch can
+    have another: the step cannot be compiled for one shape.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def train_input_fn(params):
+        return tf.data.Dataset.range(100).batch(params["batch_size"])
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    def train_input_fn(params):
+        return tf.data.Dataset.range(100).batch(params["batch_size"], drop_remainder=True)
+    ```
+
+    ## Safety
+    Unsafe: the samples of the last batch are not seen in that epoch. Pipelines that look like evaluation, and padding
+    to the longest sample of a batch, are left to you; where training repeats its data before the batches, nothing is lost.
+    """
+
+    code = "PW618"
+    name = "ragged-dataset-batch"
+    targets = ("csx", "ipu", "rdu")
+    safety = "unsafe"
+    words = ("batch", "padded_batch", "map_and_batch")
+    cure = (
+        "Set drop_remainder=True in training; in evaluation pad the last batch and give the padding weight 0."
+    )
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for step in pipelines_of(file).steps:
+            position = _POSITIONS.get(step.name)
+            if position is None or has_star(step.call):
+                continue
+            given = argument(step.call, position, "drop_remainder")
+            if step.name == "padded_batch" and _pads_to_longest(step.call):
+                cure = "Give padded_shapes numbers, the longest length that you want, so that every batch has one shape."
+                yield self.report(
+                    file, step.call, "batches are padded to their own longest sample", cure=cure
+                )
+            if given is not None and not is_constant(given, False):
+                continue
+            if _is_for_training(file, step.call):
+                message = "the last batch can be smaller than the others"
+                yield self.report(file, step.call, message, self._edits(file, step, given))
+            else:
+                message = "the last batch of this evaluation can be smaller than the others"
+                cure = "Pad the last batch and give the padding weight 0 in the metrics, or choose a size that divides the number of samples."
+                yield self.report(file, step.call, message, cure=cure)
+
+    def _edits(self, file: File, step: Step, given: ast.expr | None) -> list[Edit]:
+        if given is not None:
+            return [file.replace(given, "True")]
+        return set_keyword(file, step.call, "drop_remainder", "True")
+
+
+def _pads_to_longest(call: ast.Call) -> bool:
+    """padded_shapes that are left out, or have None or -1 in them."""
+    shapes = argument(call, 1, "padded_shapes")
+    if shapes is None:
+        return True
+    return any(
+        is_constant(n, None) or (isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub))
+        for n in ast.walk(shapes)
+    )
+
+
+def _is_for_training(file: File, call: ast.Call) -> bool:
+    """By the names of the functions around it, and of what the dataset is assigned to."""
+    names = [a.name for a in file.tree.ancestors(call) if isinstance(a, ast.FunctionDef)]
+    statement = file.tree.statement_of(call)
+    if isinstance(statement, ast.Assign):
+        names += [file.segment(t) for t in statement.targets]
+    for branch in file.tree.ancestors(call):
+        if isinstance(branch, ast.If):
+            names.append(file.segment(branch.test))
+    text = " ".join(names).lower()
+    return "train" in text or not any(word in text for word in _EVALUATES)
+
+
+RULE = RaggedDatasetBatch()

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from portwright.port.finding import Edit, Finding
+from portwright.port.model_functions import functions_of
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_names import tensorflow_of
+
+_SESSIONS = (
+    "Session", "InteractiveSession", "train.MonitoredSession", "train.MonitoredTrainingSession", "train.SingularMonitoredSession",
+    "train.Supervisor",
+)  # fmt: skip
+_GRAPH_ONLY = ("placeholder", "placeholder_with_default", "sparse_placeholder")
+_SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution")
+
+
+class SessionLoop(Rule):
+    """Finds training with sessions and placeholders.
+
+    ## Why
+    In TensorFlow 2 what is written at the top of a script runs at once, and a placeholder is an error, unless
+    that is switched off. And an accelerator's step is not fed by a loop of the host: it gets its batches from an input_fn,
+    and its model from a model_fn.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    x = tf.compat.v1.placeholder(tf.float32, [8, 2])
+    with tf.compat.v1.Session() as session:
+        session.run(x * 2, feed_dict={x: [[1.0, 2.0]] * 8})
+    ```
+
+    ## Instead
+    ```python
+    import portwright.tensorflow as ptf
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        return ptf.EstimatorSpec(mode, predictions=features * 2)
+
+    estimator = ptf.Estimator(model_fn)
+    ```
+
+    ## Safety
+    Safe: what is written is the switch that TensorFlow 1 had on, so that the script runs as it did. Turning the
+    loop into a model_fn and an input_fn is left to you.
+    """
+
+    code = "PW626"
+    name = "session-loop"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = (
+        "Session",
+        "placeholder",
+        "MonitoredTrainingSession",
+        "MonitoredSession",
+        "Supervisor",
+        "feed_dict",
+    )
+    cure = "Bring the model into a model_fn, what is fed into an input_fn, and let the Estimator run them."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        names, functions = tensorflow_of(file), functions_of(file)
+        sessions = [c for c, _ in names.calls(*_SESSIONS) if not functions.in_model_fn(c)]
+        fed = [c for c, _ in names.calls(*_GRAPH_ONLY) if not _is_of_serving(file, c)]
+        if not any(r.name in _SWITCHES for r in names.references):
+            first = min([*sessions, *fed], key=lambda c: c.lineno, default=None)
+            root = next((r.root for r in names.references if r.root is not None), None)
+            statement = _import_of_tensorflow(file)
+            if first is not None and root is not None and statement is not None:
+                text = f"{root.id}.compat.v1.disable_eager_execution()"
+                yield self.report(
+                    file, first, "TensorFlow 2 has no graph here unless it is told to",
+                    _insert_behind_imports(file, statement, text), cure=f"Call {text} behind the imports.",
+                )  # fmt: skip
+        trains = bool(file.methods("minimize", "apply_gradients"))
+        for call in sessions:
+            if trains and _runs_steps(file, call):
+                yield self.report(file, call, "the host's own loop feeds the steps of this session")
+
+
+def _is_of_serving(file: File, call: ast.Call) -> bool:
+    """Placeholders of a serving input function, which an Estimator calls in a graph of its own."""
+    function = file.tree.function_of(call)
+    return function is not None and any(
+        word in getattr(function, "name", "").lower()
+        for word in ("serving", "receiver", "export", "input_fn")
+    )
+
+
+def _import_of_tensorflow(file: File) -> ast.stmt | None:
+    """The import at the top of the file by which `tf` is known."""
+    for node in file.tree.module.body:
+        if isinstance(node, ast.Import) and any(a.name == "tensorflow" for a in node.names):
+            return node
+    return None
+
+
+def _insert_behind_imports(file: File, statement: ast.stmt, text: str) -> list[Edit]:
+    """Behind the imports that follow one another from here, so that they stay together."""
+    body, last = file.tree.module.body, statement
+    for node in body[body.index(statement) + 1 :]:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            break
+        last = node
+    start, end = file.source.line_span(last.end_lineno or last.lineno)
+    end = start + len(file.source.data[start:end].rstrip(b"\r\n"))
+    newline = file.source.newline
+    return [Edit(end, end, f"{newline}{newline}{text}")]
+
+
+def _runs_steps(file: File, call: ast.Call) -> bool:
+    """Whether the function around a session has a loop that runs it."""
+    around: ast.AST = file.tree.function_of(call) or file.tree.module
+    for node in ast.walk(around):
+        is_run = (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "run"
+        )
+        if not is_run:
+            continue
+        assert isinstance(node, ast.Call)
+        if any(k.arg == "feed_dict" for k in node.keywords) or file.tree.loops_of(node):
+            return True
+    return False
+
+
+RULE = SessionLoop()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_homes import TPU
+from portwright.port.tensorflow_names import lend, tensorflow_of
+
+_PLACES = ("contrib.tpu.", "estimator.tpu.")
+
+
+class TpuEstimator(Rule):
+    """Takes the TPU's estimator, its spec and its configuration from portwright.tensorflow.
+
+    ## Why
+    TPUEstimator left TensorFlow with tf.contrib and tf.estimator. Here it trains on the host, with the same
+    `params["batch_size"]`, `eval_metrics` and `host_call`; for a CS system the same model_fn goes to CerebrasEstimator.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        return tf.contrib.tpu.TPUEstimatorSpec(mode=mode, predictions=features)
+    ```
+
+    ## Instead
+    ```python
+    import portwright.tensorflow as ptf
+    import tensorflow as tf
+
+    def model_fn(features, labels, mode, params):
+        return ptf.TPUEstimatorSpec(mode=mode, predictions=features)
+    ```
+
+    ## Safety
+    Safe: the same names and arguments, as they worked with use_tpu=False; use_tpu=True is refused when it runs.
+    """
+
+    code = "PW612"
+    name = "tpu-estimator"
+    targets = ("csx", "ipu", "rdu")
+    safety = "safe"
+    words = ("tpu",)
+    cure = "Take it from portwright.tensorflow; for a CS system give the model_fn to CerebrasEstimator."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for reference in tensorflow_of(file).named(*_PLACES):
+            if reference.root is None:
+                continue
+            rest = reference.name.partition("tpu.")[2]
+            first, _, below = rest.partition(".")
+            if first == "CrossShardOptimizer":
+                continue  # PW613
+            if first not in TPU:
+                cure = "Leave it out: it speaks to a TPU's runtime; portwright.tensorflow trains the estimator without."
+                yield self.report(file, reference.node, f"tf.{reference.name} is for TPUs", cure=cure)
+                continue
+            alias, imports = lend(file)
+            text = f"{alias}.{TPU[first]}" + (f".{below}" if below else "")
+            yield self.report(
+                file, reference.node, f"tf.{reference.name} is gone from TensorFlow",
+                [*imports, file.replace(reference.node, text)],
+            )  # fmt: skip
+
+
+RULE = TpuEstimator()

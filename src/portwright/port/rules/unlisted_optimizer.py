@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portwright.port.finding import Finding
+from portwright.port.rule import File, Rule
+from portwright.port.tensorflow_homes import words_of
+from portwright.port.tensorflow_names import tensorflow_of
+
+_LISTED = words_of(
+    "GradientDescentOptimizer MomentumOptimizer AdamOptimizer AdamWOptimizer RMSPropOptimizer Optimizer SyncReplicasOptimizer "
+    "SGD Adam AdamW RMSprop LossScaleOptimizer get deserialize serialize"
+)
+_PLACES = ("train.", "keras.optimizers.", "keras.optimizers.legacy.", "contrib.opt.")
+
+
+class UnlistedOptimizer(Rule):
+    """Finds optimizers that a CS system has no update for.
+
+    ## Why
+    The update of the weights is a part of the compiled step. The vendor's TensorFlow has SGD, momentum, Adam, AdamW and
+    RMSProp.
+
+    ## Example
+    ```python
+    import tensorflow as tf
+
+    optimizer = tf.compat.v1.train.FtrlOptimizer(0.1)
+    ```
+
+    ## Instead
+    ```python
+    import tensorflow as tf
+
+    optimizer = tf.compat.v1.train.AdamOptimizer(0.001)
+    ```
+
+    ## Safety
+    Manual: another optimizer is another training run.
+    """
+
+    code = "PW630"
+    name = "unlisted-optimizer"
+    targets = ("csx",)
+    safety = "manual"
+    words = ("Optimizer", "optimizers")
+    cure = "Use SGD, momentum, Adam, AdamW or RMSProp."
+    framework = "tensorflow"
+
+    def find(self, file: File) -> Iterator[Finding]:
+        for call, name in tensorflow_of(file).calls(*_PLACES):
+            last = name.rpartition(".")[2]
+            if name.startswith("train.") and not last.endswith("Optimizer"):
+                continue
+            if not last[:1].isupper() or ".schedules." in name or last in _LISTED:
+                continue
+            yield self.report(file, call, f"{last} is not among the optimizers of a CS system's TensorFlow")
+
+
+RULE = UnlistedOptimizer()

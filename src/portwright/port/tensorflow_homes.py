@@ -1,0 +1,56 @@
+"""Where the names of tf.estimator, TPU estimators and the vendor's estimators live in portwright.tensorflow."""
+
+from __future__ import annotations
+
+
+def words_of(text: str) -> frozenset[str]:
+    """A list of names, written without its quotes."""
+    return frozenset(text.split())
+
+
+# tf.estimator's names, which portwright.tensorflow has under the same name.
+ESTIMATOR = words_of("""
+    BaselineClassifier BaselineEstimator BaselineRegressor BestExporter BinaryClassHead CheckpointSaverHook
+    CheckpointSaverListener DNNClassifier DNNEstimator DNNLinearCombinedClassifier DNNLinearCombinedEstimator
+    DNNLinearCombinedRegressor DNNRegressor Estimator EstimatorSpec EvalSpec Exporter FeedFnHook FinalExporter FinalOpsHook
+    GlobalStepWaiterHook Head LatestExporter LinearClassifier LinearEstimator LinearRegressor LoggingTensorHook
+    LogisticRegressionHead ModeKeys MultiClassHead MultiHead MultiLabelHead NanLossDuringTrainingError NanTensorHook
+    PoissonRegressionHead ProfilerHook RegressionHead RunConfig SecondOrStepTimer SessionRunArgs SessionRunContext
+    SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo
+    WarmStartSettings add_metrics classifier_parse_example_spec regressor_parse_example_spec train_and_evaluate
+    """)
+# Names of its inner modules, flat in ours.
+INNER = {
+    "export": words_of(
+        "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput ServingInputReceiver "
+        "TensorServingInputReceiver build_parsing_serving_input_receiver_fn build_raw_serving_input_receiver_fn"
+    ),
+    "inputs": frozenset({"numpy_input_fn", "pandas_input_fn"}),
+    "experimental": words_of(
+        "InMemoryEvaluatorHook make_early_stopping_hook make_stop_at_checkpoint_step_hook stop_if_higher_hook "
+        "stop_if_lower_hook stop_if_no_decrease_hook stop_if_no_increase_hook"
+    ),
+}
+# The vendor's classes, by whichever module holds them.
+VENDOR = frozenset({"CerebrasEstimator", "CSEstimatorSpec", "CSRunConfig"})
+VENDOR_MODULES = ("cerebras.tf.", "modelzoo.common.tf.estimator.", "common.tf.estimator.")
+# TPU names: ours.
+TPU = {
+    "TPUEstimator": "TPUEstimator",
+    "TPUEstimatorSpec": "TPUEstimatorSpec",
+    "TPUConfig": "TPUConfig",
+    "InputPipelineConfig": "InputPipelineConfig",
+    "RunConfig": "tpu.RunConfig",
+}
+
+
+def estimator_home(name: str) -> str | None:
+    """Ours for a name below tf.estimator, as dotted below portwright.tensorflow; "" for the module itself."""
+    if not name:
+        return ""
+    first, _, rest = name.partition(".")
+    if first in ESTIMATOR:
+        return name
+    if first in INNER and rest.partition(".")[0] in INNER[first]:
+        return rest
+    return None
