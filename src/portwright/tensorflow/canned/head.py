@@ -1,0 +1,186 @@
+"""A head: what turns a model's logits into predictions, a loss, metrics and outputs to export."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.errors import suggest
+from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.spec import EstimatorSpec
+
+v1 = tf.compat.v1
+
+DEFAULT_KEY: str = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+V1_REDUCTIONS = tuple(v1.losses.Reduction.all())
+REDUCTIONS = ("auto", "sum", "sum_over_batch_size")
+
+
+class Head(abc.ABC):
+    """What DNNEstimator and its like are given; a head of your own defines what is abstract here."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str | None:
+        """Sets this head's metrics and losses apart from those of others."""
+
+    @property
+    @abc.abstractmethod
+    def logits_dimension(self) -> int:
+        """How many logits an example has."""
+
+    @property
+    @abc.abstractmethod
+    def loss_reduction(self) -> str:
+        """How the losses of a batch become one number."""
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: Any = None,
+    ) -> Any:
+        """The loss to train on."""
+
+    @abc.abstractmethod
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, Any]:
+        """Predictions by name."""
+
+    @abc.abstractmethod
+    def metrics(self, regularization_losses: Any = None) -> dict[str, Any]:
+        """Keras metrics by name, in which nothing is counted yet."""
+
+    @abc.abstractmethod
+    def update_metrics(
+        self,
+        eval_metrics: dict[str, Any],
+        features: Any,
+        logits: Any,
+        labels: Any,
+        mode: str | None = None,
+        regularization_losses: Any = None,
+    ) -> dict[str, Any]:
+        """Takes a batch into the metrics that `metrics` made, and returns them."""
+
+    def create_estimator_spec(
+        self,
+        features: Any,
+        mode: str,
+        logits: Any,
+        labels: Any = None,
+        optimizer: Any = None,
+        trainable_variables: Any = None,
+        train_op_fn: Callable[[Any], Any] | None = None,
+        update_ops: Any = None,
+        regularization_losses: Any = None,
+    ) -> EstimatorSpec:
+        """The EstimatorSpec for logits; to train it takes an optimizer with its variables, or `train_op_fn(loss)`."""
+        with tf.name_scope(self.name or "head"):
+            predictions = self.predictions(logits)
+            if mode == ModeKeys.PREDICT:
+                return EstimatorSpec(
+                    mode, predictions, export_outputs=self._export_outputs(logits, predictions)
+                )
+            loss = self.loss(labels, logits, features, mode, regularization_losses)
+            if mode == ModeKeys.EVAL:
+                metrics = self._metric_ops(features, logits, labels, regularization_losses)
+                return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics)
+            if mode != ModeKeys.TRAIN:
+                raise BadValue(f"The mode is {mode!r}.", suggest(str(mode), ("train", "eval", "infer")))
+            train_op = self._train_op(loss, optimizer, trainable_variables, train_op_fn, update_ops)
+            more = self._more_summaries(features, logits, labels)
+        with tf.name_scope(""):
+            for key, value in {"loss": loss, **more}.items():
+                v1.summary.scalar(self._key(key), value)
+            if regularization_losses is not None:
+                v1.summary.scalar(self._key("regularization_loss"), tf.add_n(regularization_losses))
+        return EstimatorSpec(mode, predictions, loss, train_op)
+
+    def _metric_ops(
+        self, features: Any, logits: Any, labels: Any, regularization_losses: Any
+    ) -> dict[str, Any]:
+        made = self.metrics(regularization_losses=regularization_losses)
+        return self.update_metrics(
+            made, features, logits, labels, regularization_losses=regularization_losses
+        )
+
+    def _export_outputs(self, logits: Any, predictions: Any) -> Any:
+        return None  # the predictions
+
+    def _train_op(self, loss: Any, optimizer: Any, variables: Any, train_op_fn: Any, update_ops: Any) -> Any:
+        # Keras's optimizers name their slots after this scope.
+        with tf.name_scope(""), tf.name_scope("training"):
+            return make_train_op(loss, optimizer, variables, train_op_fn, update_ops)
+
+    def _more_summaries(self, features: Any, logits: Any, labels: Any) -> dict[str, Any]:
+        return {}
+
+    def _key(self, name: str) -> str:
+        return f"{name}/{self.name}" if self.name else name
+
+
+def make_train_op(
+    loss: Any, optimizer: Any, variables: Any, train_op_fn: Callable[[Any], Any] | None, update_ops: Any
+) -> Any:
+    """The op of one step."""
+    if (optimizer is None) == (train_op_fn is None):
+        received = (
+            "Neither optimizer nor train_op_fn was given."
+            if optimizer is None
+            else "Both were given: optimizer and train_op_fn."
+        )
+        raise BadValue(received, "Give one of them.")
+    if update_ops is not None and not isinstance(update_ops, (list, tuple)):
+        raise BadType(f"update_ops is a {type(update_ops).__name__}.", "Give a list of ops.")
+    if train_op_fn is not None:
+        train_op = train_op_fn(loss)
+    elif isinstance(optimizer, v1.train.Optimizer):
+        train_op = optimizer.minimize(loss, v1.train.get_global_step(), variables)
+    elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        if not isinstance(variables, (list, tuple)):
+            raise BadValue(f"trainable_variables is {variables!r}.", "Give the list of variables to train.")
+        train_op = optimizer.get_updates(loss, variables)[0]
+    else:
+        raise BadType(
+            f"The optimizer is a {type(optimizer).__name__}.", "Give one of tf.keras.optimizers.legacy."
+        )
+    return tf.group(train_op, *update_ops) if update_ops else train_op
+
+
+def reduce_loss(unweighted: Any, weights: Any, reduction: str) -> Any:
+    """One number from the losses of a batch: their sum or, by default, their mean over all, of whatever weight."""
+    if reduction in V1_REDUCTIONS and reduction not in REDUCTIONS:
+        return v1.losses.compute_weighted_loss(unweighted, weights, reduction=reduction)
+    weighted = tf.multiply(unweighted, weights)
+    total = tf.reduce_sum(weighted)
+    if reduction == "sum":
+        return total
+    return tf.math.divide_no_nan(total, tf.cast(tf.size(weighted), weighted.dtype))
+
+
+def check_reduction(reduction: str, valid: Sequence[str] = REDUCTIONS) -> None:
+    """Refuses what cannot reduce a loss to one number."""
+    if reduction not in valid or reduction == "none":
+        raise BadValue(
+            f"loss_reduction is {reduction!r}.", suggest(str(reduction), [r for r in valid if r != "none"])
+        )
+
+
+def add_regularization(loss: Any, regularization_losses: Any) -> Any:
+    """The loss with those of regularizers added."""
+    return loss if not regularization_losses else loss + tf.add_n(regularization_losses)
+
+
+def pick(predictions: dict[str, Callable[[], Any]], keys: Sequence[str] | None) -> dict[str, Any]:
+    """Makes the predictions that are asked for; all without `keys`."""
+    for key in keys or ():
+        if key not in predictions:
+            raise BadValue(f"There is no prediction '{key}'.", suggest(str(key), predictions))
+    return {key: make() for key, make in predictions.items() if not keys or key in keys}
