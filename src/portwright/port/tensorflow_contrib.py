@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from portwright.port.tensorflow_homes import words_of
+from dataclasses import dataclass
+from functools import cache
+
+from portwright.compat.contrib_names import contrib_modules
 
 # The same function or class by another name below `tf`; * stands for the last part of the name.
 HOMES = {
@@ -57,11 +60,6 @@ HOMES = {
     "autograph.to_graph": "autograph.to_graph",
     "util.constant_value": "get_static_value",
 }
-# tf.contrib.estimator's names, which portwright.tensorflow has.
-ESTIMATOR = words_of(
-    "InMemoryEvaluatorHook make_early_stopping_hook make_stop_at_checkpoint_step_hook stop_if_higher_hook stop_if_lower_hook "
-    "stop_if_no_decrease_hook stop_if_no_increase_hook add_metrics"
-)
 # By the longest start: what to do by hand.
 BY_HAND = {
     "slim": "Install tf_slim and write `import tf_slim as slim`: it is the same code.",
@@ -94,6 +92,31 @@ BY_HAND = {
     "tpu": "Leave it out: it speaks to a TPU's runtime.",
     "estimator": "Use a head of portwright.tensorflow, or write the loss and metrics in model_fn.",
 }
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a part of tf.contrib is now: below `tf`, in portwright.tensorflow, or in a module of portwright.compat."""
+
+    package: str  # "tensorflow", "portwright.tensorflow" or "portwright.compat.MODULE"
+    name: str
+
+
+@cache
+def home_of(name: str) -> Home | None:
+    """The home of a name below tf.contrib, where the same thing has one."""
+    if name in HOMES:
+        return Home("tensorflow", HOMES[name])
+    module, _, last = name.rpartition(".")
+    place = contrib_modules().get(f"tensorflow.contrib.{module}", {}).get(last, "")
+    package, _, rest = place.partition(":")
+    if not rest:
+        return None
+    if package == "tensorflow.compat.v1":
+        return Home("tensorflow", "compat.v1." + rest.replace(":", "."))
+    if package == "portwright.tensorflow" or package.startswith("portwright.compat."):
+        return Home(package, rest.replace(":", "."))
+    return None
 
 
 def advice(name: str) -> str:

@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import has_star, is_constant
 from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_contrib import ESTIMATOR, HOMES, advice
+from portwright.port.tensorflow_contrib import advice, home_of
 from portwright.port.tensorflow_names import Reference, is_legacy_keras, is_lent, lend, tensorflow_of
 
 
@@ -35,8 +34,9 @@ class ContribName(Rule):
     ```
 
     ## Safety
-    Safe: only what is the same elsewhere is moved (data, cells, uniform Xavier, the global step). What has no such
-    home, as layer_norm or slim, is left to you with a word on what to use.
+    Safe: only what is the same elsewhere is moved: to TensorFlow where it still has it, to portwright.tensorflow and
+    portwright.compat where we have it with the same arguments and variables. The rest is left to you, with a word on
+    what to use.
     """
 
     code = "PW614"
@@ -52,50 +52,73 @@ class ContribName(Rule):
             first, _, rest = reference.name.partition(".")
             if first != "contrib" or reference.root is None or rest.partition(".")[0] == "tpu":
                 continue
-            edits = self._rewrite(file, reference, rest)
+            edits, imports = _rewrite(file, reference, rest)
             message = f"tf.{reference.name} is gone from TensorFlow"
-            yield self.report(file, reference.node, message, edits, cure=None if edits else advice(rest))
-        for node, alias, name in tensorflow_of(file).imports:
-            if name.partition(".")[0] == "contrib":
-                below = name.partition(".")[2]
-                yield self.report(file, node, f"tensorflow.{name} is gone", cure=advice(below or alias.name))
+            cure = None if edits else advice(rest)
+            yield self.report(file, reference.node, message, edits, imports, cure=cure)
+        for statement in {node for node, _, name in tensorflow_of(file).imports if _is_contrib(name)}:
+            yield self._imported(file, statement)
         for plain in file.tree.all(ast.Import):
             for alias in plain.names:
                 if alias.name.startswith("tensorflow.contrib."):
                     cure = advice(alias.name.removeprefix("tensorflow.contrib."))
                     yield self.report(file, plain, f"{alias.name} is gone", cure=cure)
 
-    def _rewrite(self, file: File, reference: Reference, name: str) -> list[Edit]:
-        assert reference.root is not None
-        tf = reference.root.id
-        module, _, last = name.partition(".")
-        if module == "estimator" and last in ESTIMATOR:
-            alias, imports = lend(file)
-            return [*imports, file.replace(reference.node, f"{alias}.{last}")]
-        if name == "layers.xavier_initializer":
-            call = file.tree.parents.get(reference.node)
-            if isinstance(call, ast.Call) and call.func is reference.node and _is_plain_xavier(call):
-                edits = [file.replace(reference.node, f"{tf}.compat.v1.glorot_uniform_initializer")]
-                start = file.source.span(call.args[0])[0] if call.args else None
-                if start is not None:  # uniform=True, which is what it is
-                    end = file.source.span(call.args[0])[1]
-                    edits.append(Edit(start, end, ""))
-                return edits
-            return []
-        home = HOMES.get(name)
-        if home is None:
-            return []
-        needs_keras = is_legacy_keras(home.removeprefix("compat.v1.")) and not is_lent(file)
-        return [*(lend(file)[1] if needs_keras else ()), file.replace(reference.node, f"{tf}.{home}")]
+    def _imported(self, file: File, statement: ast.ImportFrom) -> Finding:
+        """`from tensorflow.contrib.layers import layer_norm`, where all of the names are now in one module of ours."""
+        module = (statement.module or "").removeprefix("tensorflow").removeprefix(".")
+        below = module.partition(".")[2]
+        names = [f"{below}.{a.name}".strip(".") for a in statement.names]
+        homes = [home_of(name) if below else None for name in names]
+        packages = {home.package if home is not None else "" for home in homes}
+        edits: list[Edit] = []
+        if len(packages) == 1 and (package := packages.pop()).startswith("portwright."):
+            parts = [
+                home.name + (f" as {bound}" if (bound := a.asname or a.name) != home.name else "")
+                for home, a in zip(homes, statement.names, strict=True)
+                if home is not None
+            ]
+            lent = [] if is_lent(file) else lend(file)[1]
+            edits = [*lent, file.replace(statement, f"from {package} import {', '.join(parts)}")]
+        cure = None if edits else advice(names[0])
+        return self.report(
+            file, statement, f"{statement.module}.{statement.names[0].name} is gone", edits, cure=cure
+        )
+
+
+def _is_contrib(name: str) -> bool:
+    return name.partition(".")[0] == "contrib"
+
+
+def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], tuple[str, ...]]:
+    assert reference.root is not None
+    tf = reference.root.id
+    if name == "layers.xavier_initializer":
+        call = file.tree.parents.get(reference.node)
+        if isinstance(call, ast.Call) and call.func is reference.node and _is_plain_xavier(call):
+            return [file.replace(reference.node, f"{tf}.compat.v1.glorot_uniform_initializer")], ()
+    home = home_of(name)
+    if home is None:
+        return [], ()
+    if home.package == "tensorflow":
+        needs_keras = is_legacy_keras(home.name.removeprefix("compat.v1.")) and not is_lent(file)
+        text = f"{tf}.{home.name}"
+        return [*(lend(file)[1] if needs_keras else ()), file.replace(reference.node, text)], ()
+    alias, early = lend(file)
+    if home.package == "portwright.tensorflow":
+        return [*early, file.replace(reference.node, f"{alias}.{home.name}")], ()
+    module = home.package.rpartition(".")[2]
+    if file.binds(module) and f"portwright.compat.{module}" not in {
+        b.dotted for b in file.tree.scope.bindings.get(module, ())
+    }:
+        return [], ()  # the file has something else by that name
+    edits = [*(() if is_lent(file) else early), file.replace(reference.node, f"{module}.{home.name}")]
+    return edits, (f"from portwright.compat import {module}",)
 
 
 def _is_plain_xavier(call: ast.Call) -> bool:
-    """Uniform, and its other arguments by name."""
-    if has_star(call) or len(call.args) > 1 or (call.args and call.keywords):
-        return False
-    return all(is_constant(a, True) for a in call.args) and all(
-        k.arg in ("seed", "dtype") for k in call.keywords
-    )
+    """Uniform, as it is by itself; other arguments by name."""
+    return not call.args and all(k.arg in ("seed", "dtype") for k in call.keywords)
 
 
 RULE = ContribName()
