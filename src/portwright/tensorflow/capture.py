@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import UserError
-from portwright.graph.graph import ITEM_BYTES, Graph, Module, Value
+from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value
 from portwright.graph.repeats import mark_repeats
-from portwright.tensorflow.capture_build import BuiltStep, build_step
-from portwright.tensorflow.capture_optimizer import CountedOptimizer, count_update, name_optimizer, share_slots
+from portwright.tensorflow.capture_build import BuiltStep, GetBatch, MakeSpec, build_step
+from portwright.tensorflow.capture_optimizer import (
+    CountedOptimizer,
+    count_update,
+    name_optimizer,
+    share_slots,
+)
 from portwright.tensorflow.capture_phases import Step, find_step, is_variable
 from portwright.tensorflow.capture_places import OpPlaces
 from portwright.tensorflow.capture_scopes import Scopes, layer_kinds
@@ -31,12 +36,10 @@ class Captured:
 
 
 def capture_step(
-    model_fn: Callable[..., Any],
-    input_fn: Callable[..., Any] | None,
+    get_batch: GetBatch,
+    make_spec: MakeSpec,
     *,
     mode: str = "train",
-    params: Mapping[str, Any] | None = None,
-    config: Any = None,
     batch_size: int | None = None,
     described: Any = None,
     root: Path | None = None,
@@ -46,15 +49,7 @@ def capture_step(
     UserError for a tensor whose size is not known, since every number of a plan would be wrong.
     """
     start = time.perf_counter()
-    built = build_step(
-        model_fn,
-        input_fn,
-        mode=mode,
-        params=params,
-        config=config,
-        batch_size=batch_size,
-        described=described,
-    )
+    built = build_step(get_batch, make_spec, mode=mode, batch_size=batch_size, described=described)
     return capture_built(built, root=root, start=start)
 
 
@@ -71,14 +66,20 @@ class _Capture:
         self.built, self.places = built, places
         cut = frozenset(key_of(tensor) for tensor in built.inputs.values())
         self.step: Step = find_step(built.fetches, built.loss, cut, frozenset({built.global_step}))
-        self.trainable = {v.op.name: v for v in built.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
-        self.touched = _find_variables(self.step)
-        self.slots = {
-            name: op
-            for name, (op, phases) in self.touched.items()
-            if name not in self.trainable and phases == {"optimizer"} and name != built.global_step
+        self.trainable = {
+            v.op.name: v for v in built.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         }
-        own = [n for n in self.touched if n not in self.slots and n not in self.trainable and n != built.global_step]
+        self.touched = _find_variables(self.step)
+        self.slots: dict[str, Any] = {}
+        own: list[str] = []
+        for name, (op, phases) in self.touched.items():
+            if name in self.trainable or name == built.global_step:
+                continue
+            # A scalar, such as a loss scale, is no part of a layer whenever it is read.
+            if phases == {"optimizer"} or not _variable_spec(op, None)[0]:
+                self.slots[name] = op
+            else:
+                own.append(name)
         self.model_variables = [*self.trainable, *own]
         self.scopes = Scopes(self.model_variables)
         self.tape = TensorFlowTape(places, self.scopes)
@@ -86,7 +87,9 @@ class _Capture:
     def run(self, start: float) -> Captured:
         built, tape = self.built, self.tape
         used = {key_of(tensor) for op, _ in self.step.ops for tensor in op.inputs}
-        inputs = {name: t for name, t in built.inputs.items() if key_of(t) in used or t.shape.is_fully_defined()}
+        inputs = {
+            name: t for name, t in built.inputs.items() if key_of(t) in used or t.shape.is_fully_defined()
+        }
         check_inputs({n: t for n, t in inputs.items() if key_of(t) in used}, self.places, built.graph)
         env: dict[Any, Any] = {}
         for name, tensor in inputs.items():
@@ -109,7 +112,7 @@ class _Capture:
             (),
             self._batch_size(inputs),
             trains,
-            getattr(loss, "value", -1) if hasattr(loss, "value") and isinstance(loss.value, int) else -1,
+            loss.value if isinstance(loss, Ref) else -1,
             optimizer.name,
             self._info(start),
         )
@@ -119,7 +122,9 @@ class _Capture:
         """Values of the model's variables; what trains them is known by the update that writes them."""
         tape, found = self.tape, {}
         for name in self.model_variables:
-            shape, dtype = _variable_spec(self.built.graph.get_operation_by_name(name), self.trainable.get(name))
+            shape, dtype = _variable_spec(
+                self.built.graph.get_operation_by_name(name), self.trainable.get(name)
+            )
             if shape is None or dtype not in ITEM_BYTES:
                 raise UserError(
                     f"the variable {name!r} has the shape {shape} and the type {dtype}.",
@@ -166,7 +171,9 @@ class _Capture:
         return next((int(t.shape[0]) for t in inputs.values() if t.shape.rank), 1)
 
     def _info(self, start: float) -> dict[str, Any]:
-        guards = any(node.op in ("tf.IsFinite", "tf.IsNan") and node.phase == "optimizer" for node in self.tape.nodes)
+        guards = any(
+            node.op in ("tf.IsFinite", "tf.IsNan") and node.phase == "optimizer" for node in self.tape.nodes
+        )
         return {
             "framework": "tensorflow",
             "tensorflow": tf.__version__,

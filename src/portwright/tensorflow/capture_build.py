@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 from portwright.errors import UserError
 from portwright.graph.inputs import TensorSpec
 from portwright.tensorflow.argument_names import argument_names, call_with
+from portwright.tensorflow.input_feed import make_feed
 
 _SEED = 1  # what a RunConfig has where the user names none
 
@@ -29,22 +30,22 @@ class BuiltStep:
     fetches: tuple[Any, ...]  # ops that a session would run
     layers: tuple[Any, ...] = ()  # Keras layers that were called
     optimizers: tuple[str, ...] = ()  # classes of the optimizers that were made
-    num_samples: int | None = None
     global_step: str = ""  # name of the variable's op
-    notes: tuple[str, ...] = field(default=())
+
+
+GetBatch = Callable[[str], tuple[Any, Any]]  # of a mode: features and labels
+MakeSpec = Callable[[Any, Any, str], Any]  # of features, labels and a mode
 
 
 def build_step(
-    model_fn: Callable[..., Any],
-    input_fn: Callable[..., Any] | None,
+    get_batch: GetBatch,
+    make_spec: MakeSpec,
     *,
     mode: str = "train",
-    params: Mapping[str, Any] | None = None,
-    config: Any = None,
     batch_size: int | None = None,
     described: Any = None,
 ) -> BuiltStep:
-    """Calls both functions as an Estimator does, with those of features, labels, mode, params and config that they take.
+    """Builds the graph in the order of an Estimator: global step, input, model.
 
     `described` (TensorSpec, alone, in a tuple or by name) stands in for the input function; `batch_size` changes the first
     dimension of what it gave.
@@ -55,65 +56,64 @@ def build_step(
     with graph.as_default(), _kept_policy(), _watching(made, optimizers):
         tf.compat.v1.set_random_seed(_SEED)
         global_step = tf.compat.v1.train.get_or_create_global_step(graph)
-        offered = {"mode": mode, "params": copy.deepcopy(params) if params is not None else {}, "config": config}
-        if described is not None:
-            features, labels, num_samples = *_describe(described), None
-        else:
-            features, labels, num_samples = _call_input(input_fn, offered)
+        features, labels = _describe(described) if described is not None else get_batch(mode)
         if batch_size is not None:
             features, labels = _resize((features, labels), batch_size)
-        spec = _call_model(model_fn, features, labels, offered)
-        loss, fetches = _read_spec(spec, mode)
-    return BuiltStep(
-        graph,
-        mode,
-        name_tensors(features, labels),
-        loss,
-        fetches,
-        tuple(made),
-        tuple(optimizers),
-        num_samples,
-        global_step.op.name,
-    )
+        loss, fetches = _read_spec(make_spec(features, labels, mode), mode)
+    named = name_tensors(features, labels)
+    return BuiltStep(graph, mode, named, loss, fetches, tuple(made), tuple(optimizers), global_step.op.name)
 
 
-def _call_input(input_fn: Callable[..., Any] | None, offered: Mapping[str, Any]) -> tuple[Any, Any, int | None]:
-    if input_fn is None:
-        raise UserError(
-            "there is no input function, so there is no batch.", "Give one, or describe a batch with --input."
-        )
-    given = call_with(input_fn, {**offered, "input_context": None})
-    num_samples = None
-    if isinstance(given, tf.data.Dataset):
-        given = tf.compat.v1.data.make_initializable_iterator(given).get_next()
-    elif hasattr(given, "get_next"):
-        given = given.get_next()
-    if isinstance(given, list | tuple) and not hasattr(given, "_fields"):
-        if len(given) != 2:
+def of_functions(
+    model_fn: Callable[..., Any],
+    input_fn: Callable[..., Any] | None,
+    params: Mapping[str, Any] | None,
+    config: Any,
+) -> tuple[GetBatch, MakeSpec]:
+    """A model function and an input function, called with those of mode, params and config that they take."""
+    offered = {"params": copy.deepcopy(dict(params or {})), "config": config}
+
+    def get_batch(mode: str) -> tuple[Any, Any]:
+        if input_fn is None:
             raise UserError(
-                f"the input function gave {len(given)} parts.", "Give (features, labels), or features alone."
+                "there is no input function, so there is no batch.",
+                "Give one, or describe a batch with --input.",
             )
-        return given[0], given[1], num_samples
-    return given, None, num_samples
+        with tf.compat.v1.device("/cpu:0"):
+            feed = make_feed(call_with(input_fn, {**offered, "mode": mode}))
+        return feed.features, feed.labels
+
+    def make_spec(features: Any, labels: Any, mode: str) -> Any:
+        names = argument_names(model_fn)
+        if "labels" not in names and labels is not None:
+            raise UserError(
+                "the input function gives labels, and the model function takes none.",
+                "Write model_fn(features, labels, mode, params).",
+            )
+        kwargs = {k: v for k, v in {**offered, "labels": labels, "mode": mode}.items() if k in names}
+        return model_fn(features, **kwargs)
+
+    return get_batch, make_spec
 
 
-def _call_model(
-    model_fn: Callable[..., Any], features: Any, labels: Any, offered: Mapping[str, Any]
-) -> Any:
-    names = argument_names(model_fn)
-    if "labels" not in names and labels is not None and "kwargs" not in names:
-        raise UserError(
-            "the input function gives labels, and the model function takes none.",
-            "Write model_fn(features, labels, mode, params).",
-        )
-    kwargs = {name: value for name, value in {**offered, "labels": labels}.items() if name in names}
-    return model_fn(features=features, **kwargs) if "features" in names else model_fn(features, **kwargs)
+def of_estimator(estimator: Any, input_fn: Callable[..., Any]) -> tuple[GetBatch, MakeSpec]:
+    """The same of an Estimator, with its params and config, and whatever a subclass does around its functions."""
+
+    def get_batch(mode: str) -> tuple[Any, Any]:
+        feed = estimator._get_feed(input_fn, mode)
+        return feed.features, feed.labels
+
+    def make_spec(features: Any, labels: Any, mode: str) -> Any:
+        return estimator._call_model_fn(features, labels, mode, estimator.config)
+
+    return get_batch, make_spec
 
 
 def _read_spec(spec: Any, mode: str) -> tuple[Any, tuple[Any, ...]]:
     if not hasattr(spec, "train_op") or not hasattr(spec, "loss"):
         raise UserError(
-            f"the model function returned {type(spec).__name__}.", "Return an EstimatorSpec(mode, loss=..., train_op=...)."
+            f"the model function returned {type(spec).__name__}.",
+            "Return an EstimatorSpec(mode, loss=..., train_op=...).",
         )
     loss = spec.loss
     if mode == "train":
@@ -127,7 +127,8 @@ def _read_spec(spec: Any, mode: str) -> tuple[Any, tuple[Any, ...]]:
     tensors = [tensor for tensor in wanted if isinstance(tensor, tf.Tensor | tf.Operation | tf.Variable)]
     if not tensors:
         raise UserError(
-            f"the model function returned neither a loss nor predictions in mode {mode!r}.", "Return one of them."
+            f"the model function returned neither a loss nor predictions in mode {mode!r}.",
+            "Return one of them.",
         )
     return loss, tuple(_op(tensor) for tensor in tensors)
 
@@ -164,8 +165,12 @@ def _describe(described: Any) -> tuple[Any, Any]:
     names = getattr(described, "_fields", ()) or (tuple(described) if isinstance(described, Mapping) else ())
     if names:
         items = described.items()
-        features = {name: _placeholder(spec, name) for name, spec in items if name.partition(".")[0] != "labels"}
-        labels = {name: _placeholder(spec, name) for name, spec in items if name.partition(".")[0] == "labels"}
+        features = {
+            name: _placeholder(spec, name) for name, spec in items if name.partition(".")[0] != "labels"
+        }
+        labels = {
+            name: _placeholder(spec, name) for name, spec in items if name.partition(".")[0] == "labels"
+        }
         if set(labels) == {"labels"}:
             return features, labels["labels"]
         return features, {name.partition(".")[2]: value for name, value in labels.items()} or None
@@ -184,12 +189,18 @@ def _placeholder(spec: TensorSpec, name: str = "input") -> Any:
 
 def _resize(batch: Any, batch_size: int) -> Any:
     first: list[int | None] = [
-        tensor.shape[0] for tensor in tf.nest.flatten(batch) if isinstance(tensor, tf.Tensor) and tensor.shape.rank
+        tensor.shape[0]
+        for tensor in tf.nest.flatten(batch)
+        if isinstance(tensor, tf.Tensor) and tensor.shape.rank
     ]
     before = first[0] if first else None
 
     def change(tensor: Any) -> Any:
-        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank or tensor.shape[0] not in (before, None):
+        if (
+            not isinstance(tensor, tf.Tensor)
+            or not tensor.shape.rank
+            or tensor.shape[0] not in (before, None)
+        ):
             return tensor
         shape = [batch_size, *tensor.shape.as_list()[1:]]
         return tf.compat.v1.placeholder(tensor.dtype, shape, name="resized/batch")
@@ -200,17 +211,18 @@ def _resize(batch: Any, batch_size: int) -> Any:
 @contextmanager
 def _kept_policy() -> Iterator[None]:
     """A model function may set Keras's precision for the whole process; afterwards it is as before."""
-    policy = tf.keras.mixed_precision.global_policy()
+    policy, kind = tf.keras.mixed_precision.global_policy(), tf.keras.backend.floatx()
     try:
         yield
     finally:
+        tf.keras.backend.set_floatx(kind)
         tf.keras.mixed_precision.set_global_policy(policy)
 
 
 @contextmanager
 def _watching(layers: list[Any], optimizers: list[str]) -> Iterator[None]:
     """Notes each Keras layer when its call ends, and the class of each optimizer: the graph alone does not know them."""
-    from tf_keras.src.engine import base_layer, base_layer_v1
+    from tf_keras.src.engine import base_layer, base_layer_v1  # type: ignore[import-untyped]
 
     start = tf.compat.v1.train.Optimizer.__init__
     seen: set[int] = set()
@@ -230,7 +242,10 @@ def _watching(layers: list[Any], optimizers: list[str]) -> Iterator[None]:
         start(self, *args, **kwargs)
 
     with ExitStack() as stack:
-        for kind in (base_layer.Layer, base_layer_v1.Layer):  # inside a graph Keras swaps the one for the other
+        for kind in (
+            base_layer.Layer,
+            base_layer_v1.Layer,
+        ):  # inside a graph Keras swaps the one for the other
             stack.enter_context(mock.patch.object(kind, "__call__", watch(kind.__call__)))
         stack.enter_context(mock.patch.object(tf.compat.v1.train.Optimizer, "__init__", watched_start))
         yield

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from portwright.graph.graph import Phase, Ref
-from portwright.tensorflow.capture_literals import Literal
-from portwright.tensorflow.capture_phases import find_static, is_host
+from portwright.tensorflow.capture_literals import Literal, number_of
+from portwright.tensorflow.capture_phases import find_static, is_host, original
 from portwright.tensorflow.capture_tape import Known, Writer, key_of
 
-_CALLS = frozenset("PartitionedCall StatefulPartitionedCall".split())
-_WHILES = frozenset("While StatelessWhile".split())
-_BRANCHES = frozenset("If StatelessIf Case StatelessCase".split())
+_CALLS_NAMES = "PartitionedCall StatefulPartitionedCall"
+_CALLS = frozenset(_CALLS_NAMES.split())
+_WHILES_NAMES = "While StatelessWhile"
+_WHILES = frozenset(_WHILES_NAMES.split())
+_BRANCHES_NAMES = "If StatelessIf Case StatelessCase"
+_BRANCHES = frozenset(_BRANCHES_NAMES.split())
+_PLUMBING = ("TensorList", "EmptyTensorList", "Optional")
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 
@@ -43,14 +47,20 @@ def _inline(
     inner = Writer(writer.tape, {}, find_static(body.get_operations()), writer.trips * turns)
     inner.around_layer = writer.tape.layer_of(op, writer.around_layer)
     inner.around_place = writer.tape.place_of(op, writer.around_place)
+    inner.phase = phase
     for tensor, known in zip(body.inputs, args, strict=False):
         inner.env[key_of(tensor)] = known
     given = {tensor.op for tensor in body.inputs}
     for part in body.get_operations():
+        if part.type.startswith(_PLUMBING) or (phase == "backward" and original(part) is None):
+            writer.tape.set_place(
+                part, inner.around_place
+            )  # made when the gradient was, at the optimizer's line
+    for part in body.get_operations():
         if part in inner.static or part in given or part.type == "NoOp" or is_host(part):
             continue
-        known = [inner.known(tensor) for tensor in part.inputs]
-        if known and all(isinstance(k, Literal) for k in known) and not part.op_def.is_stateful:
+        given_to = [inner.known(tensor) for tensor in part.inputs]
+        if given_to and all(isinstance(known, Literal) for known in given_to) and not part.op_def.is_stateful:
             _bind(inner, part, [Literal(None)] * len(part.outputs))  # a counter, or a shape
             continue
         inner.write([(part, phase)])
@@ -75,7 +85,7 @@ def find_body(writer: Writer, op: Any, name: str, args: Sequence[Known]) -> Any:
     for part in known_body.get_operations():
         first = by_name.get(part.name)
         if first is not None:
-            writer.tape.take_place(part, first, writer.around_place)
+            writer.tape.set_place(part, writer.tape.place_of(first, writer.around_place))
     return known_body
 
 
@@ -96,7 +106,8 @@ def _write_while(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...])
         )
     made = _inline(writer, op, op.get_attr("body").name, args, phase, 1 if turns is None else turns)
     results = [
-        _final(body, i, args[i], turns) if isinstance(known, Literal) else known for i, known in enumerate(made)
+        _final(body, i, args[i], turns) if isinstance(known, Literal) else known
+        for i, known in enumerate(made)
     ]
     layer = writer.tape.layer_of(op, writer.around_layer)
     writer.tape.add_node(op, phase, args, (), layer, place, writer.trips)
@@ -122,26 +133,22 @@ def count_turns(condition: Any, body: Any, args: Sequence[Known]) -> int | None:
 
 
 def _number(tensor: Any, inputs: dict[Any, int], args: Sequence[Known], static: frozenset[Any]) -> int | None:
-    from tensorflow.python.framework import tensor_util
-
     source = _through(tensor)
     if source.op in inputs:
         known = args[inputs[source.op]]
         return known.value if isinstance(known, Literal) and isinstance(known.value, int) else None
-    found = tensor_util.constant_value(source) if source.op in static else None
+    found = number_of(source) if source.op in static else None
     return int(found) if found is not None and found.ndim == 0 else None
 
 
 def _step(body: Any, position: int) -> int | None:
     """By how much a loop variable grows in a turn."""
-    from tensorflow.python.framework import tensor_util
-
     made = _through(body.outputs[position]).op
     if made.type not in ("AddV2", "Add"):
         return None
     sides = [_through(tensor) for tensor in made.inputs]
     for one, other in (sides, reversed(sides)):
-        amount = tensor_util.constant_value(other)
+        amount = number_of(other)
         if one.op is body.inputs[position].op and amount is not None and amount.ndim == 0:
             return int(amount)
     return None

@@ -65,7 +65,9 @@ def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
     return next((name for name in classes if name), "optimizer of model_fn")
 
 
-def share_slots(slots: Mapping[str, tuple[tuple[int, ...], str]], parameters: Mapping[str, Value]) -> dict[str, int]:
+def share_slots(
+    slots: Mapping[str, tuple[tuple[int, ...], str]], parameters: Mapping[str, Value]
+) -> dict[str, int]:
     """Bytes of optimizer variables by the parameter they belong to; `parameters` are by the variable's name.
 
     A slot's name has that of its parameter in it; one that has none goes to a parameter of its shape, the others to the first.
@@ -90,7 +92,15 @@ def share_slots(slots: Mapping[str, tuple[tuple[int, ...], str]], parameters: Ma
     return shared
 
 
-_FUSED = {"Adam": 13, "SGD": 2, "RMSprop": 8, "Adagrad": 6, "Adadelta": 12, "Adamax": 10, "Ftrl": 12}  # an element, as torch's twins
+_FUSED = {
+    "Adam": 13,
+    "SGD": 2,
+    "RMSprop": 8,
+    "Adagrad": 6,
+    "Adadelta": 12,
+    "Adamax": 10,
+    "Ftrl": 12,
+}  # an element, as torch's twins
 
 
 def count_update(nodes: Iterable[Node], values: Any) -> int:

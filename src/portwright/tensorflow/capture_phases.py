@@ -14,13 +14,19 @@ from typing import Any
 from portwright.graph.graph import Phase
 
 _GRADIENTS = re.compile(r"(^|/)(gradients(_\d+)?|gradient_tape)/")
-_HOST_TYPES = frozenset(
-    """Assert Print PrintV2 PrintV3 CheckNumerics CheckNumericsV2 IsVariableInitialized VarIsInitializedOp Timestamp SaveV2 RestoreV2
+_HOST_NAMES = """Assert Print PrintV2 PrintV3 CheckNumerics CheckNumericsV2 IsVariableInitialized VarIsInitializedOp Timestamp SaveV2 RestoreV2
     MergeV2Checkpoints ShardedFilename WriteSummary FlushSummaryWriter CreateSummaryFileWriter SummaryWriter StringFormat
-    DebugIdentityV2 DebugNumericSummaryV2""".split()
-)
+    DebugIdentityV2 DebugNumericSummaryV2"""
+_HOST_TYPES = frozenset(_HOST_NAMES.split())
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable", "TemporaryVariable")
-_SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "Placeholder", "PlaceholderV2", "QueueDequeueManyV2", "QueueDequeueV2")
+_SOURCES = (
+    "IteratorGetNext",
+    "IteratorGetNextSync",
+    "Placeholder",
+    "PlaceholderV2",
+    "QueueDequeueManyV2",
+    "QueueDequeueV2",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,9 @@ def original(op: Any) -> Any:
     return getattr(op, "_original_op", None)
 
 
-def find_step(fetches: Sequence[Any], loss: Any, cut: frozenset[tuple[Any, int]], counters: frozenset[str]) -> Step:
+def find_step(
+    fetches: Sequence[Any], loss: Any, cut: frozenset[tuple[Any, int]], counters: frozenset[str]
+) -> Step:
     """Sorts into phases all that `fetches` (ops) need, up to the tensors `cut`; `counters` are variables that only count steps."""
     reached, num_host = _reach(fetches, cut, counters)
     ordered = sorted(reached, key=lambda op: op._id)
@@ -66,7 +74,9 @@ def find_step(fetches: Sequence[Any], loss: Any, cut: frozenset[tuple[Any, int]]
     return Step(tuple((op, phases[op]) for op in kept), static, num_host + len(schedules))
 
 
-def _reach(fetches: Iterable[Any], cut: frozenset[tuple[Any, int]], counters: frozenset[str]) -> tuple[set[Any], int]:
+def _reach(
+    fetches: Iterable[Any], cut: frozenset[tuple[Any, int]], counters: frozenset[str]
+) -> tuple[set[Any], int]:
     made = {op for op, _ in cut}
     reached: set[Any] = set()
     hosts: set[Any] = set()
@@ -122,7 +132,10 @@ def find_static(ordered: list[Any]) -> frozenset[Any]:
             if op.type == "VariableShape" or all(tensor.shape.is_fully_defined() for tensor in op.inputs):
                 static.add(op)
         elif op.type in ("ZerosLike", "OnesLike"):
-            if op.inputs[0].shape.is_fully_defined() and op.inputs[0].dtype.name not in ("variant", "resource"):
+            if op.inputs[0].shape.is_fully_defined() and op.inputs[0].dtype.name not in (
+                "variant",
+                "resource",
+            ):
                 static.add(op)
         elif (
             op.inputs
@@ -143,9 +156,9 @@ def _find_schedules(kept: list[Any], static: frozenset[Any], counters: frozenset
         if op.type.startswith(("Assign", "ResourceApply", "Random", "Stateless")) or not op.inputs:
             continue
         sources = [tensor.op for tensor in op.inputs]
-        if all(s in static or s in found or s.name in counters for s in sources):
-            if any(s in found or s.name in counters for s in sources):
-                found.add(op)
+        counting = [s for s in sources if s in found or s.name in counters]
+        if counting and all(s in static or s in counting for s in sources):
+            found.add(op)
     return found
 
 
@@ -153,7 +166,9 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     inside = set(kept)
     before_loss = _ancestors([loss.op] if loss is not None else [], inside)
     gradients = {
-        op for op in kept if op not in before_loss and (original(op) is not None or _GRADIENTS.search(op.name))
+        op
+        for op in kept
+        if op not in before_loss and (original(op) is not None or _GRADIENTS.search(op.name))
     }
     towards_gradients = _ancestors(gradients, inside) - before_loss
     phases: dict[Any, Phase] = {}
@@ -165,7 +180,11 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
         sources = {tensor.op for tensor in op.inputs}
         if sources & (behind | gradients):
             behind.add(op)
-        if sources & fed or any((tensor.op, tensor.value_index) in cut for tensor in op.inputs) or any(is_source(s) for s in sources):
+        if (
+            sources & fed
+            or any((tensor.op, tensor.value_index) in cut for tensor in op.inputs)
+            or any(is_source(s) for s in sources)
+        ):
             fed.add(op)
         if op in before_loss or loss is None:
             phases[op] = "forward"
@@ -189,9 +208,13 @@ def _reads_activation(op: Any, phases: Mapping[Any, Phase], parameter_shapes: se
     if op.type.startswith(("Resource", "Assign")):
         return False
     for tensor in op.inputs:
-        if phases.get(tensor.op) == "backward" and tensor.shape.rank:
-            if tensor.shape.is_fully_defined() and tuple(tensor.shape.as_list()) not in parameter_shapes:
-                return True
+        is_sized = tensor.shape.rank and tensor.shape.is_fully_defined()
+        if (
+            phases.get(tensor.op) == "backward"
+            and is_sized
+            and tuple(tensor.shape.as_list()) not in parameter_shapes
+        ):
+            return True
     return False
 
 

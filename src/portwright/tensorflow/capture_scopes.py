@@ -19,8 +19,10 @@ class Scopes:
 
     def __init__(self, variables: Iterable[str]) -> None:
         self._children: dict[tuple[str, ...], set[str]] = {}
+        self._owners: set[tuple[str, ...]] = set()  # that hold variables themselves
         for name in variables:
             parts = tuple(name.split("/")[:-1])
+            self._owners.add(parts)
             for depth in range(len(parts)):
                 self._children.setdefault(parts[:depth], set()).add(parts[depth])
                 self._children.setdefault(parts[: depth + 1], set())
@@ -51,6 +53,8 @@ class Scopes:
                 if part not in below and plain not in below:
                     break
                 found = (*found, part if part in below else plain)
+            while len(below := self._children.get(found, set())) == 1 and found and found not in self._owners:
+                found = (*found, *below)  # a layer around one other, as an LSTM around its cell
             self._of_scope[scope] = self._paths[found]
         return self._of_scope[scope]
 
@@ -103,7 +107,9 @@ def layer_kinds(layers: Iterable[Any], scopes: Scopes) -> dict[str, str]:
         if not own and every:
             path = scopes.path_of(_shared_scope([weight.name for weight in every]))
             if path:
-                whole.setdefault(path, type(layer).__name__)  # the innermost layer was called first to its end
+                whole.setdefault(
+                    path, type(layer).__name__
+                )  # the innermost layer was called first to its end
     return {**whole, **kinds}
 
 

@@ -9,10 +9,9 @@ from portwright.errors import UserError
 from portwright.graph.graph import Place
 from portwright.tensorflow.capture_places import OpPlaces
 
-_BATCHES = frozenset(
-    """BatchDataset BatchDatasetV2 PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset ParallelBatchDataset
-    ExperimentalMapAndBatchDataset""".split()
-)
+_BATCHES_NAMES = """BatchDataset BatchDatasetV2 PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset ParallelBatchDataset
+    ExperimentalMapAndBatchDataset"""
+_BATCHES = frozenset(_BATCHES_NAMES.split())
 
 
 class UnknownShape(Exception):
@@ -59,7 +58,8 @@ def explain(unknown: UnknownShape, places: OpPlaces) -> UserError:
     if origin.type.startswith("Placeholder"):
         return UserError(what, "Give it a shape, or take the tensor from the input function.")
     return UserError(
-        what, "Use numbers that are known when the graph is built (tensor.shape[i]), or tf.ensure_shape(tensor, [...])."
+        what,
+        "Use numbers that are known when the graph is built (tensor.shape[i]), or tf.ensure_shape(tensor, [...]).",
     )
 
 

@@ -13,17 +13,22 @@ from portwright.tensorflow.capture_scopes import Scopes
 from portwright.tensorflow.capture_shapes import UnknownShape
 
 # What hands its first input on as it is.
-_PASSING = frozenset(
-    """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
-    RefEnter RefExit RefIdentity LoopCond""".split()
-)
-_VIEWS = frozenset("Reshape Squeeze ExpandDims".split())
-_REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any".split())
-_KEPT_ATTRIBUTES = frozenset(
-    """transpose_a transpose_b adj_x adj_y strides padding data_format dilations ksize axis keep_dims equation is_training
+_PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
+    RefEnter RefExit RefIdentity"""
+_PASSING = frozenset(_PASSING_NAMES.split())
+_VIEWS_NAMES = "Reshape Squeeze ExpandDims"
+_VIEWS = frozenset(_VIEWS_NAMES.split())
+_REDUCTIONS_NAMES = "Sum Mean Prod Max Min All Any"
+_REDUCTIONS = frozenset(_REDUCTIONS_NAMES.split())
+_KEPT_ATTRIBUTES_NAMES = """transpose_a transpose_b adj_x adj_y strides padding data_format dilations ksize axis keep_dims equation is_training
     epsilon explicit_paddings batch_dims num_split N shrink_axis_mask new_axis_mask begin_mask end_mask ellipsis_mask sorted
-    exclusive reverse alpha message""".split()
-)
+    exclusive reverse alpha message"""
+_KEPT_ATTRIBUTES = frozenset(_KEPT_ATTRIBUTES_NAMES.split())
+
+_RESULTS = {
+    "FusedBatchNormV3": 5,
+    "FusedBatchNormGradV3": 3,
+}  # behind these stands scratch of one kind of processor
 
 Key = tuple[Any, int]  # a tensor: its op, and which of its results
 Known = Ref | Literal | None  # what is known of a tensor: a value, a number of the host, nothing (a handle)
@@ -53,7 +58,9 @@ class TensorFlowTape:
         requires_grad: bool = False,
     ) -> Ref:
         index = len(self.values)
-        self.values.append(Value(index, shape, dtype, kind, name, index if base is None else base, requires_grad))
+        self.values.append(
+            Value(index, shape, dtype, kind, name, index if base is None else base, requires_grad)
+        )
         return Ref(index)
 
     def add_node(
@@ -83,6 +90,13 @@ class TensorFlowTape:
             Node(index, f"tf.{op.type}", phase, args, kwargs, inputs, outputs, module, place, "", forward)
         )
 
+    def add_constant(self, tensor: Any, phase: Phase, layer: str, place: Place | None) -> Ref:
+        """What the compiler folds into a tensor: made where it is first read."""
+        ref = self.add_value(tuple(tensor.shape.as_list()), tensor.dtype.name)
+        layer, place = self.layer_of(tensor.op, layer), self.place_of(tensor.op, place)
+        self.nodes.append(Node(len(self.nodes), "tf.Const", phase, (), {}, (), (ref.value,), layer, place))
+        return ref
+
     def place_of(self, op: Any, around: Place | None) -> Place | None:
         """The line of an op, of a gradient that of its forward op, inside a function that of the call where it has none."""
         if op not in self._place_of:
@@ -92,9 +106,9 @@ class TensorFlowTape:
             )
         return self._place_of[op]
 
-    def take_place(self, op: Any, first: Any, around: Place | None) -> None:
-        """Gives a copy of an op, which no line of Python made, the line and the layer of the op itself."""
-        self._place_of[op] = self.place_of(first, around)
+    def set_place(self, op: Any, place: Place | None) -> None:
+        """For an op that no line of the user's made, such as a copy of one."""
+        self._place_of[op] = place
 
     def layer_of(self, op: Any, around: str) -> str:
         if op not in self._layer_of:
@@ -105,6 +119,10 @@ class TensorFlowTape:
                 found = self.scopes.of_op(op.name) or around or self._layer_of_weights(op)
             self._layer_of[op] = found
         return self._layer_of[op]
+
+    def layer_of_update(self, op: Any) -> str:
+        """Of an optimizer's op: that of the weight it is about; what is about none stays with the one before."""
+        return self.layer_of(op, "") or (self.nodes[-1].module if self.nodes else "")
 
     def _layer_of_weights(self, op: Any) -> str:
         """An op outside of every scope belongs to the layer whose weight it reads."""
@@ -120,9 +138,13 @@ class TensorFlowTape:
 class Writer:
     """Writes one graph, or the body of a function, onto a tape."""
 
-    def __init__(self, tape: TensorFlowTape, env: dict[Key, Known], static: Iterable[Any], trips: int = 1) -> None:
+    def __init__(
+        self, tape: TensorFlowTape, env: dict[Key, Known], static: Iterable[Any], trips: int = 1
+    ) -> None:
         self.tape, self.env, self.static, self.trips = tape, env, frozenset(static), trips
-        self.around_layer, self.around_place = "", None  # type: str, Place | None
+        self.around_layer = ""
+        self.around_place: Place | None = None
+        self.phase: Phase = "forward"
 
     def write(self, ops: Iterable[tuple[Any, Phase]]) -> None:
         for op, phase in ops:
@@ -145,12 +167,11 @@ class Writer:
                 return literal
             if tensor.dtype.name not in ITEM_BYTES or not tensor.shape.is_fully_defined():
                 return None
-            layer = self.tape.layer_of(op, self.around_layer)
-            name = f"{layer}.{op.name.rpartition('/')[2]}" if layer else op.name
-            return self.tape.add_value(tuple(tensor.shape.as_list()), tensor.dtype.name, "constant", name)
+            return self.tape.add_constant(tensor, self.phase, self.around_layer, self.around_place)
         return None  # a loop's way back, or a handle of something that is not a variable
 
     def _write_op(self, op: Any, phase: Phase) -> None:
+        self.phase = phase
         args = tuple(self.known(tensor) for tensor in op.inputs)
         if op.type in _PASSING or (op.type in _REDUCTIONS and _keeps_shape(op)):
             self.env[op, 0] = args[0] if args else None
@@ -168,7 +189,8 @@ class Writer:
     def write_plain(self, op: Any, phase: Phase, args: tuple[Known, ...]) -> None:
         """One node for one op."""
         place = self.tape.place_of(op, self.around_place)
-        layer = self.tape.layer_of(op, self.around_layer)
+        is_update = phase == "optimizer" and not self.around_layer
+        layer = self.tape.layer_of_update(op) if is_update else self.tape.layer_of(op, self.around_layer)
         made: list[int] = []
         grows = any(isinstance(arg, Ref) and self.tape.values[arg.value].requires_grad for arg in args)
         for position, tensor in enumerate(op.outputs):
@@ -191,7 +213,7 @@ class Writer:
         dtype = tensor.dtype.base_dtype.name
         if dtype == "variant":
             return list_value(self, op, args)
-        if dtype not in ITEM_BYTES:
+        if dtype not in ITEM_BYTES or position >= _RESULTS.get(op.type, len(op.outputs)):
             return None
         if not tensor.shape.is_fully_defined():
             if phase == "optimizer":
@@ -220,6 +242,8 @@ def list_value(writer: Writer, op: Any, args: tuple[Known, ...]) -> Known:
         item = args[1] if op.type == "TensorListPushBack" else args[2]
         if isinstance(item, Ref):
             element = values[item.value]
+            if values[element.base].kind == "parameter":  # the same weight at every turn
+                return writer.tape.add_value(element.shape, element.dtype, base=element.base)
             return writer.tape.add_value((writer.trips, *element.shape), element.dtype)
         return args[0]
     first = args[0] if args else None
@@ -233,7 +257,12 @@ def _refs(args: Iterable[Any]) -> Iterable[Ref]:
 def _keeps_shape(op: Any) -> bool:
     """A sum over no dimension, as gradients of broadcasting ops have."""
     before, after = op.inputs[0].shape, op.outputs[0].shape
-    return bool(before.is_fully_defined() and after.is_fully_defined() and before == after and before.num_elements() != 1)
+    return bool(
+        before.is_fully_defined()
+        and after.is_fully_defined()
+        and before == after
+        and before.num_elements() != 1
+    )
 
 
 def _attributes(op: Any) -> dict[str, Any]:

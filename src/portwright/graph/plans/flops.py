@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from portwright.graph.graph import Graph, Node, Ref
+from portwright.graph.plans import flops_tensorflow
 from portwright.graph.plans.rows import Rows
 
 FORMULA = (
@@ -36,7 +37,7 @@ _MOVE_NAMES = """
     iota expand_copy permute_copy slice_copy view_copy select_copy squeeze_copy t_copy transpose_copy unsqueeze_copy
     split_copy split_with_sizes_copy unbind_copy alias_copy detach_copy
 """
-_MOVES = frozenset(_MOVE_NAMES.split())
+_MOVES = frozenset(_MOVE_NAMES.split()) | flops_tensorflow.MOVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,14 @@ def count_flops(graph: Graph, rows: Rows) -> Flops:
 
 def flops_of_node(graph: Graph, node: Node) -> tuple[int, int]:
     """Operations of one call, as products and as others; exactly one of the two is not 0, or both are."""
-    name = _name(node)
+    name, turns = _name(node), int(node.kwargs.get("trips", 1))  # of the loops around it
     count = _PRODUCTS.get(name)
     if count is not None:
-        return count(graph, node), 0
+        return count(graph, node) * turns, 0
     if name in _MOVES:
         return 0, 0
     sizes = [graph.values[i].num_elements for i in (*node.inputs, *node.outputs)]
-    return 0, max(sizes, default=0)
+    return 0, max(sizes, default=0) * turns
 
 
 def is_product(node: Node) -> bool:
@@ -124,10 +125,11 @@ def _name(node: Node) -> str:
 
 
 def _plain(node: Node) -> object:
-    """The arguments that a count may depend on; only products look at them."""
+    """The arguments that a count may depend on; only products look at more than a loop's turns."""
     if not is_product(node):
-        return None
-    return tuple("tensor" if isinstance(a, Ref) else str(a) for a in node.args)
+        return node.kwargs.get("trips")
+    named = tuple(f"{name}={value}" for name, value in node.kwargs.items())
+    return (*("tensor" if isinstance(a, Ref) else str(a) for a in node.args), *named)
 
 
 def _shapes(graph: Graph, node: Node) -> list[Shape]:
@@ -262,4 +264,5 @@ _PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
         _attention_backward,
     ),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"), _recurrent),
+    **flops_tensorflow.PRODUCTS,
 }
