@@ -30,9 +30,12 @@ class Accumulation:
 
     def __init__(self, optimizer: Any, variables: list[Any], num_batches: int) -> None:
         self._num_batches = num_batches
-        self._sums = [optimizer._zeros_slot(variable, "grad_accum", "GradAccum") for variable in variables]
+        with tf.init_scope():
+            self._sums = [
+                optimizer._zeros_slot(variable, "grad_accum", "GradAccum") for variable in variables
+            ]
         self._count = v1.Variable(
-            tf.constant(0, tf.int64), trainable=False, name="grad_accum_count", use_resource=True
+            lambda: tf.constant(0, tf.int64), trainable=False, name="grad_accum_count", use_resource=True
         )
         v1.get_default_graph().get_collection_ref(_BATCHES_PER_UPDATE)[:] = [num_batches]
 

@@ -67,4 +67,5 @@ class LossScale:
 
 
 def _state(name: str, value: float, dtype: Any) -> Any:
-    return v1.Variable(tf.constant(value, dtype), trainable=False, name=name, use_resource=True)
+    # As a function, so that its first value does not wait for what runs before a train op.
+    return v1.Variable(lambda: tf.constant(value, dtype), trainable=False, name=name, use_resource=True)

@@ -6,6 +6,7 @@ gradients.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -65,8 +66,12 @@ def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerPara
         name = "sgd"
     schemas = {known.lower(): OPTIMIZERS[known] for known in SUPPORTED}
     if name not in schemas:
-        cure = suggest(str(kind), [*SUPPORTED, *_OF_SGD])
-        raise UserError(f"optimizer.optimizer_type is {kind!r}, which TensorFlow runs do not have.", cure)
+        valid = {known.lower(): known for known in (*SUPPORTED, *_OF_SGD)}
+        near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+        raise UserError(
+            f"optimizer.optimizer_type is {kind!r}, which TensorFlow runs do not have.",
+            suggest(valid[near[0]] if near else str(kind), valid.values()),
+        )
     for spelling, key in _SPELLINGS.items():
         if spelling in values and key in schemas[name].model_fields:
             values.setdefault(key, values.pop(spelling))
@@ -127,7 +132,13 @@ def make_train_op(
             "Look for tf.stop_gradient, for integer or NumPy operations, and at var_list.",
         )
     gradients, trained = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    optimizer._create_slots(trained)  # out here: not inside of the branches below
+    with (
+        tf.init_scope()
+    ):  # out here: not inside of the branches below, nor after what runs before the train op
+        optimizer._create_slots(trained)
+    accumulation = None
+    if spec.grad_accum_steps > 1:
+        accumulation = Accumulation(optimizer, trained, spec.grad_accum_steps)
     if scale is not None:
         gradients = [
             with_values(g, values_of(g) / tf.cast(scale.factor, values_of(g).dtype)) for g in gradients
@@ -142,8 +153,8 @@ def make_train_op(
 
     updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS) if update_ops is None else list(update_ops)
     with tf.control_dependencies(updates):
-        if spec.grad_accum_steps > 1:
-            step = Accumulation(optimizer, trained, spec.grad_accum_steps).add(gradients, update)
+        if accumulation is not None:
+            step = accumulation.add(gradients, update)
         else:
             step = update(gradients, logs=spec.log_summaries)
         return tf.group(step, *updates, name="train_op")
