@@ -13,6 +13,7 @@ and `dtype`, a type or a Keras policy ("mixed_float16"); weights are named by la
 | PositionEmbeddingLayer, SegmentEmbeddingLayer | added to embeddings, as in the model zoo |
 | RotaryPositionEmbeddingHelper, RelativePositionEmbeddingLayer, AlibiPositionEmbedding, FixedPositionEmbedding | positions of other kinds |
 | Dense, SharedWeightsDense, FeedForwardNetwork | products; gated activations give value and gate from one product |
+| Conv2D, Conv2DTranspose, MaxPool2D, UNetBlock | images, channels last |
 | LayerNorm, RMSNorm, get_norm | norms in float32 |
 | PoolerLayer, BertPooler | from a sequence to one vector |
 | Dropout, use_stateless_dropout | as tf.nn.dropout, or by seed and global_step alone |
@@ -33,6 +34,15 @@ from portwright.tensorflow.layers.blocks import (  # noqa: E402
     GPTJDecoderLayer,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
+)
+from portwright.tensorflow.layers.conv import (  # noqa: E402
+    Conv2D,
+    Conv2DLayer,
+    Conv2DTranspose,
+    Conv2DTransposeLayer,
+    MaxPool2D,
+    MaxPool2DLayer,
+    UNetBlock,
 )
 from portwright.tensorflow.layers.dense import (  # noqa: E402
     Dense,
@@ -76,6 +86,10 @@ __all__ = [
     "BaseLayer",
     "BertPooler",
     "BlockOptions",
+    "Conv2D",
+    "Conv2DLayer",
+    "Conv2DTranspose",
+    "Conv2DTransposeLayer",
     "CrossEntropyFromLogitsLayer",
     "Dense",
     "DenseLayer",
@@ -87,6 +101,8 @@ __all__ = [
     "GPTJDecoderLayer",
     "LayerNorm",
     "LinformerAttention",
+    "MaxPool2D",
+    "MaxPool2DLayer",
     "MultiQueryAttention",
     "MultiheadAttention",
     "PoolerLayer",
@@ -99,6 +115,7 @@ __all__ = [
     "SharedWeightsDenseLayer",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "UNetBlock",
     "alibi_slopes",
     "create_autoregressive_mask",
     "get_activation",
