@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from portwright import UserError
 from portwright.tensorflow import EstimatorSpec, ModeKeys
+from portwright.tensorflow.optimizers import make_train_op
 
 ACTIVATIONS = {
     "relu": tf.nn.relu,
@@ -51,8 +52,3 @@ def build_mlp(images: tf.Tensor, params: dict[str, Any], *, is_training: bool) -
             hidden = tf.nn.dropout(hidden, rate=params["dropout"])
     logits = tf.keras.layers.Dense(params["num_classes"], name="logits", dtype=policy)(hidden)
     return tf.cast(logits, tf.float32)
-
-
-def make_train_op(loss: tf.Tensor, params: dict[str, Any]) -> tf.Operation:
-    optimizer = tf.compat.v1.train.AdamOptimizer(params["learning_rate"])
-    return optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())

@@ -1,0 +1,88 @@
+"""Exceptions of TensorFlow, and of code that runs in it, said in one line with the user's own place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserError
+from portwright.job.blame import blame, is_users
+
+# What TensorFlow puts around a message: nodes of functions, where a node was made, hints for other APIs.
+_NODES = re.compile(r"\{\{(function_node|node) [^}]*\}\}|\[\[[^\]]*(\[[^\]]*\][^\]]*)*\]\]|\[Op:\w+\]")
+_TAIL = re.compile(
+    r"(\n\s*\n|\n?Detected at node|\n?Original stack trace|\n?Errors may have originated)", re.S
+)
+_INPUT_OPS = ("IteratorGetNext", "IteratorGetNextSync", "MakeIterator", "IteratorV2")
+
+
+def explain(error: Exception) -> PortwrightError:
+    """One line for an exception that is not ours."""
+    if isinstance(error, tf.errors.OpError):
+        return explain_op_error(error)
+    return blame(error)
+
+
+def explain_op_error(error: tf.errors.OpError) -> UserError:
+    """What an op said when it ran, and the line of the user's that made it."""
+    kind = type(error).__name__
+    said = _plain(str(error.message or error))
+    op = error.op
+    if op is not None and op.type in _INPUT_OPS:
+        return UserError(
+            f"the input pipeline failed: {kind}: {said}",
+            "Look at the files that params.yaml names, and at the functions that the dataset maps.",
+        )
+    where = _place_of_op(op)
+    cure = "Run again with --debug to see the traceback."
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        cure = "Lower batch_size, or use a smaller model."
+    return UserError(f"{kind} at {where}: {said}", cure)
+
+
+def explain_non_finite(step: int, bad_data: str | None, recent: Sequence[float]) -> NonFiniteError:
+    """Why a loss is not finite, as far as its batch and the losses before it tell.
+
+    Where already the first batch of a run is to blame, nothing was trained yet: that is bad input, and ends as such.
+    """
+    if bad_data is not None:
+        error = NonFiniteError(
+            f"the loss is not finite at step {step}: {bad_data}.",
+            "Clean the data set, or mask such values in data.py.",
+        )
+        if step == 1:
+            error.status = ExitStatus.USAGE
+        return error
+    before = ", ".join(f"{loss:.4g}" for loss in recent)
+    if len(recent) > 1 and recent[-1] > 2 * min(recent):
+        return NonFiniteError(
+            f"the loss is not finite at step {step}: it grew before ({before}), so the training diverges.",
+            "Lower optimizer.learning_rate, or set optimizer.max_gradient_norm.",
+        )
+    after = f" after {before}" if before else ""
+    return NonFiniteError(
+        f"the loss is not finite at step {step}{after}: a batch holds values that are not finite, or the loss has "
+        "log(0), a division by zero or an empty mask.",
+        "Look at data.py and at the loss; or lower optimizer.learning_rate.",
+    )
+
+
+def _place_of_op(op: Any) -> str:
+    if op is None:
+        return "a step"
+    frames = [frame for frame in op.traceback if is_users(frame.filename)]
+    if not frames:
+        return f"the op '{op.name}'"
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+
+
+def _plain(message: str) -> str:
+    head = next(
+        (part for part in _TAIL.split(message) if part and part.strip() and not _TAIL.fullmatch(part)),
+        message,
+    )
+    text = " ".join(_NODES.sub("", head).split())
+    return text[:400] or "no message"

@@ -1,0 +1,108 @@
+"""A user's model function under watch: what it was given, what it returned, and a failure in its own words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.errors import PortwrightError, UserError
+from portwright.job.blame import place_of
+from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.spec import EstimatorSpec
+
+_RETURN = {
+    ModeKeys.TRAIN: "EstimatorSpec(mode, loss=..., train_op=...)",
+    ModeKeys.EVAL: "EstimatorSpec(mode, loss=..., eval_metric_ops=...)",
+    ModeKeys.PREDICT: "EstimatorSpec(mode, predictions=...)",
+}
+
+
+class WatchedModel:
+    """Calls the user's model function for an Estimator and keeps what belongs to the graph that it built last."""
+
+    def __init__(self, model_fn: Callable[..., Any]) -> None:
+        self.features: Any = None
+        self.labels: Any = None
+        self.spec: Any = None
+        self.variables: dict[str, list[int | None]] = {}
+        self.weights: dict[str, list[int | None]] = {}  # those that are trained
+        self.after_build: Callable[[], None] | None = None  # called once, when a training graph was built
+        self.model_fn = self._wrap(model_fn)
+
+    def _wrap(self, model_fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(model_fn)  # whose arguments an Estimator looks at
+        def watched(**given: Any) -> Any:
+            self.features, self.labels, self.spec = given.get("features"), given.get("labels"), None
+            mode = given.get("mode", "")
+            try:
+                spec = model_fn(**given)
+            except PortwrightError:
+                raise
+            except Exception as error:
+                raise self._explain(error, mode) from error
+            if not isinstance(spec, EstimatorSpec):
+                wanted = _RETURN.get(mode, "EstimatorSpec(mode, ...)")
+                raise UserError(
+                    f"model_fn returned {'None' if spec is None else type(spec).__name__} in mode '{mode}'.",
+                    f"Return {wanted}.",
+                )
+            self.spec = spec
+            self.variables = _shapes(tf.compat.v1.global_variables())
+            self.weights = _shapes(tf.compat.v1.trainable_variables())
+            if mode == ModeKeys.TRAIN and self.after_build is not None:
+                self.after_build()
+            return spec
+
+        return watched
+
+    def _explain(self, error: Exception, mode: str) -> UserError:
+        said = " ".join(str(error).split())[:400] or "no message"
+        given = f"It was given features {describe(self.features)}, labels {describe(self.labels)}."
+        if self.labels is None and mode != ModeKeys.PREDICT:
+            given = (
+                f"It was given features {describe(self.features)} and no labels: let the input function "
+                "give (features, labels)."
+            )
+        return UserError(
+            f"model_fn failed in mode '{mode}': {type(error).__name__} at {place_of(error)}: {said}",
+            f"{given} Run again with --debug to see the traceback.",
+        )
+
+
+def _shapes(variables: list[Any]) -> dict[str, list[int | None]]:
+    return {variable.op.name: variable.shape.as_list() for variable in variables}
+
+
+def name_tensors(structure: Any, name: str) -> dict[str, Any]:
+    """The tensors of a batch by their path, such as `features['ids']`."""
+    if structure is None:
+        return {}
+    if isinstance(structure, dict):
+        return {
+            k: t for key in structure for k, t in name_tensors(structure[key], f"{name}[{key!r}]").items()
+        }
+    if isinstance(structure, (tuple, list)):
+        found = (name_tensors(item, f"{name}[{index}]") for index, item in enumerate(structure))
+        return {path: tensor for part in found for path, tensor in part.items()}
+    return {name: structure}
+
+
+def describe(structure: Any) -> str:
+    """Types and shapes as a person reads them: float32[64,8,8,1]."""
+    if isinstance(structure, dict):
+        return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in structure.items()) + "}"
+    if isinstance(structure, (tuple, list)):
+        return "(" + ", ".join(describe(value) for value in structure) + ")"
+    if structure is None or not hasattr(structure, "shape"):
+        return "none" if structure is None else type(structure).__name__
+    return f"{tf.as_dtype(structure.dtype).name}{describe_shape(structure.shape)}"
+
+
+def describe_shape(shape: Any) -> str:
+    shape = tf.TensorShape(shape)
+    if shape.rank is None:
+        return "[...]"
+    return "[" + ",".join("?" if size is None else str(size) for size in shape.as_list()) + "]"
