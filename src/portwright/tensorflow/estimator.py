@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.training import device_setter
 
-from portwright.tensorflow import evaluation, prediction, train_loop
+from portwright.job.signals import StopSignals
+from portwright.tensorflow import evaluation, prediction, training
 from portwright.tensorflow.argument_names import argument_names, call_with
 from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.checkpoints import newest_checkpoint, step_of
 from portwright.tensorflow.host_call import host_call_to_eval_metric_ops
 from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.monitor import Monitor, current_monitor
 from portwright.tensorflow.run_config import RunConfig, TaskType, default_session_config, path_as_str
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
 
@@ -100,14 +106,14 @@ class Estimator:
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and value <= 0:
                 raise BadValue(f"{name} must be more than 0; received {value}.")
-        if max_steps is not None and max_steps <= _saved_step(self._model_dir):
-            tf.compat.v1.logging.info("Skipping training since max_steps has already saved.")
-            return self
-        all_hooks = list(check_hooks(hooks))
-        if steps is not None or max_steps is not None:
-            all_hooks.append(tf.compat.v1.train.StopAtStepHook(steps, max_steps))
-        loss = train_loop.train(self, input_fn, all_hooks, _check_listeners(saving_listeners))
-        tf.compat.v1.logging.info("Loss for final step: %s.", loss)
+        all_hooks, listeners = list(check_hooks(hooks)), _check_listeners(saving_listeners)
+        with _watched() as monitor:
+            checkpoint = newest_checkpoint(self._model_dir, monitor.note)
+            if max_steps is not None and checkpoint is not None and max_steps <= step_of(checkpoint):
+                tf.compat.v1.logging.info("Skipping training since max_steps has already saved.")
+                return self
+            loss = training.train(self, input_fn, all_hooks, steps, max_steps, listeners, checkpoint, monitor)
+            tf.compat.v1.logging.info("Loss for final step: %s.", loss)
         return self
 
     def evaluate(
@@ -157,6 +163,43 @@ class Estimator:
         """The value of a variable in the newest checkpoint."""
         return tf.train.load_variable(self._required_checkpoint(), name)
 
+    def export_saved_model(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, Any] | None = None,
+        as_text: bool = False,
+        checkpoint_path: Any = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Writes a SavedModel of one mode, and returns its folder."""
+        from portwright.tensorflow.saved_model import export_saved_model
+
+        return export_saved_model(
+            self,
+            export_dir_base,
+            serving_input_receiver_fn,
+            assets_extra,
+            as_text,
+            checkpoint_path,
+            experimental_mode,
+        )
+
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: Any,
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: Mapping[str, Any] | None = None,
+        as_text: bool = False,
+        checkpoint_path: Any = None,
+    ) -> bytes:
+        """Writes a SavedModel with a graph for each mode, and returns its folder."""
+        from portwright.tensorflow.saved_model import export_all_saved_models
+
+        return export_all_saved_models(
+            self, export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path
+        )
+
     # -- steps that subclasses build on ------------------------------------------------------------------------------
 
     def _create_global_step(self, graph: Any) -> Any:
@@ -202,7 +245,8 @@ class Estimator:
             tf.compat.v1.train.warm_start(*self._warm_start_settings)
 
     def _choose_checkpoint(self, checkpoint_path: str | None, verb: str) -> str | None:
-        chosen = path_as_str(checkpoint_path) or self.latest_checkpoint()
+        monitor = current_monitor() or Monitor()
+        chosen = path_as_str(checkpoint_path) or newest_checkpoint(self._model_dir, monitor.note)
         if not chosen:
             tf.compat.v1.logging.info(
                 "Could not find trained model in model_dir: %s, running initialization to %s.",
@@ -283,12 +327,29 @@ def _check_listeners(listeners: Any) -> list[Any]:
     return found
 
 
-def _saved_step(model_dir: str) -> int:
-    newest = tf.train.latest_checkpoint(model_dir)
-    if not newest:
-        return 0
-    reader = tf.train.load_checkpoint(newest)
-    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+@contextmanager
+def _watched() -> Iterator[Monitor]:
+    """The monitor of an enclosing block; without one, one that saves and ends the process when a signal asks for it."""
+    given = current_monitor()
+    if given is not None:
+        yield given
+        return
+    monitor = Monitor()
+    if not _signals_are_free():
+        yield monitor
+        return
+    with StopSignals() as signals:
+        monitor.signals = signals
+        yield monitor
+    training.stop_as_asked(monitor)
+
+
+def _signals_are_free() -> bool:
+    """Whether nobody else catches stop signals: a script's own handlers stay in charge."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    taken = (signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
+    return all(handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler) for handler in taken)
 
 
 def _device_setter(config: RunConfig) -> Any:

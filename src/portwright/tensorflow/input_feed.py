@@ -20,7 +20,7 @@ class Feed:
 
 
 class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Starts an iterator when a session is made; `is_restored` is set where its state comes from elsewhere."""
+    """Starts an iterator when a session is made."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -31,9 +31,6 @@ class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[mis
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         session.run(self._initializer)
-
-    def needs(self, step: int) -> bool:
-        return False
 
 
 def make_feed(result: Any) -> Feed:

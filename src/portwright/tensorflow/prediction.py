@@ -68,10 +68,11 @@ def _examples(batch: Any) -> Iterator[Any]:
     if not isinstance(batch, Mapping):
         yield from batch
         return
-    lengths = {key: (len(value) if getattr(value, "shape", ()) else None) for key, value in batch.items()}
-    if len(set(lengths.values())) > 1 or None in lengths.values():
+    lengths = {key: len(value) if getattr(value, "shape", ()) else -1 for key, value in batch.items()}
+    if len(set(lengths.values())) > 1 or -1 in lengths.values():
+        shown = ", ".join(f"{key} has {'no' if size < 0 else size}" for key, size in lengths.items())
         raise BadValue(
-            f"The predictions have different numbers of examples: {lengths}.",
+            f"The predictions of a batch do not have the same number of examples: {shown}.",
             "Call predict with yield_single_examples=False.",
         )
     for index in range(next(iter(lengths.values()))):

@@ -44,6 +44,10 @@ _REPLACEABLE = (
 class RunConfig:
     """Settings of a run; the ones about a cluster come from TF_CONFIG."""
 
+    _session_config: Any
+    _save_checkpoints_steps: int | None
+    _save_checkpoints_secs: float | None
+
     def __init__(
         self,
         model_dir: Any = None,

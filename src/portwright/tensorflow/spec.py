@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,22 +11,28 @@ from portwright.tensorflow.bad_input import BadType, BadValue
 from portwright.tensorflow.host_call import validate_host_call
 from portwright.tensorflow.mode_keys import ModeKeys
 
-_FIELDS = (
-    "mode",
-    "predictions",
-    "loss",
-    "train_op",
-    "eval_metric_ops",
-    "export_outputs",
-    "training_chief_hooks",
-    "training_hooks",
-    "scaffold",
-    "evaluation_hooks",
-    "prediction_hooks",
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Fields = namedtuple(
+    "_Fields",
+    [
+        "mode",
+        "predictions",
+        "loss",
+        "train_op",
+        "eval_metric_ops",
+        "export_outputs",
+        "training_chief_hooks",
+        "training_hooks",
+        "scaffold",
+        "evaluation_hooks",
+        "prediction_hooks",
+    ],
 )
 
 
-class EstimatorSpec(namedtuple("EstimatorSpec", _FIELDS)):
+class EstimatorSpec(_Fields):
     """Everything that an Estimator runs in one mode; what does not fit the mode is refused here."""
 
     def __new__(
@@ -42,7 +48,7 @@ class EstimatorSpec(namedtuple("EstimatorSpec", _FIELDS)):
         scaffold: Any = None,
         evaluation_hooks: Any = None,
         prediction_hooks: Any = None,
-    ) -> EstimatorSpec:
+    ) -> Self:
         predictions_checked = check_predictions(predictions, mode)
         return super().__new__(
             cls,
@@ -59,7 +65,7 @@ class EstimatorSpec(namedtuple("EstimatorSpec", _FIELDS)):
             check_hooks(prediction_hooks, "prediction_hooks"),
         )
 
-    def _replace(self, **kwds: Any) -> EstimatorSpec:  # type: ignore[override]
+    def _replace(self, **kwds: Any) -> EstimatorSpec:
         if kwds.get("mode", self.mode) != self.mode:
             raise BadValue(
                 f"The mode of an EstimatorSpec cannot change from {self.mode!r} to {kwds['mode']!r}.",
@@ -76,7 +82,7 @@ class CSEstimatorSpec(EstimatorSpec):
 
     host_call: Any
 
-    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> CSEstimatorSpec:
+    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> Self:
         checked = validate_host_call(host_call)
         if checked and kwargs.get("eval_metric_ops"):
             raise BadValue("Both host_call and eval_metric_ops were given.", "Give one of them.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 
 def write_evaluation(folder: str, results: Mapping[str, Any], step: int, checkpoint_path: str | None) -> None:

@@ -1,104 +1,91 @@
-"""Training: the graph's step, run until the data or the steps end."""
+"""The loop that makes steps, as fast as the hooks allow."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadValue
-from portwright.tensorflow.mode_keys import ModeKeys
-
-if TYPE_CHECKING:
-    from portwright.tensorflow.estimator import Estimator
-
-v1 = tf.compat.v1
+from portwright.tensorflow.monitor import Monitor
+from portwright.tensorflow.position import Position
+from portwright.tensorflow.train_hooks import wants_step
 
 
-def train(estimator: Estimator, input_fn: Any, hooks: list[Any], listeners: list[Any]) -> Any:
-    """Trains, and returns the last loss; None when no step was made."""
-    config = estimator.config
-    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
-        v1.set_random_seed(config.tf_random_seed)
-        estimator._create_and_assert_global_step(graph)
-        from tensorflow.python.training import training_util
+@dataclass(frozen=True)
+class Step:
+    """What one run of the graph makes: the update, its loss, and the step's number after it."""
 
-        training_util._get_or_create_global_step_read(graph)
-        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
-        spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
-        if not estimator.latest_checkpoint():
-            estimator._maybe_warm_start(None)
-        return _run(estimator, spec, [*feed.hooks, *hooks], listeners)
+    train_op: Any
+    loss: Any
+    number: Any
+    shapes: Any  # of random draws that are not known beforehand; None without any
+
+    @property
+    def fetches(self) -> list[Any]:
+        return [self.train_op, self.loss, self.number, *([] if self.shapes is None else [self.shapes])]
 
 
-def _run(estimator: Estimator, spec: Any, hooks: list[Any], listeners: list[Any]) -> Any:
-    config = estimator.config
-    if not any(summary.op.name == "loss" for summary in v1.get_collection(v1.GraphKeys.SUMMARIES)):
-        v1.summary.scalar("loss", spec.loss)
-    v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)
-    step = v1.train.get_global_step()
-    hooks.append(v1.train.NanTensorHook(spec.loss))
-    if config.log_step_count_steps is not None:
-        hooks.append(
-            v1.train.LoggingTensorHook(
-                {"loss": spec.loss, "step": step}, every_n_iter=config.log_step_count_steps
-            )
-        )
-    hooks.extend(spec.training_hooks)
-    if not (spec.scaffold.saver or v1.get_collection(v1.GraphKeys.SAVERS)):
-        saver = v1.train.Saver(
-            sharded=True,
-            max_to_keep=config.keep_checkpoint_max,
-            keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
-            defer_build=True,
-            save_relative_paths=True,
-        )
-        v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
-    chief_hooks = _saver_hooks(estimator, spec, [*hooks, *spec.training_chief_hooks], listeners)
-    with v1.train.MonitoredTrainingSession(
-        master=config.master,
-        is_chief=config.is_chief,
-        checkpoint_dir=estimator.model_dir,
-        scaffold=spec.scaffold,
-        hooks=hooks,
-        chief_only_hooks=[*chief_hooks, *spec.training_chief_hooks],
-        save_checkpoint_secs=0,
-        save_summaries_steps=config.save_summary_steps,
-        config=config.session_config,
-        max_wait_secs=config.session_creation_timeout_secs,
-        log_step_count_steps=config.log_step_count_steps,
-        save_graph_def=config.checkpoint_save_graph_def,
-    ) as session:
-        loss, num_steps = None, 0
+def run_steps(
+    session: Any,
+    step: Step,
+    position: Position,
+    hooks: Sequence[Any],
+    first_step: int,
+    last_step: int | None,
+    monitor: Monitor,
+) -> None:
+    """Makes steps until `last_step`, the end of the data, or a request to stop.
+
+    The end of the data is an OutOfRangeError, which the session's block takes for a good end.
+    """
+    # Only a session of this process can be called past its wrappers: another's may have to be made anew.
+    quick = session._tf_sess().make_callable(step.fetches) if not session._tf_sess().sess_str else None
+    number, log = first_step, _Log(monitor, position, first_step)
+    signals = monitor.signals
+    try:
         while not session.should_stop():
-            num_steps += 1
-            _, loss = session.run([spec.train_op, spec.loss])
-    if not num_steps:
-        v1.logging.warning("No training step was made: the input may be empty.")
-    return loss
+            wanted = [wants_step(hook, number + 1) for hook in hooks]  # each is asked: some keep count by it
+            if quick is None or any(wanted):
+                _, _, number, *_ = session.run(step.fetches)
+            else:
+                _, loss, number, *shapes = quick()
+                position.advance(loss, shapes[0] if shapes else None)
+            is_last = last_step is not None and number >= last_step
+            if monitor.on_log is not None and monitor.is_logged(int(number), is_last):
+                log.write(int(number))
+            if is_last:
+                position.ended = "steps"
+                break
+            if signals is not None and signals.requested:
+                break
+        else:
+            position.ended = "steps"  # a hook asked for it
+    except (tf.errors.OutOfRangeError, StopIteration):
+        position.ended = "data"
+        raise
+    finally:
+        log.close(int(number))
 
 
-def _saver_hooks(estimator: Estimator, spec: Any, given: list[Any], listeners: list[Any]) -> list[Any]:
-    config = estimator.config
-    found = [hook for hook in given if isinstance(hook, v1.train.CheckpointSaverHook)]
-    ours = []
-    if not found and (config.save_checkpoints_secs or config.save_checkpoints_steps):
-        ours = [
-            v1.train.CheckpointSaverHook(
-                estimator.model_dir,
-                save_secs=config.save_checkpoints_secs,
-                save_steps=config.save_checkpoints_steps,
-                scaffold=spec.scaffold,
-                save_graph_def=config.checkpoint_save_graph_def,
-            )
-        ]
-    savers = [*found, *ours]
-    if listeners and not savers:
-        raise BadValue(
-            "saving_listeners were given, but nothing saves checkpoints.",
-            "Set save_checkpoints_steps or save_checkpoints_secs in RunConfig.",
-        )
-    for listener in listeners:
-        if listener not in savers[0]._listeners:
-            savers[0]._listeners.append(listener)
-    return ours
+class _Log:
+    """Tells the monitor of steps, with the rate since it was told last."""
+
+    def __init__(self, monitor: Monitor, position: Position, step: int) -> None:
+        self._monitor, self._position = monitor, position
+        self._step, self._time = step, time.monotonic()
+
+    def write(self, step: int) -> None:
+        now = time.monotonic()
+        losses = self._position.take_losses()
+        if self._monitor.on_log is None or not losses:
+            return
+        rate = (step - self._step) / max(now - self._time, 1e-9)
+        self._step, self._time = step, now
+        self._monitor.on_log(step, {"loss": losses[-1], "steps_per_second": rate}, losses)
+
+    def close(self, step: int) -> None:
+        """Tells of the steps since, so that none is missing from a log however training ends."""
+        self.write(step)

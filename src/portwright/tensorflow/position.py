@@ -1,0 +1,154 @@
+"""How far a training is, and what must be kept so that it can go on from there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.errors import NonFiniteError
+from portwright.tensorflow.checkpoints import saved_steps
+from portwright.tensorflow.graph_walk import ancestors
+from portwright.tensorflow.input_state import InputState
+from portwright.tensorflow.monitor import Monitor
+from portwright.tensorflow.random_replay import RandomReplay
+from portwright.tensorflow.resume_point import (
+    ResumePoint,
+    can_keep_points,
+    mark_ended,
+    prune_points,
+    write_point,
+)
+
+v1 = tf.compat.v1
+
+
+class NanLossError(NonFiniteError, tf.compat.v1.train.NanLossDuringTrainingError):  # type: ignore[misc]
+    """The loss became NaN; old code catches this as TensorFlow's NanLossDuringTrainingError."""
+
+
+class Position:
+    """Counts steps and what they drew; made in the finished graph of a training, before its session."""
+
+    def __init__(self, train_op: Any, loss: Any, model_dir: str, seed: int | None, monitor: Monitor) -> None:
+        needed = ancestors([train_op, loss])
+        self.input = InputState(needed)
+        self.random = RandomReplay(needed)
+        self.model_dir, self.seed, self.monitor = model_dir, seed, monitor
+        self.num_runs = 0
+        self.ended = ""
+        self.has_started = False
+        self.last_loss: Any = None
+        self.losses: list[float] = []  # since they were last taken
+
+    def advance(self, loss: Any, shapes: Any) -> None:
+        """Takes note of a step that was made; its loss must be a number."""
+        self.num_runs += 1
+        self.last_loss = loss
+        self.random.count(shapes)
+        number = float(loss)
+        if math.isnan(number):
+            raise NanLossError(
+                f"The loss is NaN after {self.num_runs} steps of this training.",
+                "Lower the learning rate, or look for values in the data that are not finite; the last checkpoint is from before.",
+            )
+        self.losses.append(number)
+
+    def take_losses(self) -> list[float]:
+        taken, self.losses = self.losses, []
+        return taken
+
+    def resume(self, session: Any, point: ResumePoint, states: list[bytes]) -> None:
+        """Puts the input and the random ops of a new session where those of an earlier one were."""
+        if point.input_digest != self.input.digest:
+            self.monitor.note(
+                "The input pipeline is not the one of the checkpoint: it starts from the beginning."
+            )
+            return
+        problem = point.why_no_state or "it was not saved"
+        if states:
+            problem = self.input.restore(session, states, point.state_runs)
+        if problem:
+            self.monitor.note(
+                f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead."
+            )
+        self.input.skip(session, point.num_runs - (0 if problem else point.state_runs))
+        self.num_runs = point.num_runs
+        self.random.replay(session, point.draws)
+        problems = list(self.random.problems) if point.are_draws_complete else ["the record is not complete"]
+        if problems:
+            self.monitor.note(
+                f"From here on, random numbers are not those of an uninterrupted run: {'; '.join(problems)}."
+            )
+
+
+class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Counts the steps that go through hooks; it comes before the hook that saves, which needs the count."""
+
+    def __init__(self, position: Position, loss: Any) -> None:
+        self._position = position
+        shapes = position.random.shapes
+        self._fetches = {"loss": loss} if shapes is None else {"loss": loss, "shapes": shapes}
+
+    def before_run(self, run_context: Any) -> Any:
+        return v1.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._position.advance(run_values.results["loss"], run_values.results.get("shapes"))
+
+    def wants(self, step: int) -> bool:
+        return False
+
+
+class StartPosition(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Puts a new session's input in place; it comes after the hooks that initialise iterators."""
+
+    def __init__(self, position: Position, point: ResumePoint | None, states: list[bytes]) -> None:
+        self._position, self._point, self._states = position, point, states
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._point is not None:
+            self._position.resume(session, self._point, self._states)
+        self._position.has_started = True
+
+
+class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
+    """Writes the position beside each checkpoint, before the checkpoint is the newest."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._is_told = False
+
+    def before_save(self, session: Any, global_step_value: Any) -> None:
+        position = self._position
+        # The first save of a session is of what it restored or initialised, whose point is there already or not needed.
+        if not position.has_started or not can_keep_points(position.model_dir):
+            return
+        saved = position.input.save(session, position.num_runs)
+        if position.input.refusal and not self._is_told:
+            self._is_told = True
+            position.monitor.note(
+                f"The input's position cannot be saved ({saved.refusal}): after an interruption its batches are drawn again and dropped."
+            )
+        point = ResumePoint(
+            step=int(global_step_value),
+            num_runs=position.num_runs,
+            seed=position.seed,
+            ended=position.ended,
+            input_digest=position.input.digest,
+            draws=position.random.draws,
+            are_draws_complete=not position.random.problems,
+            state_runs=saved.num_runs,
+            why_no_state=saved.refusal,
+        )
+        write_point(position.model_dir, point, saved.states)
+
+    def after_save(self, session: Any, global_step_value: Any) -> None:
+        if can_keep_points(self._position.model_dir):
+            prune_points(self._position.model_dir, saved_steps(self._position.model_dir))
+
+    def end(self, session: Any, global_step_value: Any) -> None:
+        # The last checkpoint may be older than the knowledge that it is the last.
+        if self._position.ended and can_keep_points(self._position.model_dir):
+            mark_ended(self._position.model_dir, int(global_step_value), self._position.ended)

@@ -1,0 +1,110 @@
+"""What lies beside a checkpoint so that a run goes on exactly: where its input was, and what it had drawn at random.
+
+`resume/step-N/` belongs to the checkpoint of step N. A checkpoint without one, such as tf.estimator's own, starts its
+input from the beginning, as tf.estimator does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from portwright.job.atomic import atomic_directory, atomic_write_text, clean_leftovers, remove_directory
+
+_FOLDER = "resume"
+_NAME = re.compile(r"step-(\d+)")
+_POINT = "point.json"
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a training stood when its checkpoint was saved."""
+
+    step: int
+    num_runs: int  # steps that this input and these random ops have served
+    seed: int | None  # of the graph
+    ended: str  # "": interrupted; "steps" or "data": this is where it was to end
+    input_digest: str
+    draws: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (steps in a row, shapes drawn in each)
+    are_draws_complete: bool = True
+    states: tuple[tuple[str, str], ...] = ()  # file of each iterator's state, and its checksum
+    state_runs: int = 0  # steps that the input had served when its state was taken, at most num_runs
+    why_no_state: str = ""
+
+
+def write_point(model_dir: str, point: ResumePoint, states: Sequence[bytes]) -> None:
+    """Writes a point and the states of its iterators; what is there appears whole or not at all."""
+    names = tuple((f"iterator-{index}", _checksum(state)) for index, state in enumerate(states))
+    with atomic_directory(_folder(model_dir, point.step)) as folder:
+        for (name, _), state in zip(names, states, strict=True):
+            (folder / name).write_bytes(state)
+        (folder / _POINT).write_text(_as_json(replace(point, states=names)), encoding="utf-8")
+
+
+def mark_ended(model_dir: str, step: int, ended: str) -> None:
+    """Notes that a training ended at `step` because it was to."""
+    path = _folder(model_dir, step) / _POINT
+    if path.is_file():
+        point = _from_json(path.read_text(encoding="utf-8"))
+        atomic_write_text(path, _as_json(replace(point, ended=ended)))
+
+
+def read_point(
+    model_dir: str, step: int, note: Callable[[str], None]
+) -> tuple[ResumePoint, list[bytes]] | None:
+    """The point of `step` and the states of its iterators, as far as they are whole; None where there is none."""
+    folder = _folder(model_dir, step)
+    if not folder.is_dir():
+        return None
+    try:
+        point = _from_json((folder / _POINT).read_text(encoding="utf-8"))
+        states = [(folder / name).read_bytes() for name, _ in point.states]
+        if point.step != step or [_checksum(state) for state in states] != [sum for _, sum in point.states]:
+            raise ValueError("its checksums do not fit")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        note(f"{folder} is damaged ({error}): the input starts from the beginning.")
+        return None
+    return point, states
+
+
+def prune_points(model_dir: str, steps: set[int]) -> None:
+    """Removes the points of checkpoints that are gone."""
+    folder = Path(model_dir) / _FOLDER
+    if not folder.is_dir():
+        return
+    clean_leftovers(folder)
+    for path in folder.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name is not None and int(name[1]) not in steps:
+            remove_directory(path)
+
+
+def can_keep_points(model_dir: str) -> bool:
+    """Whether points can lie in this folder: it must be one of this machine's file system."""
+    return "://" not in model_dir
+
+
+def _folder(model_dir: str, step: int) -> Path:
+    return Path(model_dir) / _FOLDER / f"step-{step}"
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _as_json(point: ResumePoint) -> str:
+    return json.dumps(asdict(point), indent=1) + "\n"
+
+
+def _from_json(text: str) -> ResumePoint:
+    values: dict[str, Any] = json.loads(text)
+    values["draws"] = tuple((count, tuple(shape)) for count, shape in values["draws"])
+    values["states"] = tuple((name, checksum) for name, checksum in values["states"])
+    if any(Path(name).name != name for name, _ in values["states"]):
+        raise ValueError("it names a file elsewhere")
+    return ResumePoint(**values)

@@ -1,0 +1,77 @@
+"""TensorFlow's own hooks of a training, which say beforehand which steps they want to see.
+
+A step that no hook wants to see is run without any of the machinery of hooks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def wants_step(hook: Any, step: int) -> bool:
+    """Whether a hook must be called around the run that makes `step`; one that does not say must."""
+    wants = getattr(hook, "wants", None)
+    return bool(wants(step)) if wants is not None else sees_steps(hook)
+
+
+def sees_steps(hook: Any) -> bool:
+    """Whether a hook does anything around a step at all, and not only around a session."""
+    base = v1.train.SessionRunHook
+    return type(hook).before_run is not base.before_run or type(hook).after_run is not base.after_run
+
+
+class SaveCheckpoints(tf.compat.v1.train.CheckpointSaverHook):  # type: ignore[misc]
+    """Saves a checkpoint each so many steps or seconds, at the start and at the end."""
+
+    def wants(self, step: int) -> bool:
+        return bool(self._timer.should_trigger_for_step(step))
+
+
+class SaveSummaries(tf.compat.v1.train.SummarySaverHook):  # type: ignore[misc]
+    """Writes the graph's summaries each so many steps."""
+
+    _next_step: int | None
+
+    def wants(self, step: int) -> bool:
+        if self._next_step is None:
+            return True
+        self._next_step = step
+        return bool(self._timer.should_trigger_for_step(step))
+
+
+class CountRate(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
+    """Writes and logs the steps a second each so many steps."""
+
+    def wants(self, step: int) -> bool:
+        return bool(self._timer.should_trigger_for_step(step))
+
+
+class LogLoss(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Logs the loss of the first step, and of each so many after it."""
+
+    def __init__(self, loss: Any, global_step: Any, every_steps: int) -> None:
+        self._fetches = {"loss": loss, "step": global_step}
+        self._every_steps = every_steps
+        self._next: int | None = None
+        self._logged_at: float | None = None
+
+    def wants(self, step: int) -> bool:
+        return self._next is None or step >= self._next
+
+    def before_run(self, run_context: Any) -> Any:
+        return v1.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        step = int(run_values.results["step"])
+        if self._next is not None and step < self._next:
+            return
+        self._next = step + self._every_steps
+        now = time.monotonic()
+        took = "" if self._logged_at is None else f" ({now - self._logged_at:.3f} sec)"
+        self._logged_at = now
+        v1.logging.info("loss = %s, step = %s%s", run_values.results["loss"], step, took)

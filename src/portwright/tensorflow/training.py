@@ -1,0 +1,237 @@
+"""Training: the graph of a step, its session with everything that saves and logs, and the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.training import training_util
+
+from portwright.errors import ExitStatus
+from portwright.tensorflow import updates
+from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.checkpoints import clean_unfinished, forget_damaged, saved_steps, step_of
+from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.monitor import Monitor
+from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
+from portwright.tensorflow.restore_errors import explaining_restore
+from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
+from portwright.tensorflow.train_hooks import CountRate, LogLoss, SaveCheckpoints, SaveSummaries, sees_steps
+from portwright.tensorflow.train_loop import Step, run_steps
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.estimator import Estimator
+
+v1 = tf.compat.v1
+
+
+def train(
+    estimator: Estimator,
+    input_fn: Any,
+    hooks: list[Any],
+    steps: int | None,
+    max_steps: int | None,
+    listeners: list[Any],
+    checkpoint: str | None,
+    monitor: Monitor,
+) -> Any:
+    """Trains on from `checkpoint`, and returns the last loss; None when no step was made."""
+    config = estimator.config
+    point, states = _find_point(estimator, checkpoint, monitor)
+    seed = config.tf_random_seed if config.tf_random_seed is not None else _seed(point)
+    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+        with _no_seed_warnings(is_ours=config.tf_random_seed is None):
+            v1.set_random_seed(seed)
+            estimator._create_and_assert_global_step(graph)
+            training_util._get_or_create_global_step_read(graph)
+            feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
+            with updates.recording_layers() as layers:
+                spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
+        if checkpoint is None:
+            estimator._maybe_warm_start(None)
+        train_op = _with_updates(spec.train_op, layers, monitor)
+        _add_loss_summary(spec.loss)
+        position = Position(train_op, spec.loss, estimator.model_dir, seed, monitor)
+        with tf.control_dependencies([train_op]):
+            number = tf.identity(v1.train.get_global_step().read_value())
+        step = Step(train_op, spec.loss, number, position.random.shapes)
+        start = StartPosition(position, point, states)
+        worker_hooks = [*feed.hooks, start, *hooks]
+        return _run(
+            estimator, spec, step, position, worker_hooks, steps, max_steps, listeners, monitor, checkpoint
+        )
+
+
+def _run(
+    estimator: Estimator,
+    spec: Any,
+    step: Step,
+    position: Position,
+    hooks: list[Any],
+    steps: int | None,
+    max_steps: int | None,
+    listeners: list[Any],
+    monitor: Monitor,
+    checkpoint: str | None,
+) -> Any:
+    config = estimator.config
+    if config.log_step_count_steps is not None:
+        hooks.append(LogLoss(spec.loss, v1.train.get_global_step(), config.log_step_count_steps))
+    hooks.extend(spec.training_hooks)
+    _add_saver(spec.scaffold, config)
+    savers = _savers(
+        estimator, spec, [*hooks, *spec.training_chief_hooks], [KeepPosition(position), *listeners]
+    )
+    chief_hooks = [*savers, *spec.training_chief_hooks, *_summary_hooks(estimator, spec)]
+    count = CountSteps(position, spec.loss)
+    if config.is_chief:
+        chief_hooks.insert(0, count)
+    else:
+        hooks.insert(0, count)
+    watched = [hook for hook in [*(chief_hooks if config.is_chief else ()), *hooks] if sees_steps(hook)]
+    with contextlib.ExitStack() as stack:
+        with explaining_restore(checkpoint):
+            session = stack.enter_context(
+                v1.train.MonitoredTrainingSession(
+                    master=config.master,
+                    is_chief=config.is_chief,
+                    checkpoint_dir=estimator.model_dir,
+                    scaffold=spec.scaffold,
+                    hooks=hooks,
+                    chief_only_hooks=chief_hooks,
+                    save_checkpoint_secs=0,  # these three are among our own hooks
+                    save_summaries_steps=0,
+                    log_step_count_steps=0,
+                    config=config.session_config,
+                    max_wait_secs=config.session_creation_timeout_secs,
+                    save_graph_def=config.checkpoint_save_graph_def,
+                )
+            )
+        first = int(session._tf_sess().run(v1.train.get_global_step()))
+        last = first + steps if steps is not None else max_steps
+        run_steps(session, step, position, watched, first, last, monitor)
+    if not position.num_runs:
+        v1.logging.warning("No training step was made: the input may be empty.")
+    return position.last_loss
+
+
+def _find_point(
+    estimator: Estimator, checkpoint: str | None, monitor: Monitor
+) -> tuple[ResumePoint | None, list[bytes]]:
+    """Where the input was, if the training that saved `checkpoint` was interrupted."""
+    folder = estimator.model_dir
+    if estimator.config.is_chief:
+        forget_damaged(folder, checkpoint)
+        clean_unfinished(folder)
+    if checkpoint is None or not can_keep_points(folder):
+        return None, []
+    if estimator.config.is_chief:
+        prune_points(folder, saved_steps(folder))
+    found = read_point(folder, step_of(checkpoint), monitor.note)
+    if found is None:
+        return None, []
+    point, states = found
+    if point.ended == "data" or (point.ended and not monitor.continues_input):
+        return None, []
+    return point, states
+
+
+def _seed(point: ResumePoint | None) -> int:
+    """Without a seed of the user's every run draws other numbers; but a resumed one draws on."""
+    return point.seed if point is not None and point.seed is not None else secrets.randbelow(2**31 - 1)
+
+
+@contextlib.contextmanager
+def _no_seed_warnings(is_ours: bool) -> Iterator[None]:
+    with warnings.catch_warnings():
+        if is_ours:  # a user who set no seed need not hear about one
+            warnings.filterwarnings("ignore", message="Seed .* from outer graph might be getting used")
+        yield
+
+
+def _with_updates(train_op: Any, layers: list[Any], monitor: Monitor) -> Any:
+    missing = updates.missing_updates(layers, train_op)
+    if not missing:
+        return train_op
+    monitor.note(
+        f"train_op leaves {len(missing)} updates of Keras layers out (such as BatchNorm's moving mean): they are run with it."
+    )
+    return tf.group(train_op, *missing)
+
+
+def _add_loss_summary(loss: Any) -> None:
+    if not any(summary.op.name == "loss" for summary in v1.get_collection(v1.GraphKeys.SUMMARIES)):
+        v1.summary.scalar("loss", loss)
+    v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
+
+
+def _add_saver(scaffold: Any, config: Any) -> None:
+    if scaffold.saver or v1.get_collection(v1.GraphKeys.SAVERS):
+        return
+    saver = v1.train.Saver(
+        sharded=True,
+        max_to_keep=config.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+        defer_build=True,
+        save_relative_paths=True,
+    )
+    v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
+
+
+def _savers(estimator: Estimator, spec: Any, given: list[Any], listeners: list[Any]) -> list[Any]:
+    """The hook that saves checkpoints, unless one was given; whichever saves gets the listeners."""
+    config = estimator.config
+    found = [hook for hook in given if isinstance(hook, v1.train.CheckpointSaverHook)]
+    ours = []
+    if not found and (config.save_checkpoints_secs or config.save_checkpoints_steps):
+        ours = [
+            SaveCheckpoints(
+                estimator.model_dir,
+                save_secs=config.save_checkpoints_secs,
+                save_steps=config.save_checkpoints_steps,
+                scaffold=spec.scaffold,
+                save_graph_def=config.checkpoint_save_graph_def,
+            )
+        ]
+    saver = next(iter([*found, *ours]), None)
+    if saver is None:
+        if len(listeners) > 1:
+            raise BadValue(
+                "saving_listeners were given, but nothing saves checkpoints.",
+                "Set save_checkpoints_steps or save_checkpoints_secs in RunConfig.",
+            )
+        return ours
+    saver._listeners[:] = [
+        *listeners[:1],
+        *saver._listeners,
+        *(x for x in listeners[1:] if x not in saver._listeners),
+    ]
+    return ours
+
+
+def _summary_hooks(estimator: Estimator, spec: Any) -> list[Any]:
+    config = estimator.config
+    made: list[Any] = []
+    if config.log_step_count_steps:
+        made.append(CountRate(output_dir=estimator.model_dir, every_n_steps=config.log_step_count_steps))
+    if config.save_summary_steps:
+        made.append(
+            SaveSummaries(
+                scaffold=spec.scaffold, save_steps=config.save_summary_steps, output_dir=estimator.model_dir
+            )
+        )
+    return made
+
+
+def stop_as_asked(monitor: Monitor) -> None:
+    """Ends the process as a signal asked for, once everything is saved."""
+    signals = monitor.signals
+    if signals is None or not signals.requested:
+        return
+    if signals.exit_status is ExitStatus.INTERRUPTED:
+        raise KeyboardInterrupt
+    raise SystemExit(int(signals.exit_status))

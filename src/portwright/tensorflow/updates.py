@@ -1,0 +1,53 @@
+"""Updates that Keras layers leave to whoever trains them, such as BatchNorm's moving mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tf_keras.src.engine import base_layer_v1  # type: ignore[import-untyped]
+
+from portwright.tensorflow.graph_walk import ancestors
+
+
+@contextmanager
+def recording_layers() -> Iterator[list[Any]]:
+    """Yields a list of the Keras layers that register an update while the block runs."""
+    layers: list[Any] = []
+    original = base_layer_v1.Layer.add_update
+
+    def add_update(layer: Any, updates: Any) -> Any:
+        if not any(layer is known for known in layers):
+            layers.append(layer)
+        return original(layer, updates)
+
+    base_layer_v1.Layer.add_update = add_update
+    try:
+        yield layers
+    finally:
+        base_layer_v1.Layer.add_update = original
+
+
+def missing_updates(layers: list[Any], train_op: Any) -> list[Any]:
+    """Updates of these layers that a training step does not make by itself.
+
+    Those in the collection UPDATE_OPS are the model function's to run, as they always were. Those that hang on a
+    placeholder were made while a Keras model was put together, and belong to no batch.
+    """
+    known = {_op(update).name for update in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)}
+    run = ancestors([train_op])
+    missing = []
+    for layer in layers:
+        for update in layer.updates:
+            op = _op(update)
+            if op.graph is not tf.compat.v1.get_default_graph() or op in run or op.name in known:
+                continue
+            if not any(needed.type == "Placeholder" for needed in ancestors([op])):
+                missing.append(op)
+    return missing
+
+
+def _op(update: Any) -> tf.Operation:
+    return update if isinstance(update, tf.Operation) else update.op

@@ -1,0 +1,247 @@
+"""A training that was cut anywhere goes on exactly as if it had not been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from portwright.errors import UserError
+from portwright.job.console import Console
+from portwright.job.signals import StopSignals
+from portwright.tensorflow import Estimator, EstimatorSpec, RunConfig
+from portwright.tensorflow.monitor import Monitor, watching
+
+v1 = tf.compat.v1
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(23, 4).astype(np.float32)
+Y = (X[:, :1] > 0).astype(np.float32)
+
+
+def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    weights = v1.get_variable("w", [4, 8])
+    hidden = tf.nn.dropout(tf.matmul(features, weights), rate=0.4)
+    hidden = hidden + tf.random.normal([8], stddev=0.1)
+    output = tf.keras.layers.Dense(1)(tf.keras.layers.Dropout(0.2)(hidden, training=True))
+    loss = v1.losses.sigmoid_cross_entropy(labels, output)
+    train_op = v1.train.AdamOptimizer(0.05).minimize(loss, global_step=v1.train.get_global_step())
+    return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def slices() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def shuffled() -> tf.data.Dataset:
+    return slices().shuffle(7).repeat().batch(4, drop_remainder=True).prefetch(2)
+
+
+def uneven() -> tf.data.Dataset:
+    return slices().shuffle(7).batch(5).repeat()  # the last batch of an epoch is smaller
+
+
+def randomised() -> tf.data.Dataset:
+    return slices().map(lambda x, y: (x + tf.random.normal([4], seed=5), y)).repeat().batch(4)
+
+
+def generated() -> tf.data.Dataset:
+    def rows() -> Iterator[Any]:
+        for index in range(1000):
+            yield X[index % 23], Y[index % 23]
+
+    signature = (tf.TensorSpec([4], tf.float32), tf.TensorSpec([1], tf.float32))
+    return tf.data.Dataset.from_generator(rows, output_signature=signature).batch(4)
+
+
+def one_shot() -> Any:
+    return v1.data.make_one_shot_iterator(shuffled()).get_next()
+
+
+class Record(v1.train.SessionRunHook):  # type: ignore[misc]
+    """Keeps the losses by step, and fails after the step named."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.losses: dict[int, float] = {}
+        self._fail_at = fail_at
+
+    def begin(self) -> None:
+        self._loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]
+        with tf.control_dependencies([self._loss]):
+            self._step = v1.train.get_global_step().read_value()
+
+    def before_run(self, run_context: Any) -> Any:
+        return v1.train.SessionRunArgs([self._loss])
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        step = int(run_context.session.run(v1.train.get_global_step()))
+        self.losses[step] = float(run_values.results[0])
+        if step == self._fail_at:
+            raise InterruptedError("killed")
+
+
+def train(
+    folder: Path, input_fn: Callable[[], Any], fail_at: int | None = None, **config: Any
+) -> dict[int, float]:
+    settings = {"tf_random_seed": 7, "save_checkpoints_steps": 4, **config}
+    record = Record(fail_at)
+    estimator = Estimator(model_fn, str(folder), RunConfig(**settings))
+    try:
+        estimator.train(input_fn, hooks=[record], max_steps=20)
+    except InterruptedError:
+        assert fail_at is not None
+    return record.losses
+
+
+def copy_start(source: Path, target: Path) -> None:
+    """Keras draws initial values anew in each graph; both runs begin with the same."""
+    target.mkdir()
+    for path in source.glob("model.ckpt-0.*"):
+        (target / path.name).write_bytes(path.read_bytes())
+    (target / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"\n', encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    train(folder, shuffled, fail_at=1)
+    return folder
+
+
+@pytest.mark.parametrize("input_fn", [shuffled, uneven, randomised, generated, one_shot])
+@pytest.mark.filterwarnings("ignore:Seed")
+def test_interrupted_twice_equals_uninterrupted(
+    input_fn: Callable[[], Any], start: Path, tmp_path: Path
+) -> None:
+    copy_start(start, tmp_path / "whole")
+    copy_start(start, tmp_path / "cut")
+    whole = train(tmp_path / "whole", input_fn)
+    assert sorted(whole) == list(range(1, 21))
+    first = train(tmp_path / "cut", input_fn, fail_at=6)
+    second = train(tmp_path / "cut", input_fn, fail_at=13)
+    third = train(tmp_path / "cut", input_fn)
+    assert [min(second), min(third)] == [5, 13]
+    assert {**first, **second, **third} == whole
+    for name in ("w", "dense/kernel", "beta1_power"):
+        one, other = (
+            tf.train.load_variable(str(tmp_path / folder / "model.ckpt-20"), name)
+            for folder in ("whole", "cut")
+        )
+        assert np.array_equal(one, other)
+
+
+def test_without_a_seed_a_resumed_run_still_draws_on(start: Path, tmp_path: Path) -> None:
+    copy_start(start, tmp_path / "one")
+    losses = train(tmp_path / "one", shuffled, fail_at=8, tf_random_seed=None)
+    again = train(tmp_path / "one", shuffled, tf_random_seed=None)
+    copy_start(start, tmp_path / "two")
+    other = train(tmp_path / "two", shuffled, tf_random_seed=None)
+    assert [losses[step] for step in range(1, 5)] != [other[step] for step in range(1, 5)]
+    assert min(again) == 9
+
+
+def test_a_training_that_ended_starts_its_input_anew_as_tf_estimator_does(
+    start: Path, tmp_path: Path
+) -> None:
+    def two_batches() -> tf.data.Dataset:
+        return slices().take(8).batch(4)
+
+    copy_start(start, tmp_path / "one")
+    estimator = Estimator(
+        model_fn, str(tmp_path / "one"), RunConfig(tf_random_seed=7, save_checkpoints_steps=2)
+    )
+    for step in (2, 4, 6):
+        estimator.train(two_batches)
+        assert estimator.get_variable_value("global_step") == step
+
+
+def test_a_monitor_can_have_the_input_go_on(start: Path, tmp_path: Path) -> None:
+    copy_start(start, tmp_path / "whole")
+    copy_start(start, tmp_path / "parts")
+    whole = train(tmp_path / "whole", shuffled)
+    parts: dict[int, float] = {}
+    with watching(Monitor(continues_input=True)):
+        for max_steps in (5, 8, 20):
+            record = Record()
+            config = RunConfig(tf_random_seed=7, save_checkpoints_steps=4)
+            estimator = Estimator(model_fn, str(tmp_path / "parts"), config)
+            estimator.train(shuffled, hooks=[record], max_steps=max_steps)
+            parts.update(record.losses)
+    assert parts == whole
+
+
+def test_points_go_with_their_checkpoints(start: Path, tmp_path: Path) -> None:
+    copy_start(start, tmp_path / "one")
+    train(tmp_path / "one", shuffled, keep_checkpoint_max=2)
+    assert sorted(path.name for path in (tmp_path / "one" / "resume").iterdir()) == ["step-16", "step-20"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no index", "empty index", "no data"])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+    damage: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_start(start, tmp_path / "one")
+    whole = train(tmp_path / "one", shuffled)
+    data = tmp_path / "one" / "model.ckpt-20.data-00000-of-00001"
+    index = tmp_path / "one" / "model.ckpt-20.index"
+    if damage == "truncated":
+        data.write_bytes(data.read_bytes()[:-20])
+    elif damage == "flipped":
+        data.write_bytes(bytes([data.read_bytes()[0] ^ 255]) + data.read_bytes()[1:])
+    elif damage == "no index":
+        index.unlink()
+    elif damage == "empty index":
+        index.write_bytes(b"")
+    else:
+        data.unlink()
+    capsys.readouterr()
+    with watching(Monitor(console=Console())):
+        again = train(tmp_path / "one", shuffled)
+    message = capsys.readouterr().err
+    assert "model.ckpt-20 is damaged" in message
+    assert "model.ckpt-16 instead" in message
+    assert again == {step: whole[step] for step in range(17, 21)}
+
+
+def test_when_all_checkpoints_are_damaged_nothing_is_overwritten(start: Path, tmp_path: Path) -> None:
+    copy_start(start, tmp_path / "one")
+    (tmp_path / "one" / "model.ckpt-0.index").write_bytes(b"")
+    with pytest.raises(UserError, match="None of the 1 checkpoints"):
+        train(tmp_path / "one", shuffled)
+
+
+def test_another_pipeline_starts_from_its_beginning_and_says_so(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_start(start, tmp_path / "one")
+    train(tmp_path / "one", shuffled, fail_at=5)
+    with watching(Monitor(console=Console())):
+        train(tmp_path / "one", uneven)
+    assert "not the one of the checkpoint" in capsys.readouterr().err
+
+
+def test_a_signal_saves_and_the_next_run_goes_on(start: Path, tmp_path: Path) -> None:
+    class Ask(Record):
+        def __init__(self, signals: StopSignals) -> None:
+            super().__init__()
+            self._signals = signals
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            super().after_run(run_context, run_values)
+            self._signals.requested = max(self.losses) == 6
+
+    copy_start(start, tmp_path / "whole")
+    copy_start(start, tmp_path / "cut")
+    whole = train(tmp_path / "whole", shuffled)
+    signals = StopSignals()
+    record = Ask(signals)
+    with watching(Monitor(signals=signals)):
+        estimator = Estimator(
+            model_fn, str(tmp_path / "cut"), RunConfig(tf_random_seed=7, save_checkpoints_steps=4)
+        )
+        estimator.train(shuffled, hooks=[record], max_steps=20)
+    assert estimator.get_variable_value("global_step") == 6
+    assert {**record.losses, **train(tmp_path / "cut", shuffled)} == whole
