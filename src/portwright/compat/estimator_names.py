@@ -181,6 +181,17 @@ _OLD_PRECISION = {
 }
 
 
+# A package of its own until Keras took it back.
+_KERAS_PREPROCESSING = {
+    part: {name: f"tf_keras.preprocessing.{part}:{name}" for name in names}
+    for part, names in {
+        "image": ("ImageDataGenerator", "array_to_img", "img_to_array", "load_img", "save_img"),
+        "sequence": ("TimeseriesGenerator", "make_sampling_table", "pad_sequences", "skipgrams"),
+        "text": ("Tokenizer", "hashing_trick", "one_hot", "text_to_word_sequence", "tokenizer_from_json"),
+    }.items()
+}
+
+
 def make_finder() -> LendingFinder:
     """tf.estimator and tf.contrib are lent whole; the model zoo and Cerebras's packages only where they are not on the disk."""
     private = ("tensorflow_estimator.python.estimator", "tensorflow.python.estimator")
@@ -201,6 +212,10 @@ def make_finder() -> LendingFinder:
         **_zoo("modelzoo.common"),
         **_zoo("common"),
         "tensorflow.keras.mixed_precision.experimental": _OLD_PRECISION,
+        "keras_preprocessing": {
+            part: f"keras_preprocessing.{part}" for part in ("image", "sequence", "text")
+        },
+        **{f"keras_preprocessing.{part}": held for part, held in _KERAS_PREPROCESSING.items()},
         "tensorflow.examples": {},
         "tensorflow.examples.tutorials": {},
         "tensorflow.examples.tutorials.mnist": {"input_data": f"{_HERE}.mnist_files"},
@@ -228,4 +243,4 @@ def make_finder() -> LendingFinder:
 
 def _is_own_on_disk(name: str) -> bool:
     """Cerebras's SDK for PyTorch brings packages of the same first name, and none of these."""
-    return name.partition(".")[0] in ("modelzoo", "common", "cerebras")
+    return name.partition(".")[0] in ("modelzoo", "common", "cerebras", "keras_preprocessing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -80,12 +81,26 @@ def _let_flags_be_defined_again() -> None:
 
 
 def give_back_to_keras(tf_keras: Any) -> None:
-    """Layers may say again what their policy's types are: the model zoo's set them, and since 2.4 they are read-only."""
+    """Layers take what they took before 2.3: their policy's types may be set, and convolutions have no groups."""
     layer = importlib.import_module("tf_keras.src.engine.base_layer").Layer
     for name in ("compute_dtype", "variable_dtype", "dtype_policy"):
         there = vars(layer)[name]
         if there.fset is None:
             setattr(layer, name, property(there.fget, _setter(name), there.fdel, there.__doc__))
+    for convolution in (tf_keras.layers.Conv1D, tf_keras.layers.Conv2D, tf_keras.layers.Conv3D):
+        convolution.__init__ = _without_groups(convolution.__init__)
+
+
+def _without_groups(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets a layer be made with arguments in the order of before 2.3, when there were no groups before the activation."""
+
+    @functools.wraps(init)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 6 and (isinstance(args[6], bool) or not isinstance(args[6], int)):
+            args = (*args[:6], 1, *args[6:])
+        init(self, *args, **kwargs)
+
+    return made
 
 
 def _setter(name: str) -> Callable[[Any, Any], None]:

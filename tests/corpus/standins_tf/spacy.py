@@ -1,0 +1,1 @@
+"""Imported by folders whose small data needs none of it."""
