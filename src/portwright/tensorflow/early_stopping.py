@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -188,7 +187,7 @@ def _stop_flag() -> Any:
         )
 
 
-class _AskHook(v1.train.SessionRunHook):  # type: ignore[misc]
+class _AskHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(
         self, should_stop: Callable[[], bool], every_secs: float | None, every_steps: int | None
     ) -> None:
@@ -211,7 +210,7 @@ class _AskHook(v1.train.SessionRunHook):  # type: ignore[misc]
                 run_context.request_stop()
 
 
-class _ObeyHook(v1.train.SessionRunHook):  # type: ignore[misc]
+class _ObeyHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def begin(self) -> None:
         self._flag = _stop_flag()
 
@@ -224,7 +223,7 @@ class _ObeyHook(v1.train.SessionRunHook):  # type: ignore[misc]
             run_context.request_stop()
 
 
-class _AwaitCheckpointHook(v1.train.SessionRunHook):  # type: ignore[misc]
+class _AwaitCheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, model_dir: str, last_step: int, wait_seconds: float) -> None:
         if last_step is None:
             raise BadValue("last_step is None.", "Give the step to stop at.")

@@ -35,7 +35,7 @@ SummarySaverHook = v1.train.SummarySaverHook
 _POLICIES = ("fail", "ignore", "warn")
 
 
-class CheckpointInputPipelineHook(SessionRunHook):  # type: ignore[misc]
+class CheckpointInputPipelineHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Asks that the position in the input is saved with each checkpoint, as `tf.data.experimental` had it.
 
     Our Estimator always does that, so a hook of this class has nothing left to do: it is accepted and checked, so that

@@ -80,7 +80,7 @@ def export_all_saved_models(
         builder.save(as_text)
         for relative, source in (assets_extra or {}).items():
             destination = tf.io.gfile.join(temporary, "assets.extra", tf.compat.as_str_any(relative))
-            tf.io.gfile.makedirs(os.path.dirname(destination))
+            tf.io.gfile.makedirs(destination.rpartition("/")[0])
             tf.io.gfile.copy(source, destination)
         tf.io.gfile.rename(temporary, final)  # readers see the whole model or none of it
     except BaseException:
@@ -94,7 +94,7 @@ def export_all_saved_models(
 def find_checkpoint(estimator: Estimator, checkpoint_path: Any) -> str:
     """Gives the checkpoint to export: the one named, else the newest, else the one that the estimator warm-starts from."""
     if checkpoint_path:
-        given = tf.compat.as_str_any(os.fspath(checkpoint_path))
+        given: str = tf.compat.as_str_any(os.fspath(checkpoint_path))
         if not v1.train.checkpoint_exists(given):
             raise BadValue(
                 f"There is no checkpoint {given}.", "Name one without its .index, e.g. model.ckpt-100."
@@ -127,7 +127,8 @@ def _add_graph(
         v1.train.create_global_step()
         receiver = receiver_fn()
         labels = getattr(receiver, "labels", None)
-        spec = estimator._call_model_fn(receiver.features, labels, mode, estimator.config)
+        call = getattr(estimator, "_call_model_fn_to_export", estimator._call_model_fn)
+        spec = call(receiver.features, labels, mode, estimator.config)
         outputs = export_outputs_for_mode(
             mode, spec.export_outputs, spec.predictions, spec.loss, spec.eval_metric_ops
         )

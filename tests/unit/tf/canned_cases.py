@@ -74,7 +74,9 @@ def cases(est: Any, is_v1: bool) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {
         "dnn_binary": (lambda **kw: est.DNNClassifier(hidden, dense, **kw), "binary"),
         "dnn_binary_weighted_bn": (
-            lambda **kw: est.DNNClassifier(hidden, dense, weight_column="w", batch_norm=True, optimizer=adam, **kw),
+            lambda **kw: est.DNNClassifier(
+                hidden, dense, weight_column="w", batch_norm=True, optimizer=adam, **kw
+            ),
             "binary",
         ),
         "dnn_classes": (lambda **kw: est.DNNClassifier(hidden, dense, n_classes=4, **kw), "class"),
@@ -86,12 +88,16 @@ def cases(est: Any, is_v1: bool) -> dict[str, tuple[Any, Any]]:
         ),
         "dnn_regressor": (lambda **kw: est.DNNRegressor(hidden, dense, activation_fn=tf.tanh, **kw), "value"),
         "dnn_regressor_2": (
-            lambda **kw: est.DNNRegressor(hidden, dense, label_dimension=2, weight_column="w", optimizer="SGD", **kw),
+            lambda **kw: est.DNNRegressor(
+                hidden, dense, label_dimension=2, weight_column="w", optimizer="SGD", **kw
+            ),
             "two",
         ),
         "linear_binary": (lambda **kw: est.LinearClassifier(linear, **kw), "binary"),
         "linear_classes": (
-            lambda **kw: est.LinearClassifier(linear, n_classes=4, weight_column="w", sparse_combiner="mean", **kw),
+            lambda **kw: est.LinearClassifier(
+                linear, n_classes=4, weight_column="w", sparse_combiner="mean", **kw
+            ),
             "class",
         ),
         "linear_regressor": (lambda **kw: est.LinearRegressor(linear, optimizer="Adam", **kw), "value"),
@@ -113,7 +119,9 @@ def cases(est: Any, is_v1: bool) -> dict[str, tuple[Any, Any]]:
             "value",
         ),
         "combined_dnn_only": (
-            lambda **kw: est.DNNLinearCombinedClassifier(dnn_feature_columns=dense, dnn_hidden_units=hidden, **kw),
+            lambda **kw: est.DNNLinearCombinedClassifier(
+                dnn_feature_columns=dense, dnn_hidden_units=hidden, **kw
+            ),
             "binary",
         ),
         "combined_linear_only": (
@@ -121,18 +129,24 @@ def cases(est: Any, is_v1: bool) -> dict[str, tuple[Any, Any]]:
             "binary",
         ),
         "baseline_binary": (lambda **kw: est.BaselineClassifier(**kw), "binary"),
-        "baseline_classes": (lambda **kw: est.BaselineClassifier(n_classes=4, weight_column="w", **kw), "class"),
+        "baseline_classes": (
+            lambda **kw: est.BaselineClassifier(n_classes=4, weight_column="w", **kw),
+            "class",
+        ),
         "baseline_regressor": (lambda **kw: est.BaselineRegressor(**kw), "value"),
     }
     if is_v1:
         return found
     multi_head = lambda: est.MultiHead(  # noqa: E731
-        [est.BinaryClassHead(name="is"), est.RegressionHead(label_dimension=2, name="at")], head_weights=[1.0, 0.5]
+        [est.BinaryClassHead(name="is"), est.RegressionHead(label_dimension=2, name="at")],
+        head_weights=[1.0, 0.5],
     )
     found |= {
         "head_multi_label": (
             lambda **kw: est.DNNEstimator(
-                est.MultiLabelHead(3, thresholds=[0.4], classes_for_class_based_metrics=[0, 2], weight_column="w"),
+                est.MultiLabelHead(
+                    3, thresholds=[0.4], classes_for_class_based_metrics=[0, 2], weight_column="w"
+                ),
                 hidden,
                 dense,
                 **kw,
@@ -141,14 +155,22 @@ def cases(est: Any, is_v1: bool) -> dict[str, tuple[Any, Any]]:
         ),
         "head_thresholds": (
             lambda **kw: est.LinearEstimator(
-                est.BinaryClassHead(thresholds=[0.3, 0.7], weight_column="w", loss_reduction="sum", name="mine"),
+                est.BinaryClassHead(
+                    thresholds=[0.3, 0.7], weight_column="w", loss_reduction="sum", name="mine"
+                ),
                 linear,
                 **kw,
             ),
             "binary",
         ),
-        "head_poisson": (lambda **kw: est.DNNEstimator(est.PoissonRegressionHead(), hidden, dense, **kw), "count"),
-        "head_logistic": (lambda **kw: est.LinearEstimator(est.LogisticRegressionHead(), linear, **kw), "binary"),
+        "head_poisson": (
+            lambda **kw: est.DNNEstimator(est.PoissonRegressionHead(), hidden, dense, **kw),
+            "count",
+        ),
+        "head_logistic": (
+            lambda **kw: est.LinearEstimator(est.LogisticRegressionHead(), linear, **kw),
+            "binary",
+        ),
         "head_multi": (
             lambda **kw: est.DNNEstimator(multi_head(), hidden, dense, **kw),
             {"is": "binary", "at": "two"},
@@ -218,7 +240,9 @@ def run_case(est: Any, is_v1: bool, name: str, model_dir: str) -> dict[str, Any]
         "variables": {key: shapes[key] for key in sorted(shapes)},
         "sums": sums,
         "metrics": {key: float(value) for key, value in sorted(metrics.items())},
-        "predictions": {_key(key): _plain(value) for key, value in sorted(first.items(), key=lambda kv: _key(kv[0]))},
+        "predictions": {
+            _key(key): _plain(value) for key, value in sorted(first.items(), key=lambda kv: _key(kv[0]))
+        },
     }
 
 

@@ -207,5 +207,5 @@ def threshold_measures(thresholds: Sequence[float]) -> dict[str, Measure]:
     return {
         f"{kind}/positive_threshold_{threshold:g}": Measure(kind, threshold)
         for threshold in thresholds
-        for kind in ("accuracy", "precision", "recall")  # type: ignore[misc]
+        for kind in ("accuracy", "precision", "recall")
     }

@@ -45,12 +45,12 @@ class Measure:
         if self.kind in ("auc", "auc_pr"):
             weights = broadcast(weights, predictions)
             curve = "PR" if self.kind == "auc_pr" else "ROC"
-            pair: tuple[Any, Any] = make(labels, predictions, weights=weights, curve=curve, name=name)
-            return pair
+            value, update = make(labels, predictions, weights=weights, curve=curve, name=name)
+            return value, update
         if self.threshold is not None:
             predictions = tf.cast(predictions >= self.threshold, tf.float32)
-        pair = make(labels, predictions, weights=weights, name=name)
-        return pair
+        value, update = make(labels, predictions, weights=weights, name=name)
+        return value, update
 
 
 class AccuracyBaseline(tf.keras.metrics.Mean):  # type: ignore[misc]

@@ -75,13 +75,12 @@ class MultiHead(Head):
             made[self._key("regularization_loss")] = tf.keras.metrics.Mean(name="regularization_loss")
         return made
 
-    def update_metrics(
+    def update_metrics(  # type: ignore[override]  # the real heads take no mode either
         self,
         eval_metrics: dict[str, Any],
         features: Any,
         logits: Any,
         labels: Any,
-        mode: str | None = None,
         regularization_losses: Any = None,
     ) -> dict[str, Any]:
         parts = self._parts(logits)

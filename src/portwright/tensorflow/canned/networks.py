@@ -73,16 +73,15 @@ class Dnn:
             net = v1.feature_column.input_layer(check_features(features), list(self.feature_columns))
         for index, width in enumerate(self.hidden_units):
             name = f"hiddenlayer_{index}"
-            net = v1.layers.dense(net, width, self.activation_fn, kernel_initializer=glorot, name=name)
+            net = v1.layers.Dense(width, self.activation_fn, kernel_initializer=glorot, name=name)(net)
             if self.dropout is not None and is_training:
-                net = v1.layers.dropout(net, self.dropout, training=True)
+                net = v1.layers.Dropout(self.dropout)(net, training=True)
             if self.batch_norm:
                 with v1.variable_scope(name):
-                    net = v1.layers.batch_normalization(
-                        net, momentum=_MOMENTUM, training=is_training, name=f"batchnorm_{index}"
-                    )
+                    norm = v1.layers.BatchNormalization(momentum=_MOMENTUM, name=f"batchnorm_{index}")
+                    net = norm(net, training=is_training)
             summarize_layer(net, f"{v1.get_variable_scope().name}/{name}")
-        logits = v1.layers.dense(net, units, kernel_initializer=glorot, name="logits")
+        logits = v1.layers.Dense(units, kernel_initializer=glorot, name="logits")(net)
         summarize_layer(logits, f"{v1.get_variable_scope().name}/logits")
         return logits
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from portwright.tensorflow.bad_input import BadValue
-from portwright.tensorflow.canned.head import DEFAULT_KEY, pick
+from portwright.tensorflow.canned.head import DEFAULT_KEY
 from portwright.tensorflow.canned.head_inputs import check_logits, check_range, match_labels
 from portwright.tensorflow.canned.measures import Measure, broadcast
 from portwright.tensorflow.canned.single_head import SingleHead
@@ -41,12 +41,11 @@ class RegressionHead(SingleHead):
     def logits_dimension(self) -> int:
         return self._loss_dimension
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, Any]:
+    def predictions(self, logits: Any) -> dict[Any, Any]:  # type: ignore[override]  # the real one takes no keys either
         logits = check_logits(logits, self.logits_dimension)
         if self._inverse_link_fn is None:
-            return pick({"predictions": lambda: logits}, keys)
-        link = self._inverse_link_fn
-        return pick({"predictions": lambda: link(logits), "logits": lambda: logits}, keys)
+            return {"predictions": logits}
+        return {"predictions": self._inverse_link_fn(logits), "logits": logits}
 
     def _targets(self, labels: Any, logits: Any) -> Any:
         return tf.cast(match_labels(labels, logits, self.logits_dimension), tf.float32)

@@ -59,13 +59,12 @@ class SingleHead(Head):
             made[self._key("regularization_loss")] = Measure("mean").as_keras("regularization_loss")
         return made
 
-    def update_metrics(
+    def update_metrics(  # type: ignore[override]  # the real heads take no mode either
         self,
         eval_metrics: dict[str, Any],
         features: Any,
         logits: Any,
         labels: Any,
-        mode: str | None = None,
         regularization_losses: Any = None,
     ) -> dict[str, Any]:
         for key, values in self._observe(features, logits, labels, regularization_losses).items():

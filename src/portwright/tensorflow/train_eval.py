@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,7 +133,7 @@ class Evaluator:
         return True
 
 
-class _EvaluateAfterSave(v1.train.CheckpointSaverListener):  # type: ignore[misc]
+class _EvaluateAfterSave(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
     def __init__(
         self, evaluator: Evaluator, throttle_secs: float, first_step: int, listener: ContinuousEvalListener
     ) -> None:
