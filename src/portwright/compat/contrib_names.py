@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from portwright.compat.finder import Attributes
+from portwright.tensorflow import _PLACES
 
 _HERE = "portwright.compat"
 _OURS = "portwright.tensorflow"
@@ -11,6 +12,11 @@ _V1 = "tensorflow.compat.v1"
 
 def _from(place: str, *names: str, **renamed: str) -> dict[str, str]:
     """Names at a place, and others that are called differently there."""
+    if place == _OURS:
+        return {
+            name: f"{_OURS}.{_PLACES[there]}:{there}"
+            for name, there in {**{n: n for n in names}, **renamed}.items()
+        }
     return {name: f"{place}:{there}" for name, there in {**{n: n for n in names}, **renamed}.items()}
 
 
@@ -53,7 +59,7 @@ _RNN_CELLS = (
 )  # fmt: skip
 _STOPPING = (
     "InMemoryEvaluatorHook", "make_early_stopping_hook", "make_stop_at_checkpoint_step_hook", "stop_if_higher_hook",
-    "stop_if_lower_hook", "stop_if_no_decrease_hook", "stop_if_no_increase_hook", "add_metrics",
+    "stop_if_lower_hook", "stop_if_no_decrease_hook", "stop_if_no_increase_hook",
 )  # fmt: skip
 _LOOKUP = (
     "HashTable", "IdTableWithHashBuckets", "KeyValueTensorInitializer", "LookupInterface", "MutableHashTable",
@@ -90,7 +96,7 @@ _TABLE: dict[str, Attributes] = {
             f"{_HERE}.contrib_data",
             "batch_and_drop_remainder", "padded_batch_and_drop_remainder", "assert_element_shape",
         ),
-        "CheckpointInputPipelineHook": f"{_OURS}:CheckpointInputPipelineHook",
+        **_from(_OURS, "CheckpointInputPipelineHook"),
     },
     "distribute": {
         **_from(f"{_V1}:distribute", "MirroredStrategy", "OneDeviceStrategy", DistributionStrategy="Strategy"),
@@ -102,7 +108,8 @@ _TABLE: dict[str, Attributes] = {
     },
     "eager": _from(_V1, "GradientTape", "Variable", "executing_eagerly", "py_func", defun="function"),
     "estimator": {
-        **_from(_OURS, *_STOPPING, "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),
+        **_from(f"{_OURS}.experimental", *_STOPPING),
+        **_from(_OURS, "add_metrics", "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),
         **_from(
             _OURS, multi_class_head="MultiClassHead", binary_classification_head="BinaryClassHead",
             regression_head="RegressionHead", multi_label_head="MultiLabelHead", multi_head="MultiHead",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from portwright.compat.contrib_names import contrib_modules, cure_for
 from portwright.compat.finder import Attributes, LendingFinder
+from portwright.tensorflow import _PLACES
 
 _HERE = "portwright.compat"
 _OURS = "portwright.tensorflow"
@@ -37,9 +38,14 @@ _STOPPING = (
 )  # fmt: skip
 _EXPERIMENTAL = (
     *_STOPPING, "InMemoryEvaluatorHook", "make_stop_at_checkpoint_step_hook", "build_raw_supervised_input_receiver_fn",
-    "call_logit_fn", "dnn_logit_fn_builder", "linear_logit_fn_builder", "LinearSDCA", "KMeans", "RNNClassifier", "RNNEstimator",
+    "call_logit_fn", "dnn_logit_fn_builder", "linear_logit_fn_builder",
 )  # fmt: skip
 _INPUTS = ("numpy_input_fn", "pandas_input_fn")
+_PARTS = {  # of portwright.tensorflow that hold names of their own
+    **dict.fromkeys(_EXPERIMENTAL, "experimental"),
+    **dict.fromkeys(_EXPORT, "export"),
+    **dict.fromkeys(_INPUTS, "inputs"),
+}
 _TPU: Attributes = {
     **{
         name: f"{_OURS}.tpu:{name}"
@@ -49,8 +55,13 @@ _TPU: Attributes = {
 }
 
 
-def _of_ours(*names: str) -> Attributes:
-    return {name: f"{_OURS}:{name}" for name in names}
+def place_of(name: str) -> str:
+    """Where a public name is defined: some modules have the name of what they hold, and hide it once they are loaded."""
+    return f"{_OURS}.{_PARTS.get(name) or _PLACES[name]}:{name}"
+
+
+def _of_ours(*names: str) -> dict[str, str]:
+    return {name: place_of(name) for name in names}
 
 
 def _tf_estimator() -> dict[str, Attributes]:
@@ -95,7 +106,7 @@ def _private_estimator(package: str) -> dict[str, Attributes]:
         "inputs.pandas_io": _of_ours("pandas_input_fn"),
         "keras_lib": {"model_to_estimator": f"{_HERE}.estimator_parts:keras_model_to_estimator"},
         "mode_keys": _of_ours("ModeKeys"),
-        "model_fn": {**_of_ours("EstimatorSpec", "call_logit_fn"), "ModeKeys": f"{_OURS}:ModeKeys"},
+        "model_fn": {**_of_ours("EstimatorSpec", "call_logit_fn"), "ModeKeys": place_of("ModeKeys")},
         "run_config": {**_of_ours("RunConfig"), "TaskType": f"{_HERE}.estimator_parts:TaskType"},
         "tpu.tpu_config": {n: _TPU[n] for n in ("InputPipelineConfig", "RunConfig", "TPUConfig")},
         "tpu.tpu_estimator": {n: _TPU[n] for n in ("TPUEstimator", "TPUEstimatorSpec")},

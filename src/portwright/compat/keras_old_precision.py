@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
+# From where they are defined: this module is put into keras.mixed_precision while that is still being loaded.
+from tf_keras.src.mixed_precision import loss_scale_optimizer, policy
 
-LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
-global_policy = tf.keras.mixed_precision.global_policy
+LossScaleOptimizer = loss_scale_optimizer.LossScaleOptimizer
+global_policy = policy.global_policy
 
 
-class Policy(tf.keras.mixed_precision.Policy):  # type: ignore[misc]
+class Policy(policy.Policy):  # type: ignore[misc]
     """A policy that also names a loss scale, which only model.compile() ever used."""
 
     def __init__(self, name: str, loss_scale: Any = "auto") -> None:
@@ -23,9 +24,9 @@ class Policy(tf.keras.mixed_precision.Policy):  # type: ignore[misc]
         return {"name": self.name, "loss_scale": self.loss_scale}
 
 
-def set_policy(policy: Any) -> None:
+def set_policy(policy_or_name: Any) -> None:
     """Makes a policy, or its name, that of all layers made from here on."""
-    tf.keras.mixed_precision.set_global_policy(policy)
+    policy.set_global_policy(policy_or_name)
 
 
 def get_layer_policy(layer: Any) -> Any:
