@@ -72,7 +72,7 @@ _PLACES: dict[str, str] = {  # public name: module of this package
     "classifier_parse_example_spec": "canned.parsing",
     "model_to_estimator": "keras_model",
     "regressor_parse_example_spec": "canned.parsing",
-    "run": "entry",
+    "run": "entry",  # not of its own name: a module of that name would take its place in the package
     "train_and_evaluate": "train_eval",
 }
 
