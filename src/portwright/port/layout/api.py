@@ -73,10 +73,17 @@ def port_layout(
             f"a port is for one target, and {len(selection.targets)} are named: {', '.join(sorted(selection.targets))}.",
             "Give one with --target.",
         )
+    allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)
+    from portwright.port.keras_layout.api import is_keras_script, port_keras
+
+    if paths[0].suffix == ".py" and is_keras_script(files[0]):
+        _check_out(out, paths)
+        if part is not None:
+            raise UserError("a Keras script has no --part.", "Leave it out: all five files are made.")
+        return port_keras(files[0], selection, allow, out)
     script = _find_script(paths[0], files)
     _check_out(out, paths)
     rules = of_part(selection, part) if part is not None else selection
-    allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)
     root = find_root(script)
     workspace = Workspace(root, {})
     try:

@@ -1,0 +1,226 @@
+"""What `compile` and `fit` of a Keras model do, as parts of a model_fn: its loss, its metrics and its update.
+
+The numbers are Keras's: labels are matched to outputs as there, losses are means over all elements, and the optimizers are
+tf.keras's own, whose epsilon stands elsewhere than torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.job import optimizer as job
+from portwright.tensorflow import optimizers
+from portwright.tensorflow.schedules import make_learning_rate
+
+v1 = tf.compat.v1
+
+
+def compute_loss(
+    losses: Any, labels: Any, outputs: Any, model: Any = None, *, loss_weights: Any = None
+) -> tf.Tensor:
+    """The loss that `model.compile(loss=losses, loss_weights=...)` and `fit` compute of a batch.
+
+    A loss is a name, an object of tf.keras.losses or a function of (y_true, y_pred); for several outputs a list or dict of
+    these, as Keras takes it. The losses that layers of `model` add, as regularizers do, are part of it.
+    """
+    names = list(getattr(model, "output_names", None) or [])
+    parts = []
+    for loss, label, output, weight in _pairs(losses, labels, outputs, loss_weights, names):
+        value = _as_loss(loss)(*_match(label, output))
+        parts.append(value if weight is None else value * tf.cast(weight, value.dtype))
+    added = [tf.cast(value, tf.float32) for value in getattr(model, "losses", None) or ()]
+    return tf.add_n([*(tf.cast(part, tf.float32) for part in parts), *added])
+
+
+def compute_metrics(metrics: Any, labels: Any, outputs: Any) -> dict[str, tuple[Any, Any]]:
+    """The metrics of `compile(metrics=...)` as tf.compat.v1 metrics, for host_call or eval_metric_ops."""
+    if metrics is None:
+        return {}
+    if isinstance(metrics, Mapping) or tf.nest.is_nested(outputs):
+        raise UnsupportedError(
+            "metrics of several outputs have no form here.", "Write metrics_fn with tf.compat.v1.metrics."
+        )
+    listed = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    label, output = _match(labels, outputs)
+    found: dict[str, tuple[Any, Any]] = {}
+    for metric in listed:
+        name, made = _make_metric(metric, label, output)
+        while name in found:
+            name += "_"
+        found[name] = made
+    return found
+
+
+def make_train_op(loss: Any, params: Mapping[str, Any]) -> tf.Operation:
+    """One update of all trainable variables by an optimizer of tf.keras, from the `optimizer` section of params.yaml."""
+    schemas = {known.lower(): schema for known, schema in job.OPTIMIZERS.items()}
+    kind = str(params.get("optimizer_type", "")).lower()
+    if kind not in _KERAS or kind not in schemas:
+        if kind == "adamw":  # which tf.keras has not in a graph
+            return optimizers.make_train_op(loss, params)
+        raise UserError(
+            f"optimizer.optimizer_type is {params.get('optimizer_type')!r}, which tf.keras has not.",
+            suggest(kind, [*_KERAS, "adamw"]),
+        )
+    spec = schemas[kind].model_validate(dict(params))
+    if spec.weight_decay_rate or spec.loss_scaling_factor != 1.0 or spec.grad_accum_steps != 1:
+        return optimizers.make_train_op(loss, params)
+    class_name, keys = _KERAS[kind]
+    step = v1.train.get_or_create_global_step()
+    options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
+    for theirs, ours in (("global_clipnorm", spec.max_gradient_norm), ("clipvalue", spec.max_gradient_value)):
+        if ours is not None:
+            options[theirs] = ours
+    rate = spec.learning_rate
+    options["learning_rate"] = rate if isinstance(rate, float) else (lambda: make_learning_rate(rate, step))
+    optimizer = getattr(tf.keras.optimizers.legacy, class_name)(**options)
+    optimizer.iterations = step
+    variables = v1.trainable_variables()
+    gradients = tf.gradients(loss, variables)
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        raise UserError("The loss depends on no trainable variable.", "Look at what build_model returns.")
+    return tf.group(optimizer.apply_gradients(pairs), name="train_op")
+
+
+# By the name in params.yaml: the class of tf.keras, and its arguments with our keys.
+_KERAS: dict[str, tuple[str, dict[str, str]]] = {
+    "sgd": ("SGD", {"momentum": "momentum", "nesterov": "use_nesterov"}),
+    "adam": ("Adam", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps", "amsgrad": "amsgrad"}),
+    "rmsprop": ("RMSprop", {"rho": "alpha", "momentum": "momentum", "epsilon": "eps", "centered": "centered"}),
+    "adagrad": ("Adagrad", {"initial_accumulator_value": "initial_accumulator_value", "epsilon": "eps"}),
+    "adadelta": ("Adadelta", {"rho": "rho", "epsilon": "eps"}),
+    "adamax": ("Adamax", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}),
+    "nadam": ("Nadam", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}),
+}
+
+
+class _FunctionLoss(tf.keras.losses.Loss):  # type: ignore[misc]
+    """A function of (y_true, y_pred) as Keras takes it: its mean, after outputs of one number lost their last dimension."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__(name=getattr(function, "__name__", "loss"))
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._function(y_true, y_pred)
+
+
+_SHORT = {
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_logarithmic_error",
+    "kld": "kl_divergence",
+    "kullback_leibler_divergence": "kl_divergence",
+    "logcosh": "log_cosh",
+    "bce": "binary_crossentropy",
+    "huber_loss": "huber",
+}
+
+
+def _as_loss(loss: Any) -> Any:
+    if isinstance(loss, tf.keras.losses.Loss):
+        return loss
+    if isinstance(loss, str):
+        long = _SHORT.get(loss.lower(), loss)
+        name = "".join(part.capitalize() for part in long.split("_")) if long.islower() else long
+        name = {"KlDivergence": "KLDivergence"}.get(name, name)
+        made = getattr(tf.keras.losses, name, None)
+        if made is None or not isinstance(made, type):
+            known = [n for n in dir(tf.keras.losses) if n[:1].isupper()]
+            raise UserError(f"tf.keras has no loss '{loss}'.", suggest(name, known))
+        return made()
+    if callable(loss):
+        return _FunctionLoss(loss)
+    raise UserError(f"the loss is {loss!r}.", "Give a name, an object of tf.keras.losses or a function.")
+
+
+def _match(label: Any, output: Any) -> tuple[Any, Any]:
+    """Labels of one dimension get a second where outputs have two, and the outputs' kind of number."""
+    if tf.is_tensor(label) and label.shape.rank == 1 and output.shape.rank == 2:
+        label = tf.expand_dims(label, -1)
+    both = (label.dtype.is_floating and output.dtype.is_floating) or (
+        label.dtype.is_integer and output.dtype.is_integer
+    )
+    return (tf.cast(label, output.dtype) if both else label), output
+
+
+def _pairs(
+    losses: Any, labels: Any, outputs: Any, weights: Any, names: Sequence[str]
+) -> list[tuple[Any, Any, Any, Any]]:
+    """Each output with its loss, its label and its weight."""
+    if not tf.nest.is_nested(outputs):
+        one = [tf.nest.flatten(value)[0] if tf.nest.is_nested(value) else value for value in (losses, labels, weights)]
+        return [(one[0], one[1], outputs, one[2])]
+    keys = list(outputs) if isinstance(outputs, Mapping) else list(names) or [str(i) for i in range(len(outputs))]
+    values = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
+
+    def of(given: Any, what: str) -> list[Any]:
+        if given is None or isinstance(given, str) or not isinstance(given, (Mapping, list, tuple)):
+            return [given] * len(values)
+        if isinstance(given, Mapping):
+            by_place = {f"output_{i}": key for i, key in enumerate(keys)}
+            known = {by_place.get(key, key): value for key, value in given.items()}
+            strange = [key for key in known if key not in keys]
+            if strange:
+                raise UserError(f"{what} names the output '{strange[0]}'.", suggest(str(strange[0]), keys))
+            return [known.get(key) for key in keys]
+        if len(given) != len(values):
+            raise UserError(
+                f"{what} has {len(given)} entries, and the model {len(values)} outputs.", "Give one for each output."
+            )
+        return list(given)
+
+    rows = zip(of(losses, "loss"), of(labels, "the labels"), values, of(weights, "loss_weights"), strict=True)
+    return [row for row in rows if row[0] is not None]
+
+
+def _make_metric(metric: Any, label: Any, output: Any) -> tuple[str, tuple[Any, Any]]:
+    metrics = v1.metrics
+    if isinstance(metric, str):
+        name = metric.lower()
+        if name in ("accuracy", "acc"):
+            return metric, _accuracy(label, output)
+        long = _SHORT.get(name, name)
+        for namespace in (tf.keras.metrics, tf.keras.losses):
+            function = getattr(namespace, long, None)
+            if callable(function) and not isinstance(function, type):
+                return metric, metrics.mean(function(label, output))
+        classes = {n.lower(): n for n in dir(tf.keras.metrics) if n[:1].isupper()}
+        if name.replace("_", "") not in classes:
+            raise UserError(f"tf.keras has no metric '{metric}'.", suggest(metric, classes.values()))
+        metric = getattr(tf.keras.metrics, classes[name.replace("_", "")])()
+    if isinstance(metric, type):
+        metric = metric()
+    kind, name = type(metric).__name__, getattr(metric, "name", None)
+    if kind == "AUC":
+        return name, metrics.auc(label > 0 if label.dtype != tf.bool else label, output)
+    if kind in ("Precision", "Recall") and metric.thresholds in (None, [0.5]) and metric.top_k is None:
+        return name, getattr(metrics, kind.lower())(tf.cast(label, tf.bool), output > 0.5)
+    if kind == "RootMeanSquaredError":
+        return name, metrics.root_mean_squared_error(tf.cast(label, output.dtype), output)
+    function = getattr(metric, "_fn", None)  # what a metric takes the mean of
+    if function is not None:
+        return name, metrics.mean(function(label, output, **getattr(metric, "_fn_kwargs", {})))
+    if callable(metric) and not isinstance(metric, tf.keras.metrics.Metric):
+        return getattr(metric, "__name__", "metric"), metrics.mean(metric(label, output))
+    raise UnsupportedError(
+        f"the metric {kind} of tf.keras has no form in a graph here.", "Write it in metrics_fn with tf.compat.v1.metrics."
+    )
+
+
+def _accuracy(label: Any, output: Any) -> tuple[Any, Any]:
+    """The accuracy that Keras chooses by the shapes of labels and outputs."""
+    if output.shape[-1] == 1 or output.shape.rank == 1:
+        return v1.metrics.accuracy(tf.cast(label, tf.int32), tf.cast(output > 0.5, tf.int32))
+    classes = tf.argmax(output, axis=-1)
+    if label.shape.rank == output.shape.rank and label.shape[-1] not in (1, None):
+        return v1.metrics.accuracy(tf.argmax(label, axis=-1), classes)
+    if label.shape.rank == output.shape.rank:
+        label = tf.squeeze(label, -1)
+    return v1.metrics.accuracy(tf.cast(label, tf.int64), classes)
