@@ -11,10 +11,14 @@ import tensorflow as tf
 from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserError
 from portwright.job.blame import blame, is_users
 
-# What TensorFlow puts around a message: nodes of functions, where a node was made, hints for other APIs.
-_NODES = re.compile(r"\{\{(function_node|node) [^}]*\}\}|\[\[[^\]]*(\[[^\]]*\][^\]]*)*\]\]|\[Op:\w+\]")
-_TAIL = re.compile(
-    r"(\n\s*\n|\n?Detected at node|\n?Original stack trace|\n?Errors may have originated)", re.S
+# What TensorFlow puts around a message: where a node was made, which nodes failed with it, hints for other APIs.
+_AROUND = re.compile(
+    r"Graph execution error|Detected at node|Original stack trace|Errors may have originated|Node: '|\d+ root error"
+    r"|\d+ successful operations|\d+ derived errors|Hint: If you want|Input Source operations|\s+File \"|\s+\[\[|\s{4,}\S"
+)
+_INSIDE = re.compile(
+    r"\{\{(function_node|node) [^}]*\}\}|\[\[[^\]]*\]\]|\[Op:\w+\]|^\s*\(\d+\) \w+: "
+    r"|Error in user-defined function passed to \w+(:\d+)? transformation with iterator: [\w:\[\]]+: "
 )
 _INPUT_OPS = ("IteratorGetNext", "IteratorGetNextSync", "MakeIterator", "IteratorV2")
 
@@ -31,7 +35,7 @@ def explain_op_error(error: tf.errors.OpError) -> UserError:
     kind = type(error).__name__
     said = _plain(str(error.message or error))
     op = error.op
-    if op is not None and op.type in _INPUT_OPS:
+    if (op is not None and op.type in _INPUT_OPS) or (op is None and "IteratorGetNext" in str(error)):
         return UserError(
             f"the input pipeline failed: {kind}: {said}",
             "Look at the files that params.yaml names, and at the functions that the dataset maps.",
@@ -80,9 +84,6 @@ def _place_of_op(op: Any) -> str:
 
 
 def _plain(message: str) -> str:
-    head = next(
-        (part for part in _TAIL.split(message) if part and part.strip() and not _TAIL.fullmatch(part)),
-        message,
-    )
-    text = " ".join(_NODES.sub("", head).split())
-    return text[:400] or "no message"
+    lines = [line for line in message.splitlines() if line.strip() and not _AROUND.match(line)]
+    text = " ".join(" ".join(_INSIDE.sub("", line) for line in lines).split())
+    return text[:400] or " ".join(message.split())[:400] or "no message"

@@ -1,20 +1,27 @@
-"""The first batch of a training, kept until its loss is seen: a NaN in the data is bad input, and nothing was trained."""
+"""Batches looked at beside a training: the first one, and the one whose loss is not finite."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.training import training_util
 
+from portwright.tensorflow.estimator import Estimator
+from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.run_model import WatchedModel, name_tensors
+
+v1 = tf.compat.v1
+_FURTHEST = 5000  # batches that are read again to find one
 
 
 class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reads the batch of the first step beside its loss."""
+    """Reads the first batch that goes through the model, and warns of what is not finite in it."""
 
-    def __init__(self, model: WatchedModel) -> None:
-        self._model = model
+    def __init__(self, model: WatchedModel, warn: Callable[[str], None]) -> None:
+        self._model, self._warn = model, warn
         self._tensors: dict[str, Any] = {}
         self._is_asked = False
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -26,11 +33,7 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return sizes.pop() if len(sizes) == 1 else None
 
     def begin(self) -> None:
-        named = {
-            **name_tensors(self._model.features, "features"),
-            **name_tensors(self._model.labels, "labels"),
-        }
-        self._tensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, tf.Tensor)}
+        self._tensors = name_batch(self._model.features, self._model.labels)
 
     def wants(self, step: int) -> bool:
         return not self._is_asked
@@ -39,21 +42,56 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._is_asked or not self._tensors:
             return None
         self._is_asked = True
-        return tf.compat.v1.train.SessionRunArgs(self._tensors)
+        return v1.train.SessionRunArgs(self._tensors)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         if run_values.results is not None:
             self.arrays = {name: np.asarray(value) for name, value in run_values.results.items()}
+            bad = find_non_finite(self.arrays)
+            if bad is not None:  # a relu makes zeros of them, so that the loss may never tell
+                self._warn(f"in the first batch {bad}.")
 
-    def find_non_finite(self) -> str | None:
-        """What of the first batch is not finite, in words; None where all of it is."""
-        for name, array in self.arrays.items():
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            bad = np.argwhere(~np.isfinite(array))
-            first = bad[0].tolist()
-            return (
-                f"{name} holds {len(bad)} non-finite value(s), the first at {first} "
-                f"(sample {first[0] if first else 0})"
-            )
-        return None
+
+class OnBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Tells of every batch of an evaluation how many there were."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell, self._num_batches = tell, 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._num_batches += 1
+        self._tell(self._num_batches)
+
+
+def reread_batch(estimator: Estimator, input_fn: Any, number: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The batch that a training without a checkpoint saw at a step, from the same graph and seed; nothing if it is far."""
+    if number > _FURTHEST:
+        return {}
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(estimator.config.tf_random_seed)
+        estimator._create_and_assert_global_step(graph)
+        training_util._get_or_create_global_step_read(graph)
+        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
+        tensors = name_batch(feed.features, feed.labels)
+        creator = v1.train.ChiefSessionCreator(config=estimator.config.session_config)
+        with v1.train.MonitoredSession(creator, hooks=feed.hooks) as session:
+            for _ in range(number):
+                values = session.run(tensors)
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def name_batch(features: Any, labels: Any) -> dict[str, Any]:
+    """The plain tensors of a batch by their paths."""
+    named = {**name_tensors(features, "features"), **name_tensors(labels, "labels")}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, tf.Tensor)}
+
+
+def find_non_finite(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str | None:
+    """What of a batch is not finite, in words; None where all of it is."""
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        bad = np.argwhere(~np.isfinite(array))
+        first = bad[0].tolist()
+        return f"{name} holds {len(bad)} non-finite value(s), the first at {first} (sample {first[0] if first else 0})"
+    return None

@@ -66,7 +66,7 @@ class _Try:
     def __init__(self, parts: Parts, params: Params, mode: str, folder: str, console: Console) -> None:
         self._mode, self._console = mode, console
         self._model = WatchedModel(parts.model_fn)
-        self._first = FirstBatch(self._model)
+        self._first = FirstBatch(self._model, console.warning)
         self._input: InputFn = parts.input_fn(mode, params.values)
         config = RunConfig(
             model_dir=folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from portwright.job.blame import place_of
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.spec import EstimatorSpec
 
+_NUM_LISTED = 3
 _RETURN = {
     ModeKeys.TRAIN: "EstimatorSpec(mode, loss=..., train_op=...)",
     ModeKeys.EVAL: "EstimatorSpec(mode, loss=..., eval_metric_ops=...)",
@@ -29,6 +30,7 @@ class WatchedModel:
         self.spec: Any = None
         self.variables: dict[str, list[int | None]] = {}
         self.weights: dict[str, list[int | None]] = {}  # those that are trained
+        self.checkpoint: str | None = None  # that the next graph is to be restored from
         self.after_build: Callable[[], None] | None = None  # called once, when a training graph was built
         self.model_fn = self._wrap(model_fn)
 
@@ -46,14 +48,17 @@ class WatchedModel:
             if not isinstance(spec, EstimatorSpec):
                 wanted = _RETURN.get(mode, "EstimatorSpec(mode, ...)")
                 raise UserError(
-                    f"model_fn returned {'None' if spec is None else type(spec).__name__} in mode '{mode}'.",
+                    f"model_fn returned {_kind(spec)} in mode '{mode}'.",
                     f"Return {wanted}.",
                 )
             self.spec = spec
             self.variables = _shapes(tf.compat.v1.global_variables())
             self.weights = _shapes(tf.compat.v1.trainable_variables())
+            if self.checkpoint is not None and spec.scaffold.saver is None:
+                check_fit(self.checkpoint, self.variables)
             if mode == ModeKeys.TRAIN and self.after_build is not None:
-                self.after_build()
+                after_build, self.after_build = self.after_build, None
+                after_build()
             return spec
 
         return watched
@@ -70,6 +75,27 @@ class WatchedModel:
             f"model_fn failed in mode '{mode}': {type(error).__name__} at {place_of(error)}: {said}",
             f"{given} Run again with --debug to see the traceback.",
         )
+
+
+def check_fit(checkpoint: str, variables: Mapping[str, list[int | None]]) -> None:
+    """Refuses a checkpoint of another model: TensorFlow itself restores values of another shape, and fails later or never."""
+    there = dict(tf.train.list_variables(checkpoint))
+    differences = [
+        f"{name} is {list(there[name])} there and {shape} here"
+        for name, shape in variables.items()
+        if name in there and not tf.TensorShape(shape).is_compatible_with(there[name])
+    ]
+    differences += [f"{name} is not there" for name in variables if name not in there]
+    if differences:
+        more = f", and {len(differences) - _NUM_LISTED} more" if len(differences) > _NUM_LISTED else ""
+        raise UserError(
+            f"the checkpoint {checkpoint} is of another model: {'; '.join(differences[:_NUM_LISTED])}{more}.",
+            "Use the params that it was trained with, or another --model_dir; --is_pretrained_checkpoint takes what fits.",
+        )
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else "a tensor" if tf.is_tensor(value) else f"a {type(value).__name__}"
 
 
 def _shapes(variables: list[Any]) -> dict[str, list[int | None]]:

@@ -70,9 +70,13 @@ def _run_mode(
     if arguments.mode in TRAINING:
         with RunDir(model_dir, on_note=console.note).lock():
             step, pretrained = prepare_start(arguments, params, model_dir, console)
-            save_params(params, RunDir(model_dir).params_file("train"))
-            if pretrained is not None:
-                trainer.model.after_build = lambda: take_weights(pretrained, console.warning)
+
+            def after_build() -> None:
+                if pretrained is not None:
+                    take_weights(pretrained, console.warning)
+                save_params(params, RunDir(model_dir).params_file("train"))
+
+            trainer.model.after_build = after_build
             trainer.train(step, evaluates=arguments.mode == "train_and_eval")
     elif arguments.mode == "eval":
         checkpoint = find_for_reading(arguments, params, model_dir, console)

@@ -24,7 +24,7 @@ from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import step_of
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.failures import explain_non_finite
-from portwright.tensorflow.first_batch import FirstBatch
+from portwright.tensorflow.first_batch import FirstBatch, OnBatch, find_non_finite, reread_batch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_config import RunConfig
@@ -52,6 +52,7 @@ class Trainer:
         self._model_dir, self._console, self._signals, self._outcome = model_dir, console, signals, outcome
         self.model = WatchedModel(parts.model_fn)
         self._step = 0
+        self._first_step = 0
         self._num_steps = 0  # made by this process
 
     @property
@@ -63,7 +64,7 @@ class Trainer:
     def train(self, first_step: int, *, evaluates: bool) -> None:
         config = self._config
         last_step = find_last_step(config, first_step, lambda num_epochs: None)
-        self._step = self._outcome.step = first_step
+        self._step = self._outcome.step = self._first_step = first_step
         self._check_saving(evaluates)
         estimator = self._make_estimator(self._model_dir)
         if first_step >= last_step:
@@ -111,7 +112,7 @@ class Trainer:
 
     def _train_until(self, estimator: Estimator, end: int, log: RunLog, progress: Progress) -> None:
         input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)
-        first_batch = FirstBatch(self.model)
+        first_batch = FirstBatch(self.model, self._console.warning)
         start, recent, num_losses = self._step, deque[float](maxlen=5), 0
 
         def on_log(step: int, values: Mapping[str, float], losses: Sequence[float]) -> None:
@@ -134,12 +135,15 @@ class Trainer:
             log_steps=self._config.log_steps,
             continues_input=True,
         )
+        self.model.checkpoint = estimator.latest_checkpoint()
         with watching(monitor):
             try:
                 estimator.train(input_fn, hooks=[first_batch], max_steps=end)
             except NonFiniteError as error:
-                bad = None if num_losses else first_batch.find_non_finite()
-                raise explain_non_finite(start + num_losses + 1, bad, recent) from error
+                step = start + num_losses + 1
+                fresh = self._first_step == 0  # a resumed input does not say where it was
+                bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
+                raise explain_non_finite(step, bad, recent) from error
 
     def _tell_end_of_data(self, last_step: int) -> None:
         name = self._parts.input_fn(ModeKeys.TRAIN, self._params.values).name
@@ -192,11 +196,14 @@ class Trainer:
                 raise _Stopped
             progress.update(done, {})
 
-        monitor = Monitor(self._console, on_eval_step=on_step)
-        with progress, watching(monitor):
+        self.model.checkpoint = checkpoint
+        with progress, watching(Monitor(self._console)):
             try:
                 results = estimator.evaluate(
-                    input_fn, steps=self._config.eval_steps, checkpoint_path=checkpoint
+                    input_fn,
+                    steps=self._config.eval_steps,
+                    hooks=[OnBatch(on_step)],
+                    checkpoint_path=checkpoint,
                 )
             except _Stopped:
                 return {}
@@ -236,6 +243,7 @@ class Trainer:
     def predict(self, checkpoint: str) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """Batches of what the model predicts, by name."""
         input_fn = self._parts.input_fn(ModeKeys.PREDICT, self._params.values)
+        self.model.checkpoint = checkpoint
         with self._reading_estimator() as estimator, watching(Monitor(self._console)):
             batches = estimator.predict(input_fn, checkpoint_path=checkpoint, yield_single_examples=False)
             for batch in batches:
