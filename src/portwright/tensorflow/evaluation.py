@@ -9,6 +9,7 @@ from tensorflow.python.training import evaluation as tf_evaluation
 
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.summaries import write_evaluation
 
 if TYPE_CHECKING:
@@ -35,15 +36,17 @@ def evaluate(
         spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.EVAL, estimator.config)
         update_op, values = _metrics(spec)
         estimator._maybe_warm_start(checkpoint_path)
-        results = tf_evaluation._evaluate_once(
-            checkpoint_path=checkpoint_path,
-            master=estimator.config.evaluation_master,
-            scaffold=_scaffold(spec.scaffold),
-            eval_ops=update_op,
-            final_ops=values,
-            hooks=[*feed.hooks, *hooks, *spec.evaluation_hooks],
-            config=estimator.config.session_config,
-        )
+        check_shapes(checkpoint_path, spec.scaffold)
+        with explaining_restore(checkpoint_path):
+            results = tf_evaluation._evaluate_once(
+                checkpoint_path=checkpoint_path,
+                master=estimator.config.evaluation_master,
+                scaffold=_scaffold(spec.scaffold),
+                eval_ops=update_op,
+                final_ops=values,
+                hooks=[*feed.hooks, *hooks, *spec.evaluation_hooks],
+                config=estimator.config.session_config,
+            )
         write_evaluation(estimator.eval_dir(name), results, int(results[_GLOBAL_STEP]), checkpoint_path)
     return dict(results)
 

@@ -36,6 +36,8 @@ class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[mis
 def make_feed(result: Any) -> Feed:
     """Takes a dataset, an iterator, a pair (features, labels), or features alone."""
     hooks: tuple[Any, ...] = ()
+    if result is None:
+        raise BadValue("input_fn returned nothing.", "Return a dataset, or (features, labels).")
     if isinstance(result, tf.data.Dataset):
         iterator = tf.compat.v1.data.make_initializable_iterator(result)
         hooks = (InitializeIterator(iterator),)

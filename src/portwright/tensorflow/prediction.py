@@ -11,6 +11,7 @@ from portwright.errors import suggest
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.input_feed import ends_by_itself
 from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -43,7 +44,10 @@ def predict(
             config=estimator.config.session_config,
         )
         all_hooks = [*feed.hooks, *hooks, *spec.prediction_hooks]
-        with tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=all_hooks) as session:
+        check_shapes(checkpoint_path, spec.scaffold)
+        with explaining_restore(checkpoint_path):
+            monitored = tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=all_hooks)
+        with monitored as session:
             while not session.should_stop():
                 batch = session.run(predictions)
                 yield from _examples(batch) if yield_single_examples else (batch,)
@@ -70,9 +74,11 @@ def _examples(batch: Any) -> Iterator[Any]:
         return
     lengths = {key: len(value) if getattr(value, "shape", ()) else -1 for key, value in batch.items()}
     if len(set(lengths.values())) > 1 or -1 in lengths.values():
-        shown = ", ".join(f"{key} has {'no' if size < 0 else size}" for key, size in lengths.items())
+        shown = ", ".join(
+            f"{key} is one value" if size < 0 else f"{key} has {size}" for key, size in lengths.items()
+        )
         raise BadValue(
-            f"The predictions of a batch do not have the same number of examples: {shown}.",
+            f"A batch of predictions cannot be split into examples: {shown}.",
             "Call predict with yield_single_examples=False.",
         )
     for index in range(next(iter(lengths.values()))):

@@ -18,7 +18,7 @@ from portwright.tensorflow.checkpoints import clean_unfinished, forget_damaged, 
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
-from portwright.tensorflow.restore_errors import explaining_restore
+from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
 from portwright.tensorflow.train_hooks import CountRate, LogLoss, SaveCheckpoints, SaveSummaries, sees_steps
 from portwright.tensorflow.train_loop import Step, run_steps
@@ -82,6 +82,7 @@ def _run(
     if config.log_step_count_steps is not None:
         hooks.append(LogLoss(spec.loss, v1.train.get_global_step(), config.log_step_count_steps))
     hooks.extend(spec.training_hooks)
+    check_shapes(checkpoint, spec.scaffold)
     _add_saver(spec.scaffold, config)
     savers = _savers(
         estimator, spec, [*hooks, *spec.training_chief_hooks], [KeepPosition(position), *listeners]
