@@ -70,6 +70,9 @@ _PLACES: dict[str, str] = {  # public name: module of this package
     "WarmStartSettings": "warm_start",
     "add_metrics": "more_metrics",
     "classifier_parse_example_spec": "canned.parsing",
+    "make_learning_rate": "schedules",
+    "make_optimizer": "optimizers",
+    "make_train_op": "optimizers",
     "model_to_estimator": "keras_model",
     "regressor_parse_example_spec": "canned.parsing",
     "run": "entry",  # not of its own name: a module of that name would take its place in the package

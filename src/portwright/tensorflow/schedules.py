@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from portwright.errors import UserError
@@ -156,10 +157,10 @@ def _multiplicative(spec: kinds.Multiplicative, step: Any) -> Any:
 
 
 def _lambda(spec: kinds.Lambda, step: Any) -> Any:
-    # A function of the user's is Python, and stays it: the graph calls it back.
-    def call(value: Any) -> Any:
-        import numpy as np
+    # A function of the user's is Python, and stays it: the graph calls it back. What is wrong with it is told now.
+    spec(0)
 
+    def call(value: Any) -> Any:
         return np.float64(spec(int(value)))
 
     rate = tf.numpy_function(call, [step], tf.float64, stateful=False)

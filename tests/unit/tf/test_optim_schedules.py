@@ -232,3 +232,9 @@ def test_unknown_schedules_are_refused() -> None:
         make_learning_rate({"scheduler": "cosinedecy"})
     with pytest.raises(UserError, match="does not say how long"):
         make_learning_rate([{"scheduler": "Constant", "learning_rate": 0.1}] * 2)
+
+
+@pytest.mark.parametrize("function", ["math:nothing", "math:isnan", "nowhere:f"])
+def test_a_function_of_the_users_is_tried_when_the_graph_is_built(function: str) -> None:
+    with pytest.raises(UserError):
+        make_learning_rate({"scheduler": "Lambda", "initial_learning_rate": 0.1, "lr_lambda": function})
