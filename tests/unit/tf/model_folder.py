@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +19,13 @@ def load(model: str, file: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks up the names in annotations
     spec.loader.exec_module(module)
     return module
 
 
-def params_of(model: str, config: str = "params", **changes: dict[str, Any]) -> dict[str, Any]:
-    params: dict[str, Any] = load(model, "utils").get_params(MODELS / model / "configs" / f"{config}.yaml")
+def params_of(name: str, config: str = "params", **changes: dict[str, Any]) -> dict[str, Any]:
+    params: dict[str, Any] = load(name, "utils").get_params(MODELS / name / "configs" / f"{config}.yaml")
     for section, values in changes.items():
         params[section] |= values
     return params

@@ -102,7 +102,10 @@ class Gpt:
         }
         sizes: dict[str, Any] = {"nhead": params["num_heads"], "dim_feedforward": params["filter_size"]}
         if self.rotary is not None:
-            no_biases: dict[str, Any] = {"use_projection_bias_in_attention": False, "use_ffn_bias_in_attention": False}
+            no_biases: dict[str, Any] = {
+                "use_projection_bias_in_attention": False,
+                "use_ffn_bias_in_attention": False,
+            }
             return GPTJDecoderLayer(params["hidden_size"], **sizes, **options, **no_biases)
         return TransformerDecoderLayer(
             params["hidden_size"], **sizes, **options, norm_first=True, add_cross_attention=False

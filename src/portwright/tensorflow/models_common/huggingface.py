@@ -1,7 +1,7 @@
 """Weights of HuggingFace's torch models under the names of ours.
 
-    weights = from_huggingface("bert", torch_model.state_dict())
-    write_checkpoint(weights, "pretrained/model.ckpt")   # an Estimator warm-starts from it
+weights = from_huggingface("bert", torch_model.state_dict())
+write_checkpoint(weights, "pretrained/model.ckpt")   # an Estimator warm-starts from it
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import tensorflow as tf
 from portwright.errors import UserError, suggest
 
 Array = np.ndarray[Any, Any]
-Rule = tuple[str, str]  # a pattern of their names, and our name; a kernel is turned over, [out, in] to [in, out]
+Rule = tuple[
+    str, str
+]  # a pattern of their names, and our name; a kernel is turned over, [out, in] to [in, out]
 
 _ENCODER: tuple[Rule, ...] = (
     (r"embeddings\.(word|position)_embeddings\.weight", r"embeddings/\1_embeddings"),
@@ -120,7 +122,9 @@ def write_checkpoint(weights: Mapping[str, Array], path: str | Path) -> None:
     """Writes a TensorFlow checkpoint of these variables, to be named as warm_start_from."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        placeholders = {name: tf.compat.v1.placeholder(tf.float32, array.shape) for name, array in weights.items()}
+        placeholders = {
+            name: tf.compat.v1.placeholder(tf.float32, array.shape) for name, array in weights.items()
+        }
         variables = {
             name: tf.compat.v1.get_variable(
                 name, initializer=placeholder, use_resource=True, dtype=tf.float32, trainable=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -35,9 +36,9 @@ def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
     """vocab_file, or `size` tokens at most of the training text: the same for training and evaluation."""
     options = params["train_input"]
     if options["vocab_file"] is None:
-        documents = load_documents(params, "train_input")
-        texts = (sentence for document in documents for sentence in document)
-        return Vocabulary.learn(texts, size, lower_case=options["do_lower"])
+        if options["data_dir"] is None:
+            return _documentation_vocabulary(size, options["do_lower"])
+        return _learn(load_documents(params, "train_input"), size, options["do_lower"])
     vocabulary = Vocabulary.read(options["vocab_file"], lower_case=options["do_lower"])
     if len(vocabulary) > size:
         raise UserError(
@@ -45,6 +46,16 @@ def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
             f"Set model.vocab_size to at least {len(vocabulary)}.",
         )
     return vocabulary
+
+
+@cache  # training, evaluation and tests ask for it again and again
+def _documentation_vocabulary(size: int, lower_case: bool) -> Vocabulary:
+    return _learn(python_documentation(), size, lower_case)
+
+
+def _learn(documents: Sequence[Document], size: int, lower_case: bool) -> Vocabulary:
+    texts = (sentence for document in documents for sentence in document)
+    return Vocabulary.learn(texts, size, lower_case=lower_case)
 
 
 def take_split(arrays: Arrays, params: Mapping[str, Any], section: str) -> Arrays:
