@@ -35,7 +35,11 @@ def numpy_input_fn(
     _check_options(batch_size, num_epochs, shuffle)
     features = _arrays("x", x)
     labels = None if y is None else _arrays("y", y)
-    sizes = {name: len(array) for part in (features, labels or {}) for name, array in part.items()}
+    sizes = {
+        f"{part} {name}".strip(): len(array)
+        for part, arrays in (("x", features), ("y", labels or {}))
+        for name, array in arrays.items()
+    }
     if len(set(sizes.values())) != 1:
         raise BadValue(
             f"The arrays have different lengths: {sizes}.", "Give one row of each for every example."
@@ -102,9 +106,15 @@ def _arrays(what: str, given: Any) -> dict[str, Any]:
     for name, array in arrays.items():
         if array.ndim == 0:
             raise BadValue(f"{what} '{name}' is a single number.", "Give an array with one row an example.")
-        if array.dtype == object:  # strings of a DataFrame
-            arrays[name] = array.astype(str)
+        if array.dtype.kind in "OU":
+            arrays[name] = _as_bytes(array)
     return arrays
+
+
+def _as_bytes(strings: Any) -> Any:
+    """Strings as TensorFlow has them; a DataFrame's may be bytes already."""
+    flat = [item if isinstance(item, bytes) else str(item).encode() for item in strings.reshape(-1)]
+    return np.array(flat, dtype=np.bytes_).reshape(strings.shape)
 
 
 def _read(arrays: dict[str, dict[str, Any]], batch_size: int, num_epochs: int | None, shuffled: int) -> Any:

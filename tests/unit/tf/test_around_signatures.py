@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from unit.tf.signatures import describe
 
 REAL = json.loads((Path(__file__).parent / "estimator_signatures.json").read_text())

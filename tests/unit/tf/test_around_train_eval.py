@@ -38,7 +38,9 @@ def serving_fn() -> Any:
 
 
 def make(tmp_path: Path, save_every: int = 5, rate: float = 0.1) -> Any:
-    config = pt.RunConfig(model_dir=str(tmp_path), save_checkpoints_steps=save_every, log_step_count_steps=None)
+    config = pt.RunConfig(
+        model_dir=str(tmp_path), save_checkpoints_steps=save_every, log_step_count_steps=None
+    )
     return pt.Estimator(model_fn, config=config, params={"rate": rate})
 
 
@@ -69,7 +71,10 @@ def test_resumes_without_evaluating_what_it_resumes_from(tmp_path: Path) -> None
     make(tmp_path).train(input_fn, max_steps=10)
     asked = Asked()
     train_eval.train_and_evaluate_locally(
-        make(tmp_path), pt.TrainSpec(input_fn, max_steps=16), pt.EvalSpec(input_fn, steps=1, throttle_secs=0), asked
+        make(tmp_path),
+        pt.TrainSpec(input_fn, max_steps=16),
+        pt.EvalSpec(input_fn, steps=1, throttle_secs=0),
+        asked,
     )
     assert asked.steps == [15, 16]
 
@@ -77,7 +82,10 @@ def test_resumes_without_evaluating_what_it_resumes_from(tmp_path: Path) -> None
 def test_throttle_leaves_checkpoints_out_but_never_the_last(tmp_path: Path) -> None:
     asked = Asked()
     train_eval.train_and_evaluate_locally(
-        make(tmp_path), pt.TrainSpec(input_fn, max_steps=20), pt.EvalSpec(input_fn, steps=1, throttle_secs=3600), asked
+        make(tmp_path),
+        pt.TrainSpec(input_fn, max_steps=20),
+        pt.EvalSpec(input_fn, steps=1, throttle_secs=3600),
+        asked,
     )
     assert asked.steps == [5, 20]
 
@@ -85,7 +93,10 @@ def test_throttle_leaves_checkpoints_out_but_never_the_last(tmp_path: Path) -> N
 def test_a_listener_ends_the_run(tmp_path: Path) -> None:
     estimator = make(tmp_path)
     train_eval.train_and_evaluate_locally(
-        estimator, pt.TrainSpec(input_fn, max_steps=100), pt.EvalSpec(input_fn, steps=1, throttle_secs=0), Asked(2)
+        estimator,
+        pt.TrainSpec(input_fn, max_steps=100),
+        pt.EvalSpec(input_fn, steps=1, throttle_secs=0),
+        Asked(2),
     )
     assert estimator.get_variable_value("global_step") == 10
 
@@ -118,7 +129,9 @@ def test_best_exporter_knows_the_evaluations_of_a_run_before(tmp_path: Path) -> 
     good = estimator.evaluate(input_fn, steps=1)
     exporter = pt.BestExporter("best", serving_fn)
     checkpoint, folder = estimator.latest_checkpoint(), str(tmp_path / "best")
-    assert exporter.export(estimator, folder, checkpoint, {"loss": good["loss"] + 1}, False)  # the first of a process
+    assert exporter.export(
+        estimator, folder, checkpoint, {"loss": good["loss"] + 1}, False
+    )  # the first of a process
     assert exporter.export(estimator, folder, checkpoint, {"loss": good["loss"] + 2}, False) is None
     assert exporter.export(estimator, folder, checkpoint, {"loss": good["loss"]}, False)
 
@@ -135,10 +148,28 @@ def test_an_evaluator_ends_at_max_steps(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("make_hook", "expected"),
     [
-        (lambda e: experimental.stop_if_lower_hook(e, "loss", 2.0, run_every_secs=None, run_every_steps=1), 10),
-        (lambda e: experimental.stop_if_higher_hook(e, "weight", 1.0, run_every_secs=None, run_every_steps=1), 5),
-        (lambda e: experimental.stop_if_no_decrease_hook(e, "weight", 5, run_every_secs=None, run_every_steps=1), 10),
-        (lambda e: experimental.stop_if_no_increase_hook(e, "weight", 5, run_every_secs=None, run_every_steps=1), 30),
+        (
+            lambda e: experimental.stop_if_lower_hook(e, "loss", 2.0, run_every_secs=None, run_every_steps=1),
+            10,
+        ),
+        (
+            lambda e: experimental.stop_if_higher_hook(
+                e, "weight", 1.0, run_every_secs=None, run_every_steps=1
+            ),
+            5,
+        ),
+        (
+            lambda e: experimental.stop_if_no_decrease_hook(
+                e, "weight", 5, run_every_secs=None, run_every_steps=1
+            ),
+            10,
+        ),
+        (
+            lambda e: experimental.stop_if_no_increase_hook(
+                e, "weight", 5, run_every_secs=None, run_every_steps=1
+            ),
+            30,
+        ),
     ],
 )
 def test_stops_early(tmp_path: Path, make_hook: Any, expected: int) -> None:
@@ -152,7 +183,7 @@ def test_stops_early(tmp_path: Path, make_hook: Any, expected: int) -> None:
 def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
     estimator = make(tmp_path)
     hook = experimental.stop_if_lower_hook(estimator, "los", 1.0, run_every_secs=None, run_every_steps=1)
-    with pytest.raises(UserError, match="no metric 'los'.*loss, weight"):
+    with pytest.raises(UserError, match=r"no metric 'los'.*loss, weight"):
         pt.train_and_evaluate(
             estimator, pt.TrainSpec(input_fn, 30, [hook]), pt.EvalSpec(input_fn, steps=1, throttle_secs=0)
         )
@@ -205,6 +236,8 @@ def test_bad_input(tmp_path: Path, call: Any, message: str) -> None:
 
 def test_a_task_without_a_role_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(train_eval.ROLES, "evaluator")
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}')
+    monkeypatch.setenv(
+        "TF_CONFIG", '{"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
+    )
     with pytest.raises(UnsupportedError, match="task 'evaluator'"):
         pt.train_and_evaluate(make(tmp_path), pt.TrainSpec(input_fn), pt.EvalSpec(input_fn))
