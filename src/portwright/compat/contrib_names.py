@@ -132,8 +132,8 @@ _TABLE: dict[str, Attributes] = {
     "metrics": _from(
         f"{_HERE}.contrib_metrics",
         "accuracy", "aggregate_metric_map", "aggregate_metrics", "confusion_matrix", "f1_score", "streaming_accuracy",
-        "streaming_auc", "streaming_false_negatives", "streaming_false_positives", "streaming_mean",
-        "streaming_mean_absolute_error", "streaming_mean_iou", "streaming_mean_squared_error", "streaming_mean_tensor",
+        "streaming_auc", "streaming_concat", "streaming_false_negatives", "streaming_false_positives", "streaming_mean",
+        "streaming_mean_absolute_error", "streaming_mean_iou", "streaming_mean_squared_error", "streaming_mean_tensor", "streaming_pearson_correlation",
         "streaming_precision", "streaming_recall", "streaming_root_mean_squared_error", "streaming_true_negatives",
         "streaming_true_positives",
     ),

@@ -37,6 +37,7 @@ class LSTMBlockFusedCell(FusedRNNCell):
     ) -> None:
         self._num_units, self._forget_bias, self._clip = num_units, forget_bias, cell_clip
         self._use_peephole, self._reuse, self._name = use_peephole, reuse, name
+        self._scope: Any = None  # of the first call: later ones share its variables, as a layer's do
 
     @property
     def num_units(self) -> int:
@@ -50,7 +51,8 @@ class LSTMBlockFusedCell(FusedRNNCell):
         sequence_length: Any = None,
         scope: Any = None,
     ) -> tuple[Any, Any]:
-        with tf.variable_scope(scope or self._name, reuse=self._reuse):
+        again = True if self._scope is not None else self._reuse
+        with tf.variable_scope(self._scope or scope, self._name, reuse=again) as self._scope:
             inputs = tf.convert_to_tensor(inputs)
             dtype, size = inputs.dtype.base_dtype, self._num_units
             count, batch = tf.shape(inputs)[0], tf.shape(inputs)[1]
