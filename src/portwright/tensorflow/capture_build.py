@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def build_step(
     graph = tf.Graph()
     made: list[Any] = []
     optimizers: list[str] = []
-    with graph.as_default(), _kept_policy(), _watching(made, optimizers):
+    with graph.as_default(), _kept_policy(), _watching(made, optimizers), _uncollected():
         tf.compat.v1.set_random_seed(_SEED)
         global_step = tf.compat.v1.train.get_or_create_global_step(graph)
         features, labels = _describe(described) if described is not None else get_batch(mode)
@@ -206,6 +207,18 @@ def _resize(batch: Any, batch_size: int) -> Any:
         return tf.compat.v1.placeholder(tensor.dtype, shape, name="resized/batch")
 
     return tf.nest.map_structure(change, batch)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A graph of a hundred thousand ops is all alive while it is built: to look for garbage in it again and again only takes time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

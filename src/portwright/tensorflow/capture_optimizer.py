@@ -56,12 +56,13 @@ class CountedOptimizer(OptimizerCost):
 
 
 def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
-    """By its update ops; where it is written in plain ops, by the class that was made first."""
+    """By its update ops, or by the class that was made: where the class says more (AdamW of Adam), or the update is in plain ops."""
+    classes = [name.removesuffix("Optimizer") for name in made]
     for name in types:
         stem = name.removeprefix("ResourceSparseApply").removeprefix("ResourceApply").removeprefix("Apply")
         if stem != name and stem in _BY_UPDATE:
-            return _BY_UPDATE[stem]
-    classes = [name.removesuffix("Optimizer") for name in made]
+            found = _BY_UPDATE[stem]
+            return next((each for each in classes if each.startswith(found)), found)
     return next((name for name in classes if name), "optimizer of model_fn")
 
 

@@ -7,6 +7,7 @@ TensorFlow numbers repeated layers by a suffix ('layer_0', 'layer_1' or 'block',
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -110,7 +111,14 @@ def layer_kinds(layers: Iterable[Any], scopes: Scopes) -> dict[str, str]:
                 whole.setdefault(
                     path, type(layer).__name__
                 )  # the innermost layer was called first to its end
-    return {**whole, **kinds}
+    kinds = {**whole, **kinds}
+    paths = scopes.paths
+    num_inside = Counter(path.rpartition(".")[0] for path in paths if path)
+    for path in reversed(paths):  # a scope around a single layer is that layer
+        around, _, last = path.rpartition(".")
+        if path in kinds and around and num_inside[around] == 1 and not last.isdecimal():
+            kinds.setdefault(around, kinds[path])
+    return kinds
 
 
 def _shared_scope(names: list[str]) -> str:

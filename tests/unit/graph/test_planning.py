@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from portwright.graph.plans.planning import plan_subject
-from portwright.graph.plans.subject import Request, load_subject
+from portwright.graph.plans.request import Request
+from portwright.graph.plans.subject import load_subject
 from portwright.graph.plans.wish import Wish, parse_targets
 
 NET = """

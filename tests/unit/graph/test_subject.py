@@ -13,7 +13,8 @@ from portwright.errors import UserError
 from portwright.graph.inputs import TensorSpec
 from portwright.graph.plans.described import parse_batch
 from portwright.graph.plans.planning import plan_subject
-from portwright.graph.plans.subject import Request, Subject, load_subject
+from portwright.graph.plans.request import Request
+from portwright.graph.plans.subject import Subject, load_subject
 from portwright.graph.plans.wish import Wish, parse_memory, parse_targets
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from portwright.graph.plans.files import Planned
-from portwright.graph.plans.planning import plan_subject
-from portwright.graph.plans.subject import Request, load_subject
+from portwright.graph.plans.plan_command import plan_request
+from portwright.graph.plans.request import Request
 from portwright.graph.plans.wish import Wish, check_wish, parse_targets
 
 
@@ -32,4 +32,4 @@ def plan(
     wish = Wish(parse_targets(target), mode, memory, legalise)
     check_wish(wish)
     request = Request(subject, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
-    return plan_subject(load_subject(request), wish)
+    return plan_request(request, wish)

@@ -69,6 +69,7 @@ class Plan:
             "made_by": MADE_BY,
             "estimated": True,
             "subject": self.subject,
+            "framework": graph.info.get("framework", "pytorch"),
             "target": self.report.target,
             "machine": _machine_json(self.machine),
             "kernels": {"label": self.report.label, "ops": self.report.counts},

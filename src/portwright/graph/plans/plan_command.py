@@ -8,6 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from portwright.graph.plans.files import Planned
+    from portwright.graph.plans.request import Request
+    from portwright.graph.plans.wish import Wish
 
 
 def plan_and_print(
@@ -27,18 +33,15 @@ def plan_and_print(
 ) -> bool:
     """Whether every target supports the model and none is known to be too small for it."""
     from portwright.graph.plans.files import write_files
-    from portwright.graph.plans.planning import plan_subject
     from portwright.graph.plans.report import report
-    from portwright.graph.plans.subject import Request, load_subject
+    from portwright.graph.plans.request import Request
     from portwright.graph.plans.wish import Wish, check_wish, parse_targets
 
     wish = Wish(parse_targets(targets), mode, memory, legalise)
     check_wish(wish)  # what is wrong with the command line is said before the user's code runs
+    request = Request(path, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
     with _own_stdout():
-        subject = load_subject(
-            Request(path, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
-        )
-        planned = plan_subject(subject, wish)
+        planned = plan_request(request, wish)
         written = write_files(planned, out) if out is not None else []
     if as_json:
         document = planned.as_json()
@@ -50,6 +53,24 @@ def plan_and_print(
         lines += ["", "files:", *(f"  {file}" for file in written)] if written else []
         print("\n".join(lines))
     return planned.is_good
+
+
+def plan_request(request: Request, wish: Wish) -> Planned:
+    """Loads what was asked for in its own framework, and plans it; the other framework is not imported."""
+    from portwright.graph.plans.request import framework_of
+
+    if request.compat == "estimator" or (request.compat is None and framework_of(request) == "tensorflow"):
+        from portwright.tensorflow import prepare
+
+        prepare()
+        from portwright.tensorflow.plan import plan_step
+        from portwright.tensorflow.plan_subject import load_step
+
+        return plan_step(load_step(request), wish)
+    from portwright.graph.plans.planning import plan_subject
+    from portwright.graph.plans.subject import load_subject
+
+    return plan_subject(load_subject(request), wish)
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from portwright.discover import find_models
 from portwright.errors import PortwrightError, UserError, suggest
 from portwright.graph.plans.data import Data
 from portwright.graph.plans.described import DescribedBatch, parse_batch, resize_batch
 from portwright.graph.plans.optimizer_state import OptimizerCost
+from portwright.graph.plans.request import Request, find_script
 from portwright.job.arguments import parse_arguments
 from portwright.job.blame import blame
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
@@ -42,24 +42,11 @@ class Subject:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The part of the command line that says what to plan."""
-
-    path: str
-    params: Path | None = None
-    overrides: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    batch_size: int | None = None
-    optimizer: str | None = None
-    compat: str | None = None
-
-
 def load_subject(request: Request) -> Subject:
     """Runs the user's files as far as they describe the model, never further: nothing is trained."""
     if request.batch_size is not None and request.batch_size < 1:
         raise UserError(f"--batch-size is {request.batch_size}.", "Give a number from 1 on.")
-    script = _find_script(request.path)
+    script = find_script(request.path)
     subject = _from_callable(request) if script is None else _from_script(request, script)
     if request.batch_size is not None:
         subject.batch = resize_batch(subject.batch, request.batch_size)
@@ -68,30 +55,6 @@ def load_subject(request: Request) -> Subject:
         subject.optimizer = OptimizerCost(_known_optimizer(request.optimizer), options)
         subject.has_fixed_optimizer = True
     return subject
-
-
-def _find_script(path: str) -> Path | None:
-    """The run.py that a path means; None where it means a callable in a file."""
-    given = Path(path)
-    if given.is_dir():
-        if not (given / "run.py").is_file():
-            raise UserError(f"'{path}' has no run.py.", "Give a model folder, a run.py or FILE.py:CALLABLE.")
-        return (given / "run.py").resolve()
-    if given.is_file():
-        if given.suffix != ".py":
-            raise UserError(
-                f"'{path}' is not a Python file.", "Give a model folder, a run.py or FILE.py:CALLABLE."
-            )
-        return given.resolve()
-    if ".py:" in path:
-        return None
-    models = find_models()
-    if path in models:
-        return models[path] / "run.py"
-    raise UserError(
-        f"'{path}' is neither a run.py, a folder with one, FILE.py:CALLABLE, nor a reference model.",
-        suggest(path, models),
-    )
 
 
 # -- a run.py ------------------------------------------------------------------------------------------------
