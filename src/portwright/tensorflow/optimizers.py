@@ -109,12 +109,14 @@ def make_train_op(
     var_list: Sequence[Any] | None = None,
     global_step: Any = None,
     update_ops: Sequence[Any] | None = None,
+    advance: bool = True,
 ) -> Any:
     """The operation that makes one training step: gradients, loss scaling, accumulation, clipping, update, global_step.
 
     `optimizer_params` is the `optimizer` section of params.yaml. `var_list` restricts training to some variables, given
     as such or as regular expressions that their names contain. `update_ops` run with every batch; unless given they
-    are those of the UPDATE_OPS collection. global_step counts updates, also those left out for an overflow.
+    are those of the UPDATE_OPS collection. global_step counts updates, also those left out for an overflow; of several
+    train ops in one graph, all but one are made with `advance=False`, and leave it alone.
     """
     spec = read_optimizer(optimizer_params)
     _check_loss(loss)
@@ -149,7 +151,8 @@ def make_train_op(
             v1.summary.scalar("train/loss_scale", scale.factor)
 
     def update(gradients: list[Any], *, logs: bool = False) -> Any:
-        return _update(optimizer, spec, gradients, trained, global_step, scale, logs=logs)
+        counter = global_step if advance else None
+        return _update(optimizer, spec, gradients, trained, counter, scale, logs=logs)
 
     updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS) if update_ops is None else list(update_ops)
     with tf.control_dependencies(updates):
@@ -208,6 +211,8 @@ def _update(
         return optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
 
     applied = apply() if scale is None else _if_finite(gradients, apply, scale)
+    if global_step is None:
+        return applied
     with tf.control_dependencies([applied]):
         return v1.assign_add(global_step, tf.ones([], global_step.dtype.base_dtype))
 

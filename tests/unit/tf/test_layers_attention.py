@@ -88,6 +88,12 @@ def test_a_mask_of_each_sequence() -> None:
     check(ours, module, [x], attn_mask=(tf.constant(mask), torch.from_numpy(mask)[:, None]))
 
 
+def test_a_mask_of_each_head() -> None:
+    mask = np.random.default_rng(0).random((BATCH * HEADS, QUERIES, QUERIES)) < 0.4
+    mask[:, :, 0] = False
+    check(*twins(), [numbers((BATCH, QUERIES, WIDTH))], attn_mask=mask)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 1, 3), (3, 2, 1), (1, 5, 5)])
 def test_cross_attention_and_small_sizes(sizes: tuple[int, int, int]) -> None:
     batch, queries, keys = sizes
@@ -250,6 +256,10 @@ X = np.zeros([2, 3, 12], np.float32)
         (lambda layer: layer(X, key_padding_mask=tf.zeros([2, 3], tf.int32)), "mask_of_zeros"),
         (lambda layer: layer(X, key_padding_mask=tf.zeros([3], tf.bool)), r"\[batch, keys\]"),
         (lambda layer: layer(X, attn_mask=tf.zeros([3], tf.bool)), r"\[queries, keys\]"),
+        (lambda layer: layer(X, key_padding_mask=np.zeros([2, 1], bool)), "batch, keys"),
+        (lambda layer: layer(X, key_padding_mask=np.zeros([3, 3], bool)), "batch, keys"),
+        (lambda layer: layer(X, attn_mask=np.zeros([3, 1], bool)), "queries, keys"),
+        (lambda layer: layer(X, attn_mask=np.zeros([4, 3, 3], bool)), "queries, keys"),
         (lambda layer: layer(X, training=tf.constant(True)), "True or False"),
         (
             lambda layer: layer(

@@ -224,3 +224,16 @@ def test_built_after_other_updates_as_old_code_does(extra: dict[str, Any], rule:
         session.run([op])
         assert session.run(seen) == 2.0
         assert (session.run(weight) < 1.0).all()
+
+
+def test_two_train_ops_in_one_graph() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        one, two = (v1.get_variable(name, initializer=1.0) for name in ("generator/w", "critic/w"))
+        loss = tf.square(one) + tf.square(two)
+        first = make_train_op(loss, ADAM, var_list=["^generator/"])
+        second = make_train_op(loss, {**ADAM, "grad_accum_steps": 2}, var_list=[two], advance=False)
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run([first, second])
+        assert session.run(v1.train.get_global_step()) == 2
+        np.testing.assert_allclose(session.run([one, two]), [0.8, 0.9], atol=1e-3)

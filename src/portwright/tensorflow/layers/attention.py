@@ -137,14 +137,15 @@ class MultiheadAttention(BaseLayer):
             v = tf.concat([self.to_compute(past_kv[1]), v], axis=2)
         present = (k, v)
         masks = []
+        scores_shape = (q.shape[0] or k.shape[0], self.num_heads, q.shape[2], k.shape[2])
         if attn_mask is not None:
-            masks.append(attn_mask_to_4d(attn_mask, self.num_heads))
+            masks.append(attn_mask_to_4d(attn_mask, scores_shape))
         elif is_causal and not (num_past and q.shape[2] == 1):
             num_queries = _known(q.shape[2], "queries of causal attention")
             num_keys = _known(k.shape[2], "keys of causal attention")
             masks.append(create_autoregressive_mask(num_queries, num_keys, num_past)[None, None])
         if key_padding_mask is not None:
-            masks.append(key_padding_mask_to_4d(key_padding_mask))
+            masks.append(key_padding_mask_to_4d(key_padding_mask, scores_shape))
         # A causal mask alone leaves every query its own key, so that no row needs to be looked at.
         all_see = attn_mask is None and key_padding_mask is None
         output, weights = self._attend(q, k, v, masks, position_bias, all_see, training)

@@ -122,7 +122,9 @@ class LinformerAttention(MultiheadAttention):
         q = self._split(self.query(query), self.num_heads)
         k, v = self._split(self.key(key), self.num_heads), self._split(self.value(value), self.num_heads)
         if key_padding_mask is not None:
-            padding = key_padding_mask_to_4d(key_padding_mask)
+            padding = key_padding_mask_to_4d(
+                key_padding_mask, (q.shape[0], self.num_heads, q.shape[2], length)
+            )
             if padding.dtype != tf.bool:  # added to scores elsewhere; here a key is either there or not
                 padding = padding < _MASKED_BELOW
             padding = tf.transpose(padding, [0, 1, 3, 2])

@@ -6,12 +6,14 @@ its type and -inf mean masked). Shapes are [batch, heads, queries, keys] with 1 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from portwright.errors import UserError
+from portwright.tensorflow.layers.base import shape_of
 
 # Far below every score, and yet finite: a row of nothing else must not become NaN on its way to being zeroed.
 LOWEST = -1e30
@@ -33,27 +35,51 @@ def mask_of_zeros(mask: Any) -> Any:
     return tf.equal(mask, tf.zeros([], mask.dtype))
 
 
-def attn_mask_to_4d(mask: Any, heads: int) -> Any:
-    """[queries, keys], [batch or batch * heads, queries, keys] or four dimensions, as four."""
+def attn_mask_to_4d(mask: Any, scores_shape: Sequence[int | None]) -> Any:
+    """[queries, keys], [batch or batch * heads, queries, keys] or four dimensions, as four.
+
+    `scores_shape` is what the mask must fit: [batch, heads, queries, keys], None where unknown.
+    """
     mask = _checked("attn_mask", mask)
+    batch, heads = scores_shape[:2]
     if mask.shape.rank == 2:
-        return mask[None, None]
-    if mask.shape.rank == 3:
-        return mask[:, None]
-    if mask.shape.rank == 4:
-        return mask
-    raise UserError(
-        f"attn_mask has shape {mask.shape}.",
-        "Give it [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].",
+        mask = mask[None, None]
+    elif mask.shape.rank == 3:
+        count = mask.shape[0]
+        if None not in (count, batch) and count not in (1, batch) and count == (batch or 0) * (heads or 0):
+            mask = tf.reshape(mask, [batch, heads, *shape_of(mask)[1:]])
+        else:
+            mask = mask[:, None]
+    if mask.shape.rank != 4 or not _fits(mask, scores_shape):
+        raise UserError(
+            f"attn_mask has shape {mask.shape}, and the scores {_show(scores_shape)}.",
+            "Give it [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].",
+        )
+    return mask
+
+
+def key_padding_mask_to_4d(mask: Any, scores_shape: Sequence[int | None]) -> Any:
+    """[batch, keys] as [batch, 1, 1, keys]."""
+    mask = _checked("key_padding_mask", mask)
+    if mask.shape.rank != 2 or not _fits(mask[:, None, None, :], scores_shape):
+        raise UserError(
+            f"key_padding_mask has shape {mask.shape}, and the scores {_show(scores_shape)}.",
+            "Give it [batch, keys].",
+        )
+    return mask[:, None, None, :]
+
+
+def _fits(mask: Any, scores_shape: Sequence[int | None]) -> bool:
+    """Whether a mask names every key; other dimensions may be 1."""
+    sizes = list(zip(mask.shape.as_list(), scores_shape, strict=True))
+    *others, keys = sizes
+    return (None in keys or keys[0] == keys[1]) and all(
+        None in (size, wanted) or size in (1, wanted) for size, wanted in others
     )
 
 
-def key_padding_mask_to_4d(mask: Any) -> Any:
-    """[batch, keys] as [batch, 1, 1, keys]."""
-    mask = _checked("key_padding_mask", mask)
-    if mask.shape.rank != 2:
-        raise UserError(f"key_padding_mask has shape {mask.shape}.", "Give it [batch, keys].")
-    return mask[:, None, None, :]
+def _show(scores_shape: Sequence[int | None]) -> str:
+    return f"({', '.join(str(size) for size in scores_shape)}): batch, heads, queries, keys"
 
 
 def _checked(name: str, mask: Any) -> Any:
