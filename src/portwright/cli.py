@@ -202,6 +202,40 @@ def plan(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+@app.command(name="input", short_help="Check the order and the speed of a TensorFlow input pipeline.")
+def check_input_pipeline(
+    path: Annotated[
+        str, typer.Argument(help="A model folder, its run.py, or a reference model such as tensorflow/bert.")
+    ],
+    params: Annotated[
+        Path | None,
+        typer.Option("--params", "-p", help="params.yaml (default: configs/params.yaml beside run.py)"),
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("-D", "--override", help="Change a value: -D train_input.batch_size=32."),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="train or eval: which input function.")] = "train",
+    workers: Annotated[int, typer.Option(help="How many workers will share the data.")] = 1,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also measure samples/s, and what a training step here needs.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Look at the tf.data graph that an input function builds: shard, interleave, cache, shuffle, repeat, batch, map, prefetch.
+
+    Each fault comes with its line and cure. Status 1: a fault that gives wrong data or a shape that is not static.
+    """
+    from portwright.tensorflow import prepare
+
+    prepare()
+    from portwright.tensorflow.input_check.command import check_and_print
+
+    if not check_and_print(path, params, override or [], mode, workers, measure, seconds, as_json):
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
 @app.command(short_help="List the ops and layers that a target runs.")
 def ops(
     target: Annotated[str, typer.Option(help="The target, such as csx.")],

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from portwright.discover import peek_target
@@ -17,6 +17,7 @@ from portwright.job.hand_over import command_words, hand_over_if_elsewhere
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
+from portwright.job.stdout import stdout_to_stderr
 
 Work = Callable[[Console, StopSignals], Outcome]
 
@@ -29,7 +30,7 @@ def answer(
     `explain` makes one line of an exception that is not ours.
     """
     as_json = "--json" in argv
-    with _own_stdout(as_json):
+    with stdout_to_stderr() if as_json else nullcontext():
         document, lines = _attempt(argv, work, explain)
     if process_number() == 0:
         _print_result([json.dumps(document, indent=2, default=str, allow_nan=False)] if as_json else lines)
@@ -98,23 +99,6 @@ def _print_result(lines: Sequence[str]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-@contextmanager
-def _own_stdout(wanted: bool) -> Iterator[None]:
-    """Sends what anybody else prints, data workers and C code too, to stderr, so that stdout holds our document alone."""
-    if not wanted:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _level(argv: Sequence[str]) -> str:

@@ -292,3 +292,26 @@ def test_a_step_is_measured_on_one_batch() -> None:
     told = measure_step(lambda: samples().batch(8, drop_remainder=True), train_op, seconds=0)
     assert told["steps"] == 2
     assert told["samples_per_second"] > 0
+
+
+def test_the_command_checks_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from portwright.job.new import make_model_folder
+    from portwright.tensorflow.input_check.command import check_and_print
+
+    folder = make_model_folder(tmp_path / "mine", "tensorflow", None)
+    assert check_and_print(str(folder), None, [], "train", 1, True, 0.01, False)
+    shown = capsys.readouterr().out
+    assert "train_input_fn: tensors -> shuffle(1437) -> batch(64)" in shown
+    assert "samples/s" in shown
+    assert not check_and_print(str(folder), None, ["train_input.drop_last=false"], "train", 1, False, 1, True)
+    assert '"kept-remainder"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "message"), [("training", 1, "unknown mode"), ("train", 0, "--workers")]
+)
+def test_a_command_that_makes_no_sense(mode: str, workers: int, message: str) -> None:
+    from portwright.tensorflow.input_check.command import check_and_print
+
+    with pytest.raises(UserError, match=message):
+        check_and_print("tensorflow/fc_mnist", None, [], mode, workers, False, 1, False)
