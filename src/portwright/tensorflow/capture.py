@@ -14,6 +14,7 @@ from portwright.errors import UserError
 from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value
 from portwright.graph.repeats import mark_repeats
 from portwright.tensorflow.capture_build import BuiltStep, GetBatch, MakeSpec, build_step
+from portwright.tensorflow.capture_guess import depends_on_values, guess_shapes
 from portwright.tensorflow.capture_optimizer import (
     CountedOptimizer,
     count_update,
@@ -91,18 +92,20 @@ class _Capture:
             name: t for name, t in built.inputs.items() if key_of(t) in used or t.shape.is_fully_defined()
         }
         check_inputs({n: t for n, t in inputs.items() if key_of(t) in used}, self.places, built.graph)
-        env: dict[Any, Any] = {}
-        for name, tensor in inputs.items():
-            dtype = tensor.dtype.name
-            if dtype in ITEM_BYTES:
-                env[key_of(tensor)] = tape.add_value(tuple(tensor.shape.as_list()), dtype, "input", name)
         trains = built.mode == "train"
-        parameters = self._add_variables(trains)
-        writer = Writer(tape, env, self.step.static)
         try:
-            writer.write(self.step.ops)
+            writer, parameters = self._write(inputs, trains)
         except UnknownShape as unknown:
-            raise explain(unknown, self.places) from None
+            guesses = guess_shapes(built.graph)
+            if not guesses:
+                raise explain(unknown, self.places) from None
+            self.tape = tape = TensorFlowTape(self.places, self.scopes)
+            tape.guesses = guesses
+            try:
+                writer, parameters = self._write(inputs, trains)
+            except UnknownShape as still:
+                raise explain(still, self.places) from None
+            self._note_guesses()
         optimizer = self._optimizer(parameters) if trains else CountedOptimizer("")
         loss = writer.known(built.loss) if built.loss is not None else None
         graph = Graph(
@@ -117,6 +120,25 @@ class _Capture:
             self._info(start),
         )
         return Captured(graph, optimizer)
+
+    def _write(self, inputs: Mapping[str, Any], trains: bool) -> tuple[Writer, dict[str, Value]]:
+        env: dict[Any, Any] = {}
+        for name, tensor in inputs.items():
+            dtype = tensor.dtype.name
+            if dtype in ITEM_BYTES:
+                env[key_of(tensor)] = self.tape.add_value(tuple(tensor.shape.as_list()), dtype, "input", name)
+        parameters = self._add_variables(trains)
+        writer = Writer(self.tape, env, self.step.static)
+        writer.write(self.step.ops)
+        return writer, parameters
+
+    def _note_guesses(self) -> None:
+        for op, _ in self.step.ops:
+            if depends_on_values(op) and op.outputs[0].name in self.tape.guesses:
+                place = self.tape.place_of(op, None)
+                self.tape.notes.append(
+                    f"{place or op.name}: how much {op.type} gives depends on values; the most is assumed, all of it."
+                )
 
     def _add_variables(self, trains: bool) -> dict[str, Value]:
         """Values of the model's variables; what trains them is known by the update that writes them."""

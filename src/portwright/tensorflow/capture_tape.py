@@ -41,12 +41,19 @@ class TensorFlowTape:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self.notes: list[str] = []
+        self.guesses: dict[str, tuple[int, ...]] = {}  # tensor: the shape that is assumed of it
         self.places, self.scopes = places, scopes
         self.variables: dict[str, int] = {}  # name of the variable's op: its value
         self.layer_of_variable: dict[str, str] = {}
         self._node_of: dict[Any, int] = {}  # op: its node
         self._place_of: dict[Any, Place | None] = {}
         self._layer_of: dict[Any, str] = {}
+
+    def shape_of(self, tensor: Any) -> tuple[int, ...] | None:
+        """None where it is not known, and nothing is assumed."""
+        if tensor.shape.is_fully_defined():
+            return tuple(tensor.shape.as_list())
+        return self.guesses.get(tensor.name)
 
     def add_value(
         self,
@@ -215,7 +222,8 @@ class Writer:
             return list_value(self, op, args)
         if dtype not in ITEM_BYTES or position >= _RESULTS.get(op.type, len(op.outputs)):
             return None
-        if not tensor.shape.is_fully_defined():
+        shape = self.tape.shape_of(tensor)
+        if shape is None:
             if phase == "optimizer":
                 return None  # what it takes is counted by the parameters' sizes
             raise UnknownShape(tensor, place)
@@ -223,9 +231,7 @@ class Writer:
         base = first.value if op.type in _VIEWS and isinstance(first, Ref) else None
         if base is not None:
             base = self.tape.values[base].base
-        return self.tape.add_value(
-            tuple(tensor.shape.as_list()), dtype, base=base, requires_grad=grows and phase == "forward"
-        )
+        return self.tape.add_value(shape, dtype, base=base, requires_grad=grows and phase == "forward")
 
 
 def key_of(tensor: Any) -> Key:
