@@ -227,9 +227,9 @@ def check_input_pipeline(
 
     Each fault comes with its line and cure. Status 1: a fault that gives wrong data or a shape that is not static.
     """
-    from portwright.tensorflow import prepare
+    from portwright.tensorflow import load
 
-    prepare()
+    load()
     from portwright.tensorflow.input_check.command import check_and_print
 
     if not check_and_print(path, params, override or [], mode, workers, measure, seconds, as_json):

@@ -95,13 +95,13 @@ if "tensorflow" not in sys.modules:  # `import portwright.tensorflow` before `im
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        prepare()
+        load()
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no '{name}'")
     if name == "run":
         _prepare_script()
-    prepare()
+    load()
     found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = found
     return found
@@ -126,6 +126,14 @@ def prepare() -> None:
         )
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up notes; warnings and errors stay
+
+
+def load() -> None:
+    """Imports TensorFlow as this package needs it, and quietly."""
+    prepare()
+    from portwright.tensorflow.loading import load_quietly
+
+    load_quietly()
 
 
 def _prepare_script() -> None:
