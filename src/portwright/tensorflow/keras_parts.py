@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.job import optimizer as job
-from portwright.tensorflow import optimizers
+from portwright.tensorflow import keras_optimizers, optimizers
+from portwright.tensorflow.gradient_clipping import as_dense, values_of, with_values
 from portwright.tensorflow.schedules import make_learning_rate
 
 v1 = tf.compat.v1
@@ -56,46 +57,88 @@ def compute_metrics(metrics: Any, labels: Any, outputs: Any) -> dict[str, tuple[
 
 
 def make_train_op(loss: Any, params: Mapping[str, Any]) -> tf.Operation:
-    """One update of all trainable variables by an optimizer of tf.keras, from the `optimizer` section of params.yaml."""
+    """One update of all trainable variables as tf.keras makes it, from the `optimizer` section of params.yaml."""
     schemas = {known.lower(): schema for known, schema in job.OPTIMIZERS.items()}
     kind = str(params.get("optimizer_type", "")).lower()
     if kind not in _KERAS or kind not in schemas:
-        if kind == "adamw":  # which tf.keras has not in a graph
-            return optimizers.make_train_op(loss, params)
+        known = [schemas[k].__name__.removesuffix("Params") for k in _KERAS]
         raise UserError(
             f"optimizer.optimizer_type is {params.get('optimizer_type')!r}, which tf.keras has not.",
-            suggest(kind, [*_KERAS, "adamw"]),
+            suggest(kind, known),
         )
     spec = schemas[kind].model_validate(dict(params))
-    if spec.weight_decay_rate or spec.loss_scaling_factor != 1.0 or spec.grad_accum_steps != 1:
-        return optimizers.make_train_op(loss, params)
-    class_name, keys = _KERAS[kind]
+    has_decay = kind == "adamw" and spec.weight_decay_rate
+    if (
+        (spec.weight_decay_rate and not has_decay)
+        or spec.loss_scaling_factor != 1.0
+        or spec.grad_accum_steps != 1
+    ):
+        return optimizers.make_train_op(loss, params)  # which Keras has no words for
     step = v1.train.get_or_create_global_step()
-    options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
-    for theirs, ours in (("global_clipnorm", spec.max_gradient_norm), ("clipvalue", spec.max_gradient_value)):
-        if ours is not None:
-            options[theirs] = ours
-    rate = spec.learning_rate
-    options["learning_rate"] = rate if isinstance(rate, float) else (lambda: make_learning_rate(rate, step))
-    optimizer = getattr(tf.keras.optimizers.legacy, class_name)(**options)
-    optimizer.iterations = step
     variables = v1.trainable_variables()
     gradients = tf.gradients(loss, variables)
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         raise UserError("The loss depends on no trainable variable.", "Look at what build_model returns.")
-    return tf.group(optimizer.apply_gradients(pairs), name="train_op")
+    clipped = _clip([g for g, _ in pairs], spec)
+    trained = [v for _, v in pairs]
+    rate = (
+        spec.learning_rate
+        if isinstance(spec.learning_rate, float)
+        else make_learning_rate(spec.learning_rate, step)
+    )
+    decays = []
+    if has_decay:
+        with tf.control_dependencies([values_of(g) for g in clipped]):
+            decays = [
+                v.assign_sub(v * tf.cast(spec.weight_decay_rate * rate, v.dtype.base_dtype)) for v in trained
+            ]
+    with tf.control_dependencies(decays):
+        return tf.group(
+            _apply(spec, kind, rate, list(zip(clipped, trained, strict=True)), step), name="train_op"
+        )
 
 
+def _clip(gradients: list[Any], spec: Any) -> list[Any]:
+    if spec.max_gradient_value is not None:
+        limit = spec.max_gradient_value
+        return [with_values(g, tf.clip_by_value(values_of(g), -limit, limit)) for g in gradients]
+    if spec.max_gradient_norm is not None:
+        clipped: list[Any] = tf.clip_by_global_norm(gradients, spec.max_gradient_norm)[0]
+        return clipped
+    return gradients
+
+
+def _apply(spec: Any, kind: str, rate: Any, pairs: list[tuple[Any, Any]], step: Any) -> Any:
+    class_name, keys = _KERAS[kind]
+    options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
+    if kind in ("rmsprop", "adagrad"):
+        made = getattr(keras_optimizers, class_name)(rate, **options)
+        return made.apply_gradients(pairs, global_step=step)
+    if (
+        kind != "adam"
+    ):  # of looked-up rows the legacy ones update no others, where momentum would move those too
+        pairs = [(as_dense(g, v.shape[0]), v) for g, v in pairs]
+    optimizer = getattr(tf.keras.optimizers.legacy, class_name)(
+        learning_rate=rate if isinstance(rate, float) else lambda: rate, **options
+    )
+    optimizer.iterations = step
+    return optimizer.apply_gradients(pairs)
+
+
+_MOMENTS = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}
 # By the name in params.yaml: the class of tf.keras, and its arguments with our keys.
 _KERAS: dict[str, tuple[str, dict[str, str]]] = {
     "sgd": ("SGD", {"momentum": "momentum", "nesterov": "use_nesterov"}),
-    "adam": ("Adam", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps", "amsgrad": "amsgrad"}),
-    "rmsprop": ("RMSprop", {"rho": "alpha", "momentum": "momentum", "epsilon": "eps", "centered": "centered"}),
+    "adam": ("Adam", {**_MOMENTS, "amsgrad": "amsgrad"}),
+    "adamw": ("Adam", {**_MOMENTS, "amsgrad": "amsgrad"}),
+    "rmsprop": (
+        "RMSprop",
+        {"rho": "alpha", "momentum": "momentum", "epsilon": "eps", "centered": "centered"},
+    ),
     "adagrad": ("Adagrad", {"initial_accumulator_value": "initial_accumulator_value", "epsilon": "eps"}),
     "adadelta": ("Adadelta", {"rho": "rho", "epsilon": "eps"}),
-    "adamax": ("Adamax", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}),
-    "nadam": ("Nadam", {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}),
+    "adamax": ("Adamax", _MOMENTS),
 }
 
 
@@ -155,9 +198,16 @@ def _pairs(
 ) -> list[tuple[Any, Any, Any, Any]]:
     """Each output with its loss, its label and its weight."""
     if not tf.nest.is_nested(outputs):
-        one = [tf.nest.flatten(value)[0] if tf.nest.is_nested(value) else value for value in (losses, labels, weights)]
+        one = [
+            tf.nest.flatten(value)[0] if tf.nest.is_nested(value) else value
+            for value in (losses, labels, weights)
+        ]
         return [(one[0], one[1], outputs, one[2])]
-    keys = list(outputs) if isinstance(outputs, Mapping) else list(names) or [str(i) for i in range(len(outputs))]
+    keys = (
+        list(outputs)
+        if isinstance(outputs, Mapping)
+        else list(names) or [str(i) for i in range(len(outputs))]
+    )
     values = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
 
     def of(given: Any, what: str) -> list[Any]:
@@ -172,7 +222,8 @@ def _pairs(
             return [known.get(key) for key in keys]
         if len(given) != len(values):
             raise UserError(
-                f"{what} has {len(given)} entries, and the model {len(values)} outputs.", "Give one for each output."
+                f"{what} has {len(given)} entries, and the model {len(values)} outputs.",
+                "Give one for each output.",
             )
         return list(given)
 
@@ -180,7 +231,7 @@ def _pairs(
     return [row for row in rows if row[0] is not None]
 
 
-def _make_metric(metric: Any, label: Any, output: Any) -> tuple[str, tuple[Any, Any]]:
+def _make_metric(metric: Any, label: Any, output: Any) -> tuple[Any, Any]:
     metrics = v1.metrics
     if isinstance(metric, str):
         name = metric.lower()
@@ -197,7 +248,7 @@ def _make_metric(metric: Any, label: Any, output: Any) -> tuple[str, tuple[Any, 
         metric = getattr(tf.keras.metrics, classes[name.replace("_", "")])()
     if isinstance(metric, type):
         metric = metric()
-    kind, name = type(metric).__name__, getattr(metric, "name", None)
+    kind, name = type(metric).__name__, getattr(metric, "name", type(metric).__name__)
     if kind == "AUC":
         return name, metrics.auc(label > 0 if label.dtype != tf.bool else label, output)
     if kind in ("Precision", "Recall") and metric.thresholds in (None, [0.5]) and metric.top_k is None:
@@ -210,11 +261,12 @@ def _make_metric(metric: Any, label: Any, output: Any) -> tuple[str, tuple[Any, 
     if callable(metric) and not isinstance(metric, tf.keras.metrics.Metric):
         return getattr(metric, "__name__", "metric"), metrics.mean(metric(label, output))
     raise UnsupportedError(
-        f"the metric {kind} of tf.keras has no form in a graph here.", "Write it in metrics_fn with tf.compat.v1.metrics."
+        f"the metric {kind} of tf.keras has no form in a graph here.",
+        "Write it in metrics_fn with tf.compat.v1.metrics.",
     )
 
 
-def _accuracy(label: Any, output: Any) -> tuple[Any, Any]:
+def _accuracy(label: Any, output: Any) -> Any:
     """The accuracy that Keras chooses by the shapes of labels and outputs."""
     if output.shape[-1] == 1 or output.shape.rank == 1:
         return v1.metrics.accuracy(tf.cast(label, tf.int32), tf.cast(output > 0.5, tf.int32))

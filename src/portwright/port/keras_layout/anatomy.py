@@ -9,7 +9,16 @@ from typing import Any
 
 from portwright.port.keras_layout.script import RefusalError, Script, Statement, calls_of
 
-_COMPILE = ("optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "run_eagerly", "steps_per_execution", "jit_compile")
+_COMPILE = (
+    "optimizer",
+    "loss",
+    "metrics",
+    "loss_weights",
+    "weighted_metrics",
+    "run_eagerly",
+    "steps_per_execution",
+    "jit_compile",
+)
 _FIT = (
     "x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split", "validation_data", "shuffle", "class_weight",
     "sample_weight", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq",
@@ -29,48 +38,80 @@ class Anatomy:
     fit: dict[str, ast.expr]
     evaluate: dict[str, ast.expr] | None = None
     evaluate_at: int | None = None
-    uses: list[tuple[Statement, str]] = field(default_factory=list)  # summary(), predict(), ...: statements and why they go
+    uses: list[tuple[Statement, str]] = field(
+        default_factory=list
+    )  # summary(), predict(), ...: statements and why they go
 
 
 def read_anatomy(script: Script) -> Anatomy:
     """Raises RefusalError where the script does not train one compiled model with one fit()."""
-    fits = [(i, c) for i, s in enumerate(script.flow) for c in calls_of(s, "fit", "fit_generator") if _is_model(c)]
+    fits = [
+        (i, c) for i, s in enumerate(script.flow) for c in calls_of(s, "fit", "fit_generator") if _is_model(c)
+    ]
     fits = [(i, c) for i, c in fits if not _is_of_data(c)]
     if not fits:
         inside = next((s for s in script.definitions.values() if any(calls_of(s, "fit"))), None)
-        where = f"fit() is called in '{next(iter(inside.changes))}' only" if inside is not None else "no fit() is called"
+        where = (
+            f"fit() is called in '{next(iter(inside.changes))}' only"
+            if inside is not None
+            else "no fit() is called"
+        )
         raise RefusalError(
             inside.node if inside else None, f"{where}, which the script's own flow does not reach",
             "Call fit() at the top of the script, or in a function that is called there with its arguments.",
         )  # fmt: skip
     if len(fits) > 1:
         raise RefusalError(
-            script.flow[fits[1][0]].node, "fit() is called twice", "Port the first training alone, and the second as a run of its own."
+            script.flow[fits[1][0]].node,
+            "fit() is called twice",
+            "Port the first training alone, and the second as a run of its own.",
         )
     fit_at, fit = fits[0]
     _refuse_nested(script.flow[fit_at], fit)
     assert isinstance(fit.func, ast.Attribute)
     if not isinstance(fit.func.value, ast.Name):
-        raise RefusalError(fit, f"the model is '{ast.unparse(fit.func.value)}'", "Give the model a name of its own.")
+        raise RefusalError(
+            fit, f"the model is '{ast.unparse(fit.func.value)}'", "Give the model a name of its own."
+        )
     model = fit.func.value.id
+    names = _aliases(script, model, fit_at)
     compiles = [
         (i, c)
         for i, s in enumerate(script.flow[: fit_at + 1])
         for c in calls_of(s, "compile")
-        if isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) == model
+        if isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) in names
     ]
     if not compiles:
-        raise RefusalError(fit, f"'{model}' is not compiled before fit()", "Call compile() in the script's own flow.")
+        raise RefusalError(
+            fit, f"'{model}' is not compiled before fit()", "Call compile() in the script's own flow."
+        )
     compile_at, call = compiles[-1]
+    assert isinstance(call.func, ast.Attribute)
+    compiled = ast.unparse(call.func.value)
     _refuse_nested(script.flow[compile_at], call)
     _refuse_own_steps(script)
-    found = Anatomy(model, compile_at, fit_at, _arguments(call, _COMPILE), _arguments(fit, _FIT))
+    _refuse_keras_3(script)
+    found = Anatomy(compiled, compile_at, fit_at, _arguments(call, _COMPILE), _arguments(fit, _FIT))
     _check_fit(found, fit)
     for position, statement in enumerate(script.flow):
         for other in calls_of(statement, "evaluate"):
-            if found.evaluate is None and ast.unparse(other.func) == f"{model}.evaluate" and other.args:
+            if (
+                found.evaluate is None
+                and ast.unparse(other.func) in {f"{n}.evaluate" for n in names}
+                and other.args
+            ):
                 found.evaluate, found.evaluate_at = _arguments(other, _EVALUATE), position
     return found
+
+
+def _aliases(script: Script, model: str, until: int) -> set[str]:
+    """The names that a model has before fit(): a function that makes one may call it otherwise."""
+    names = {model}
+    for statement in reversed(script.flow[:until]):
+        node = statement.node
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and statement.changes & names:
+            names.add(node.value.id)
+    return names
 
 
 def _is_model(call: ast.Call) -> bool:
@@ -82,9 +123,30 @@ def _is_of_data(call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     name = ast.unparse(call.func.value).lower()
     given = {k.arg for k in call.keywords}
-    if given & {"epochs", "batch_size", "validation_data", "validation_split", "callbacks", "verbose", "steps_per_epoch"}:
+    if given & {
+        "epochs",
+        "batch_size",
+        "validation_data",
+        "validation_split",
+        "callbacks",
+        "verbose",
+        "steps_per_epoch",
+    }:
         return False
-    return any(word in name for word in ("scaler", "encoder", "pca", "token", "datagen", "transform", "imputer", "binarizer", "vector"))
+    return any(
+        word in name
+        for word in (
+            "scaler",
+            "encoder",
+            "pca",
+            "token",
+            "datagen",
+            "transform",
+            "imputer",
+            "binarizer",
+            "vector",
+        )
+    )
 
 
 def _refuse_nested(statement: Statement, call: ast.Call) -> None:
@@ -93,16 +155,39 @@ def _refuse_nested(statement: Statement, call: ast.Call) -> None:
     if value is not call:
         what = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         where = type(node).__name__.lower()
-        raise RefusalError(call, f"{what}() stands inside of a '{where}' statement", f"Let {what}() be a statement of its own.")
+        raise RefusalError(
+            call,
+            f"{what}() stands inside of a '{where}' statement",
+            f"Let {what}() be a statement of its own.",
+        )
 
 
 def _refuse_own_steps(script: Script) -> None:
     for name, statement in script.definitions.items():
         if isinstance(statement.node, ast.ClassDef):
             for method in statement.node.body:
-                if isinstance(method, ast.FunctionDef) and method.name in ("train_step", "test_step", "make_train_function"):
+                if isinstance(method, ast.FunctionDef) and method.name in (
+                    "train_step",
+                    "test_step",
+                    "make_train_function",
+                ):
                     message = f"'{name}' has a {method.name} of its own"
-                    raise RefusalError(method, message, "Write model_fn by hand: its loss and its update are what this method computes.")
+                    raise RefusalError(
+                        method,
+                        message,
+                        "Write model_fn by hand: its loss and its update are what this method computes.",
+                    )
+
+
+def _refuse_keras_3(script: Script) -> None:
+    for node in ast.walk(script.module):
+        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            text = node.module or ""
+        if text in ("keras.ops", "keras.random", "keras.distribution"):
+            raise RefusalError(
+                node, f"it uses {text}, which Keras 3 alone has", "Write this part with tf.* functions."
+            )
 
 
 def _arguments(call: ast.Call, names: tuple[str, ...]) -> dict[str, ast.expr]:
@@ -110,7 +195,11 @@ def _arguments(call: ast.Call, names: tuple[str, ...]) -> dict[str, ast.expr]:
         raise RefusalError(call, "its arguments come from a list or dict", "Write them out.")
     found = dict(zip(names, call.args, strict=False))
     found.update({k.arg: k.value for k in call.keywords if k.arg is not None})
-    return {name: value for name, value in found.items() if not (isinstance(value, ast.Constant) and value.value is None)}
+    return {
+        name: value
+        for name, value in found.items()
+        if not (isinstance(value, ast.Constant) and value.value is None)
+    }
 
 
 def _check_fit(anatomy: Anatomy, call: ast.Call) -> None:
@@ -124,11 +213,17 @@ def _check_fit(anatomy: Anatomy, call: ast.Call) -> None:
     if "x" not in anatomy.fit:
         raise RefusalError(call, "fit() gets no data", "Give it arrays or a dataset.")
     if "loss" not in anatomy.compile:
-        raise RefusalError(call, "the model is compiled without a loss", "Give compile() a loss; add_loss() alone has none to name.")
+        raise RefusalError(
+            call,
+            "the model is compiled without a loss",
+            "Give compile() a loss; add_loss() alone has none to name.",
+        )
     if "optimizer" not in anatomy.compile:
         anatomy.compile["optimizer"] = ast.Constant("rmsprop")
     if "weighted_metrics" in anatomy.compile:
-        raise RefusalError(call, "compile() is given weighted_metrics", "Write metrics_fn in model.py by hand.")
+        raise RefusalError(
+            call, "compile() is given weighted_metrics", "Write metrics_fn in model.py by hand."
+        )
 
 
 class NotLiteralError(Exception):
@@ -142,7 +237,11 @@ class Literals:
         self._values: dict[str, ast.expr | None] = {}
         for statement in script.flow[:until]:
             node = statement.node
-            is_plain = isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+            is_plain = (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            )
             for name in statement.changes:
                 self._values[name] = node.value if is_plain and isinstance(node, ast.Assign) else None
 

@@ -53,13 +53,6 @@ _OPTIMIZERS: dict[str, tuple[str, list[tuple[str, str, Any]]]] = {
             ("epsilon", "eps", 1e-7),
         ],
     ),
-    "nadam": (
-        "NAdam",
-        [
-            ("learning_rate", "learning_rate", 0.001), ("beta_1", "beta1", 0.9), ("beta_2", "beta2", 0.999),
-            ("epsilon", "eps", 1e-7),
-        ],
-    ),
 }  # fmt: skip
 _CLIPPING = {"global_clipnorm": "max_gradient_norm", "clipvalue": "max_gradient_value"}
 _HARMLESS = ("name", "jit_compile", "ema_overwrite_frequency")
@@ -97,7 +90,11 @@ def optimizer_section(node: ast.expr, literals: Literals) -> dict[str, Any]:
         elif argument == "weight_decay" and _is_nothing(value):
             continue
         elif argument not in _HARMLESS and not _is_nothing(value):
-            raise RefusalError(call, f"the optimizer is given {argument}", "params.yaml has no key for it: leave it out, or write make_train_op's call in model.py by hand.")
+            raise RefusalError(
+                call,
+                f"the optimizer is given {argument}",
+                "params.yaml has no key for it: leave it out, or write make_train_op's call in model.py by hand.",
+            )
     return section
 
 
@@ -133,7 +130,9 @@ def _rate(node: ast.expr, literals: Literals) -> Any:
         return float(value)
     name = ast.unparse(made.func).rpartition(".")[2]
     if name not in _SCHEDULES:
-        raise RefusalError(node, f"the learning rate is '{name}(...)'", f"Use a number, or one of {', '.join(_SCHEDULES)}.")
+        raise RefusalError(
+            node, f"the learning rate is '{name}(...)'", f"Use a number, or one of {', '.join(_SCHEDULES)}."
+        )
     order = _SCHEDULES[name]
     given = {argument: default for argument, default in order if default is not None}
     given |= {a: _literal(v, literals, a) for (a, _), v in zip(order, made.args, strict=False)}
@@ -141,7 +140,11 @@ def _rate(node: ast.expr, literals: Literals) -> Any:
     missing = [argument for argument, _ in order if argument not in given]
     strange = [argument for argument in given if argument not in dict(order)]
     if missing or strange:
-        raise RefusalError(made, f"{name}() {'lacks' if missing else 'is given'} {(missing or strange)[0]}", "See its documentation.")
+        raise RefusalError(
+            made,
+            f"{name}() {'lacks' if missing else 'is given'} {(missing or strange)[0]}",
+            "See its documentation.",
+        )
     steps = given.get("decay_steps")
     if isinstance(steps, float):
         given["decay_steps"] = steps = int(steps) if steps == int(steps) else steps
@@ -152,12 +155,21 @@ def _rate(node: ast.expr, literals: Literals) -> Any:
             return {"scheduler": "Polynomial", **_renamed(given, decay_steps="total_iters")}
         case "CosineDecay":
             end = given["alpha"] * given["initial_learning_rate"]
-            return {"scheduler": "CosineDecay", "initial_learning_rate": given["initial_learning_rate"], "total_iters": steps, "end_learning_rate": end}
+            return {
+                "scheduler": "CosineDecay",
+                "initial_learning_rate": given["initial_learning_rate"],
+                "total_iters": steps,
+                "end_learning_rate": end,
+            }
         case "InverseTimeDecay":
             named = _renamed(given, decay_steps="total_iters")
             return {"scheduler": "InverseExponentialTimeDecay", "step_exponent": 1, **named}
     # Keras keeps a rate up to and with the step of its boundary.
-    return {"scheduler": "PiecewiseConstant", "learning_rates": given["values"], "milestones": [b + 1 for b in given["boundaries"]]}
+    return {
+        "scheduler": "PiecewiseConstant",
+        "learning_rates": given["values"],
+        "milestones": [b + 1 for b in given["boundaries"]],
+    }
 
 
 def _renamed(given: dict[str, Any], **names: str) -> dict[str, Any]:

@@ -29,7 +29,19 @@ _CURES = {
     "ReduceLROnPlateau": "Give optimizer.learning_rate a schedule in params.yaml.",
     "LearningRateScheduler": "Give optimizer.learning_rate a schedule in params.yaml.",
 }
-_SHOWN = ("summary", "plot_model", "print", "show", "plot", "savefig", "figure", "legend", "xlabel", "ylabel", "title")
+_SHOWN = (
+    "summary",
+    "plot_model",
+    "print",
+    "show",
+    "plot",
+    "savefig",
+    "figure",
+    "legend",
+    "xlabel",
+    "ylabel",
+    "title",
+)
 
 
 @dataclass
@@ -64,9 +76,13 @@ def make_plan(script: Script, anatomy: Anatomy) -> Plan:
     train = _feed(script, fit["x"], fit.get("y"), anatomy.fit_at, literals)
     split = float(_number(fit, "validation_split", literals, 0.0))
     if split and train.kind == "dataset":
-        raise RefusalError(fit["validation_split"], "a dataset cannot be split by validation_split", "Give validation_data.")
+        raise RefusalError(
+            fit["validation_split"], "a dataset cannot be split by validation_split", "Give validation_data."
+        )
     if not 0 <= split < 1:
-        raise RefusalError(fit["validation_split"], f"validation_split is {split}", "Give a fraction below 1.")
+        raise RefusalError(
+            fit["validation_split"], f"validation_split is {split}", "Give a fraction below 1."
+        )
     plan = Plan(script, anatomy, train, _evaluation(script, anatomy, literals), split)
     _write_params(plan, literals)
     _judge_callbacks(plan, literals)
@@ -78,9 +94,13 @@ def _feed(script: Script, x: ast.expr, y: ast.expr | None, until: int, literals:
         return Feed("arrays", x, y, until)
     made = literals.expression(x)
     text = ast.unparse(made)
-    if any(word in text for word in ("ImageDataGenerator", ".flow(", ".flow_from_", "Sequence(", "generator(")):
+    if any(
+        word in text for word in ("ImageDataGenerator", ".flow(", ".flow_from_", "Sequence(", "generator(")
+    ):
         raise RefusalError(
-            x, f"the data come from a generator: {text[:60]}", "Make a tf.data.Dataset of it: image_dataset_from_directory, or from_generator."
+            x,
+            f"the data come from a generator: {text[:60]}",
+            "Make a tf.data.Dataset of it: image_dataset_from_directory, or from_generator.",
         )
     if _is_class_of(script, made, "Sequence"):
         raise RefusalError(x, "the data come from a keras Sequence", "Make a tf.data.Dataset of it.")
@@ -92,7 +112,9 @@ def _is_class_of(script: Script, made: ast.expr, base: str) -> bool:
         return False
     found = script.definitions.get(made.func.id)
     node = found.node if found is not None else None
-    if isinstance(node, ast.FunctionDef) and any(isinstance(p, (ast.Yield, ast.YieldFrom)) for p in ast.walk(node)):
+    if isinstance(node, ast.FunctionDef) and any(
+        isinstance(p, (ast.Yield, ast.YieldFrom)) for p in ast.walk(node)
+    ):
         return True
     return isinstance(node, ast.ClassDef) and any(ast.unparse(b).endswith(base) for b in node.bases)
 
@@ -108,7 +130,11 @@ def _evaluation(script: Script, anatomy: Anatomy, literals: Literals) -> Feed | 
         return Feed("dataset", given, None, anatomy.fit_at)
     if "validation_split" in anatomy.fit:
         return None
-    if anatomy.evaluate is not None and anatomy.evaluate_at is not None and "sample_weight" not in anatomy.evaluate:
+    if (
+        anatomy.evaluate is not None
+        and anatomy.evaluate_at is not None
+        and "sample_weight" not in anatomy.evaluate
+    ):
         return _feed(script, anatomy.evaluate["x"], anatomy.evaluate.get("y"), anatomy.evaluate_at, literals)
     return None
 
@@ -136,12 +162,16 @@ def _write_params(plan: Plan, literals: Literals) -> None:
         )  # fmt: skip
         if shuffle:
             plan.not_said(
-                fit["x"], "fit() shuffles the samples in an order of its own", "Nothing to do; with shuffle=False the losses are the same."
+                fit["x"],
+                "fit() shuffles the samples in an order of its own",
+                "Nothing to do; with shuffle=False the losses are the same.",
             )
     evaluation: dict[str, Any] = {}
     if (plan.evaluation is not None and plan.evaluation.kind == "arrays") or plan.split:
         given = {**(anatomy.evaluate or {})}
-        size = _number(fit, "validation_batch_size", literals, _number(given, "batch_size", literals, batch_size))
+        size = _number(
+            fit, "validation_batch_size", literals, _number(given, "batch_size", literals, batch_size)
+        )
         evaluation = {"batch_size": size, "drop_last": False}
         if plan.split:
             evaluation["validation_split"] = plan.split
@@ -157,7 +187,9 @@ def _write_params(plan: Plan, literals: Literals) -> None:
         "train_input": train,
         "eval_input": evaluation,
         "model": {},
-        "optimizer": optimizer_section(anatomy.compile["optimizer"], Literals(plan.script, anatomy.compile_at)),
+        "optimizer": optimizer_section(
+            anatomy.compile["optimizer"], Literals(plan.script, anatomy.compile_at)
+        ),
         "runconfig": runconfig,
     }
 
@@ -201,15 +233,28 @@ def settle(plan: Plan) -> None:
         elif any(calls_of(statement, "predict")):
             plan.dissolved.append((node, "python run.py CPU --mode predict"))
         elif any(calls_of(statement, "save", "save_weights", "export")):
-            plan.left.append((node, "PW701", _first_line(statement), "Checkpoints are in model_dir; export_saved_model of an Estimator exports one."))
-        elif _only_shows(statement) or _is_consumed(plan, statement):
+            plan.left.append(
+                (
+                    node,
+                    "PW701",
+                    _first_line(statement),
+                    "Checkpoints are in model_dir; export_saved_model of an Estimator exports one.",
+                )
+            )
+        elif _only_shows(statement) or _is_consumed(plan, statement) or _is_alias(node, anatomy.model):
             plan.dissolved.append((node, "nothing: it shows or prepares what run() does"))
         else:
-            plan.left.append((node, "PW701", _first_line(statement), "Put it where it belongs, in model.py or data.py."))
+            plan.left.append(
+                (node, "PW701", _first_line(statement), "Put it where it belongs, in model.py or data.py.")
+            )
 
 
 def _first_line(statement: Statement) -> str:
     return f"not placed: {statement.text.splitlines()[0].strip()}"
+
+
+def _is_alias(node: ast.AST, model: str) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == model
 
 
 def _only_shows(statement: Statement) -> bool:
@@ -217,7 +262,11 @@ def _only_shows(statement: Statement) -> bool:
     if not isinstance(node, (ast.Expr, ast.For, ast.If)):
         return False
     calls = [c for c in ast.walk(node) if isinstance(c, ast.Call)]
-    shown = [c for c in calls if (c.func.attr if isinstance(c.func, ast.Attribute) else getattr(c.func, "id", "")) in _SHOWN]
+    shown = [
+        c
+        for c in calls
+        if (c.func.attr if isinstance(c.func, ast.Attribute) else getattr(c.func, "id", "")) in _SHOWN
+    ]
     return bool(shown)
 
 

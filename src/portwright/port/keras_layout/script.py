@@ -63,7 +63,11 @@ class Script:
     def _opened(self, node: ast.stmt, open_functions: frozenset[str]) -> tuple[str, list[ast.stmt]] | None:
         """The body of a function of the script that compiles or trains, in place of the statement that calls it."""
         call = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id in open_functions:
+        if (
+            not isinstance(call, ast.Call)
+            or not isinstance(call.func, ast.Name)
+            or call.func.id in open_functions
+        ):
             return None
         found = self.definitions.get(call.func.id)
         if found is None or not isinstance(found.node, ast.FunctionDef):
@@ -125,12 +129,25 @@ class Script:
             wanted |= definition.reads
         for position in range(until - 1, -1, -1):
             statement = self.flow[position]
-            if statement.changes & wanted:
+            if statement.changes & wanted or is_seed(statement, wanted):
                 chosen.append(position)
                 wanted |= statement.reads
                 for definition in self.needed_definitions(set(statement.reads)):
                     wanted |= definition.reads
         return chosen[::-1]
+
+
+_SEEDS = ("set_random_seed", "set_seed", "seed")
+_DRAWS = frozenset({"np", "numpy", "random", "tf", "keras", "layers", "tensorflow"})
+
+
+def is_seed(statement: Statement, wanted: set[str] | None = None) -> bool:
+    """Whether a statement seeds generators, of which those that use `wanted` names may draw."""
+    call = statement.node.value if isinstance(statement.node, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return False
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return last in _SEEDS and (wanted is None or bool(wanted & _DRAWS))
 
 
 def calls_of(statement: Statement, *methods: str) -> Iterator[ast.Call]:
@@ -145,7 +162,9 @@ def _is_method(node: ast.AST, *names: str) -> bool:
 
 
 def _is_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and "__name__" in ast.unparse(test) and "__main__" in ast.unparse(test)
+    return (
+        isinstance(test, ast.Compare) and "__name__" in ast.unparse(test) and "__main__" in ast.unparse(test)
+    )
 
 
 def _is_scope(node: ast.With) -> bool:
@@ -176,7 +195,9 @@ def _bind(node: ast.stmt, call: ast.Call, function: ast.FunctionDef) -> list[ast
     values.update({k.arg: k.value for k in call.keywords if k.arg is not None})
     missing = [p.arg for p in parameters if p.arg not in values]
     if missing:
-        raise RefusalError(node, f"{function.name}() is called without {missing[0]}", "Give it its arguments.")
+        raise RefusalError(
+            node, f"{function.name}() is called without {missing[0]}", "Give it its arguments."
+        )
     return [
         _assign(name, value, node)
         for name, value in values.items()
@@ -212,9 +233,23 @@ def _reads(node: ast.AST) -> Iterator[str]:
 
 
 # Calls that show or keep something and change nothing.
-_SHOWS = frozenset({"print", "len", "type", "repr", "str", "list", "isinstance", "np.save", "plt.plot", "plt.show"})
+_SHOWS = frozenset(
+    {"print", "len", "type", "repr", "str", "list", "isinstance", "np.save", "plt.plot", "plt.show"}
+)
 _KEEPS = frozenset(
-    {"summary", "fit", "evaluate", "predict", "save", "save_weights", "compile", "to_json", "get_weights", "info", "debug"}
+    {
+        "summary",
+        "fit",
+        "evaluate",
+        "predict",
+        "save",
+        "save_weights",
+        "compile",
+        "to_json",
+        "get_weights",
+        "info",
+        "debug",
+    }
 )
 
 

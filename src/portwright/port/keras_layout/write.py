@@ -6,13 +6,10 @@ import ast
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from portwright.port.keras_layout.plan import Feed, Plan
-from portwright.port.keras_layout.script import RefusalError, Statement
+from portwright.port.keras_layout.script import RefusalError, Statement, is_seed
 from portwright.port.layout.settings import show
-
-_SEEDS = ("set_random_seed", "set_seed")
 
 
 class Part:
@@ -73,7 +70,9 @@ class Writer:
         returned = [anatomy.model, *(ast.unparse(e) for e in extra if not self._is_free(e, chosen))]
         local = [e for e in extra if not self._is_free(e, chosen)]
         body = [*head, *lines, f"return {', '.join(returned)}"]
-        self.model.functions = [_function("build_model(params)", "The network, as the script makes it.", body)]
+        self.model.functions = [
+            _function("build_model(params)", "The network, as the script makes it.", body)
+        ]
         self.model.functions += self._model_fn(compiled, local)
         self.model.names |= names | {anatomy.model}
 
@@ -88,13 +87,19 @@ class Writer:
         inputs = _as_inputs(self.plan.train)
         metrics = text("metrics") if "metrics" in compiled else "[]"
         in_model_fn = "metrics" in compiled and ast.unparse(compiled["metrics"]) in renamed
-        host_call = "(metrics_fn, [labels, outputs])" if not in_model_fn else "(partial(metrics_fn, metrics), [labels, outputs])"
-        signature = "metrics_fn(labels, outputs)" if not in_model_fn else "metrics_fn(metrics, labels, outputs)"
+        host_call = (
+            "(metrics_fn, [labels, outputs])"
+            if not in_model_fn
+            else "(partial(metrics_fn, metrics), [labels, outputs])"
+        )
+        signature = (
+            "metrics_fn(labels, outputs)" if not in_model_fn else "metrics_fn(metrics, labels, outputs)"
+        )
         body = [
             f"{made} = build_model(params)",
             f"outputs = model({inputs}, training=mode == ModeKeys.TRAIN)",
             "if mode == ModeKeys.PREDICT:",
-            "    predictions = outputs if isinstance(outputs, dict) else {\"outputs\": outputs}",
+            '    predictions = outputs if isinstance(outputs, dict) else {"outputs": outputs}',
             "    return CSEstimatorSpec(mode, predictions=predictions)",
             f"loss = compute_loss({text('loss')}, labels, outputs, model{weights})",
             "if mode == ModeKeys.EVAL:",
@@ -107,19 +112,27 @@ class Writer:
         ]
         inner = "metrics" if in_model_fn else metrics
         return [
-            _function("model_fn(features, labels, mode, params)", "What run() needs of the network in a mode.", body),
-            _function(signature, "Metrics, which run on the host.", [f"return compute_metrics({inner}, labels, outputs)"]),
+            _function(
+                "model_fn(features, labels, mode, params)", "What run() needs of the network in a mode.", body
+            ),
+            _function(
+                signature,
+                "Metrics, which run on the host.",
+                [f"return compute_metrics({inner}, labels, outputs)"],
+            ),
         ]
 
     def _is_free(self, node: ast.expr, chosen: Sequence[int]) -> bool:
         """Whether an expression means the same outside of build_model."""
-        bound = {name for i in chosen for name in self.script.flow[i].changes} - self._constant_names
+        bound = {name for i in chosen for name in self.script.flow[i].changes}
+        bound -= self._constant_names | _imported(self.script.imports)
         return not _names(node) & bound
 
     def _borrow(self, chosen: list[int]) -> set[str]:
         """Takes statements that load or prepare data out of the model's slice; the names that it then needs of load_data."""
         data = self.data.positions
-        taken = [i for i in chosen if i in data and i not in self._constants and not _is_seed(self.script.flow[i])]
+        plain = self._plain(chosen) | self._constants
+        taken = [i for i in chosen if i in data and i not in plain and not is_seed(self.script.flow[i])]
         if not taken:
             return set()
         rest = [i for i in chosen if i not in taken]
@@ -129,10 +142,24 @@ class Writer:
         borrowed = given & read - _imported(self.script.imports)
         if borrowed and self.plan.train.kind != "arrays":
             raise RefusalError(
-                self.script.flow[taken[0]].node, f"the model needs '{sorted(borrowed)[0]}' of the dataset's code", "Write its value."
+                self.script.flow[taken[0]].node,
+                f"the model needs '{sorted(borrowed)[0]}' of the dataset's code",
+                "Write its value.",
             )
         self._load_returns |= borrowed
         return borrowed
+
+    def _plain(self, chosen: Sequence[int]) -> set[int]:
+        """Statements that give names to numbers and texts, which cost nothing to be made twice."""
+        known = _imported(self.script.imports) | self._constant_names
+        found: set[int] = set()
+        for position in chosen:
+            statement = self.script.flow[position]
+            is_call = any(isinstance(n, ast.Call) for n in ast.walk(statement.node))
+            if isinstance(statement.node, ast.Assign) and not is_call and statement.reads <= known:
+                found.add(position)
+                known = known | statement.changes
+        return found
 
     # -- data.py
 
@@ -156,7 +183,9 @@ class Writer:
                 self.data.positions |= set(chosen)
                 self.data.names |= names
                 body = [*self._lines(chosen, self.data), f"return {ast.unparse(feed.features)}"]
-                self.data.functions.append(_function(f"{name}_dataset(params)", "The script's own dataset.", body))
+                self.data.functions.append(
+                    _function(f"{name}_dataset(params)", "The script's own dataset.", body)
+                )
 
     def _data_slice(self, names: set[str], until: int) -> list[int]:
         chosen = self.script.slice(names - {self.plan.anatomy.model}, until)
@@ -166,13 +195,24 @@ class Writer:
         """Written last, since the model may need more of load_data."""
         plan = self.plan
         functions: list[str] = []
-        arrays = [(n, f) for n, f in (("train", plan.train), ("eval", plan.evaluation)) if f is not None and f.kind == "arrays"]
+        arrays = [
+            (n, f)
+            for n, f in (("train", plan.train), ("eval", plan.evaluation))
+            if f is not None and f.kind == "arrays"
+        ]
         if arrays:
             lines = self._lines(self._load_slice, self.data)
-            entries = [f'"{name}": ({_nested(f.features, "input")}, {_nested(f.labels, "output")}),' for name, f in arrays]
+            entries = [
+                f'"{name}": ({_nested(f.features, "input")}, {_nested(f.labels, "output")}),'
+                for name, f in arrays
+            ]
             entries += [f'"{name}": {name},' for name in sorted(self._load_returns)]
             body = [*lines, "return {", *(f"    {e}" for e in entries), "}"]
-            functions.append(_function("load_data(params)", "What the script reads and prepares, as it is done there.", body))
+            functions.append(
+                _function(
+                    "load_data(params)", "What the script reads and prepares, as it is done there.", body
+                )
+            )
         functions += self.data.functions
         functions.append(self._input_fn("train", plan.train))
         if plan.evaluation is not None:
@@ -200,8 +240,12 @@ class Writer:
                     f'    split_at = find_split(features, params["{name}_input"]["validation_split"])',
                     f"    features, labels = (tf.nest.map_structure(lambda a: a[{part}], part) for part in (features, labels))",
                 ]
-            body += [f'return make_dataset(features, labels, params["{name}_input"], params){repeat}.prefetch(tf.data.AUTOTUNE)']
-        what = "Batches for training, again and again." if name == "train" else "Batches for evaluation, once."
+            body += [
+                f'return make_dataset(features, labels, params["{name}_input"], params){repeat}.prefetch(tf.data.AUTOTUNE)'
+            ]
+        what = (
+            "Batches for training, again and again." if name == "train" else "Batches for evaluation, once."
+        )
         return _function(f"{name}_input_fn(params)", what, body)
 
     # -- what both share
@@ -211,12 +255,18 @@ class Writer:
         self._constants: set[int] = set()
         read = {n for s in self.script.definitions.values() for n in s.reads}
         for position, statement in enumerate(self.script.flow):
-            if statement.changes & read and isinstance(statement.node, ast.Assign) and self._is_simple(statement):
+            if (
+                statement.changes & read
+                and isinstance(statement.node, ast.Assign)
+                and self._is_simple(statement)
+            ):
                 self._constants.add(position)
         self._constant_names = {n for i in self._constants for n in self.script.flow[i].changes}
 
     def _is_simple(self, statement: Statement) -> bool:
-        known = _imported(self.script.imports) | {n for i in self._constants for n in self.script.flow[i].changes}
+        known = _imported(self.script.imports) | {
+            n for i in self._constants for n in self.script.flow[i].changes
+        }
         return statement.reads <= known and not any(
             isinstance(n, ast.Call) and not _is_harmless(n) for n in ast.walk(statement.node)
         )
@@ -235,7 +285,7 @@ class Writer:
 
     def _statement_text(self, statement: Statement) -> str:
         text = statement.text
-        if _is_seed(statement):
+        if is_seed(statement):
             seed = self.plan.params["runconfig"]["seed"]
             node = statement.node
             assert isinstance(node, ast.Expr)
@@ -245,10 +295,15 @@ class Writer:
                 return f'{ast.unparse(node.value.func)}(params["runconfig"]["seed"])'
         if ".parse_args()" in text:
             message = "the script's command line is not run.py's: its defaults are used"
-            self.plan.not_said(statement.node, message, "Put what you want to change into configs/params.yaml, and read params in its place.")
+            self.plan.not_said(
+                statement.node,
+                message,
+                "Put what you want to change into configs/params.yaml, and read params in its place.",
+            )
             text = text.replace(".parse_args()", ".parse_args([])")
         is_long = any(
-            isinstance(n, ast.Constant) and isinstance(n.value, str) and n.lineno != n.end_lineno for n in ast.walk(statement.node)
+            isinstance(n, ast.Constant) and isinstance(n.value, str) and n.lineno != n.end_lineno
+            for n in ast.walk(statement.node)
         )
         return ast.unparse(ast.parse(text)) if is_long else text  # its lines may not be moved
 
@@ -266,10 +321,12 @@ class Writer:
         own = [n for n, where in places.items() if where == {part.name}]
         shared = [n for n, where in places.items() if len(where) > 1]
         body = "\n\n\n".join([*(self._definition(n) for n in own), *part.functions])
-        constants = [self.script.flow[i].text for i in sorted(self._constants) if self._reads_constant(i, body)]
+        constants = [
+            self.script.flow[i].text for i in sorted(self._constants) if self._reads_constant(i, body)
+        ]
         text = "\n".join(constants) + ("\n\n\n" if constants else "") + body
         used = _identifiers(text)
-        lines = [s.text for s in self.script.imports if s.changes & used]
+        lines = [_legacy(s) for s in self.script.imports if s.changes & used]
         lines += [line for line in head.strip().splitlines() if _is_wanted(line, used)]
         if part is self.model and self._borrowed:
             lines.append("from data import load_data")
@@ -299,14 +356,21 @@ class Writer:
     def _utils(self, places: dict[str, set[str]]) -> str:
         shared = [n for n, where in places.items() if len(where) > 1]
         body = "\n\n\n".join(self._definition(n) for n in shared)
-        constants = [self.script.flow[i].text for i in sorted(self._constants) if shared and self._reads_constant(i, body)]
+        constants = [
+            self.script.flow[i].text
+            for i in sorted(self._constants)
+            if shared and self._reads_constant(i, body)
+        ]
         text = "\n".join([*constants, ""]) if constants else ""
         used = _identifiers(text + body)
-        lines = [s.text for s in self.script.imports if s.changes & used]
+        lines = [_legacy(s) for s in self.script.imports if s.changes & used]
         imports = "\n".join(lines) + "\n" if lines else ""
         steps = "steps_per_epoch" not in self.plan.params["runconfig"]
         return _UTILS.format(
-            script=self.script_name, imports=imports, body=f"{text}{body}\n\n\n" if shared else "", count=_COUNT_CALL if steps else ""
+            script=self.script_name,
+            imports=imports,
+            body=f"{text}{body}\n\n\n" if shared else "",
+            count=_COUNT_CALL if steps else "",
         )
 
     def _params(self) -> str:
@@ -339,9 +403,22 @@ def _imported(imports: Sequence[Statement]) -> set[str]:
     return {name for statement in imports for name in statement.changes}
 
 
+def _legacy(statement: Statement) -> str:
+    """An import of Keras as TensorFlow's own: `keras` alone is Keras 3, which does not build graphs."""
+    node = statement.node
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "keras":
+        return ast.unparse(ast.ImportFrom(f"tensorflow.{node.module}", node.names, 0))
+    if isinstance(node, ast.Import) and [a.name for a in node.names] == ["keras"]:
+        name = node.names[0].asname
+        return "from tensorflow import keras" + (f" as {name}" if name else "")
+    return statement.text
+
+
 def _is_wanted(line: str, used: set[str]) -> bool:
     names = line.rpartition("import ")[2]
-    return "portwright.tensorflow " in names or bool({n.partition(" as ")[2] or n for n in names.split(", ")} & used)
+    return "portwright.tensorflow " in names or bool(
+        {n.partition(" as ")[2] or n for n in names.split(", ")} & used
+    )
 
 
 def _order(lines: Sequence[str]) -> str:
@@ -366,15 +443,13 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _is_seed(statement: Statement) -> bool:
-    call = statement.node.value if isinstance(statement.node, ast.Expr) else None
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in (*_SEEDS, "seed")
-
-
 def _is_harmless(call: ast.Call) -> bool:
     """Made without reading anything: an initializer, a regularizer, a number."""
     name = ast.unparse(call.func)
-    return any(word in name for word in ("initializers", "regularizers", "range", "len", "int", "float", "list", "dict", "tuple"))
+    return any(
+        word in name
+        for word in ("initializers", "regularizers", "range", "len", "int", "float", "list", "dict", "tuple")
+    )
 
 
 def _nested(node: ast.expr | None, name: str) -> str:
@@ -434,12 +509,12 @@ def count_batches(params):
     known = int(dataset.cardinality())
     return known if known >= 0 else sum(1 for _ in dataset)
 '''
-_COUNT_CALL = '''    run = params["runconfig"]
+_COUNT_CALL = """    run = params["runconfig"]
     if run.get("max_steps") is None and run.get("steps_per_epoch") is None:
         from data import count_batches
 
         run["steps_per_epoch"] = count_batches(params)
-'''
+"""
 _UTILS = '''"""Defaults of params.yaml, and what model.py and data.py of {script} share."""
 
 from __future__ import annotations
