@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.training import device_setter
 
-from portwright.job.signals import StopSignals
+from portwright.errors import UnsupportedError
 from portwright.tensorflow import evaluation, prediction, training
 from portwright.tensorflow.argument_names import argument_names, call_with
 from portwright.tensorflow.bad_input import BadType, BadValue
@@ -23,6 +20,7 @@ from portwright.tensorflow.host_call import host_call_to_eval_metric_ops
 from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, current_monitor
+from portwright.tensorflow.own_monitor import showing_progress, watched
 from portwright.tensorflow.run_config import RunConfig, TaskType, default_session_config, path_as_str
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
 
@@ -106,13 +104,19 @@ class Estimator:
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and value <= 0:
                 raise BadValue(f"{name} must be more than 0; received {value}.")
+        _check_strategy(self._train_distribution, "train_distribute")
         all_hooks, listeners = list(check_hooks(hooks)), _check_listeners(saving_listeners)
-        with _watched() as monitor:
+        with watched() as monitor:
             checkpoint = newest_checkpoint(self._model_dir, monitor.note)
-            if max_steps is not None and checkpoint is not None and max_steps <= step_of(checkpoint):
+            done = 0 if checkpoint is None else step_of(checkpoint)
+            if max_steps is not None and max_steps <= done:
                 tf.compat.v1.logging.info("Skipping training since max_steps has already saved.")
                 return self
-            loss = training.train(self, input_fn, all_hooks, steps, max_steps, listeners, checkpoint, monitor)
+            total = max_steps if steps is None else done + steps
+            with showing_progress(monitor, done, total):
+                loss = training.train(
+                    self, input_fn, all_hooks, steps, max_steps, listeners, checkpoint, monitor
+                )
             tf.compat.v1.logging.info("Loss for final step: %s.", loss)
         return self
 
@@ -127,6 +131,7 @@ class Estimator:
         """Returns the metrics over `steps` batches, or all; without a checkpoint those of a fresh model."""
         if steps is not None and steps <= 0:
             raise BadValue(f"steps must be more than 0; received {steps}.")
+        _check_strategy(self._eval_distribution, "eval_distribute")
         all_hooks = list(check_hooks(hooks))
         checkpoint = self._choose_checkpoint(checkpoint_path, "evaluate")
         return evaluation.evaluate(self, input_fn, steps, all_hooks, checkpoint, name)
@@ -317,6 +322,16 @@ def _check_model_fn(model_fn: Any, params: Any) -> None:
         )
 
 
+def _check_strategy(strategy: Any, name: str) -> None:
+    """One replica computes what no strategy would; several are not run in silence as one."""
+    num_replicas = getattr(strategy, "num_replicas_in_sync", 1)
+    if num_replicas > 1:
+        raise UnsupportedError(
+            f"RunConfig's {name} is a {type(strategy).__name__} of {num_replicas} replicas.",
+            "Leave it out to train on one device.",
+        )
+
+
 def _check_listeners(listeners: Any) -> list[Any]:
     found = list(listeners or ())
     for listener in found:
@@ -325,31 +340,6 @@ def _check_listeners(listeners: Any) -> list[Any]:
                 f"saving_listeners must hold CheckpointSaverListener objects; received {listener!r}."
             )
     return found
-
-
-@contextmanager
-def _watched() -> Iterator[Monitor]:
-    """The monitor of an enclosing block; without one, one that saves and ends the process when a signal asks for it."""
-    given = current_monitor()
-    if given is not None:
-        yield given
-        return
-    monitor = Monitor()
-    if not _signals_are_free():
-        yield monitor
-        return
-    with StopSignals() as signals:
-        monitor.signals = signals
-        yield monitor
-    training.stop_as_asked(monitor)
-
-
-def _signals_are_free() -> bool:
-    """Whether nobody else catches stop signals: a script's own handlers stay in charge."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    taken = (signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
-    return all(handler in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler) for handler in taken)
 
 
 def _device_setter(config: RunConfig) -> Any:

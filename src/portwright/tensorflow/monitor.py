@@ -17,15 +17,13 @@ class Monitor:
 
     `signals` are asked between steps: when one was received, training saves, ends early and returns, and the owner of
     the signals decides what follows. `on_log(step, values, losses)` hears of every `log_steps`-th step and of the last
-    one: its loss and steps_per_second, and the losses of all steps since the call before. `on_eval_step(batches)`
-    hears of every batch of an evaluation. `continues_input` lets a second training go on in the data where
+    one: its loss and steps_per_second, and the losses of all steps since the call before. `continues_input` lets a second training go on in the data where
     the first one ended; else only one that was interrupted does, as with tf.estimator.
     """
 
     console: Console = field(default_factory=Console)
     signals: StopSignals | None = None
     on_log: Callable[[int, Mapping[str, float], Sequence[float]], None] | None = None
-    on_eval_step: Callable[[int], None] | None = None
     log_steps: int | None = None
     continues_input: bool = False
 

@@ -53,7 +53,8 @@ class Position:
                 f"The loss is NaN after {self.num_runs} steps of this training.",
                 "Lower the learning rate, or look for values in the data that are not finite; the last checkpoint is from before.",
             )
-        self.losses.append(number)
+        if self.monitor.on_log is not None:
+            self.losses.append(number)
 
     def take_losses(self) -> list[float]:
         taken, self.losses = self.losses, []

@@ -6,6 +6,7 @@ A step that no hook wants to see is run without any of the machinery of hooks.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,20 @@ v1 = tf.compat.v1
 def wants_step(hook: Any, step: int) -> bool:
     """Whether a hook must be called around the run that makes `step`; one that does not say must."""
     wants = getattr(hook, "wants", None)
-    return bool(wants(step)) if wants is not None else sees_steps(hook)
+    if wants is not None:
+        return bool(wants(step))
+    known = _KNOWN.get(type(hook))
+    return known(hook, step) if known is not None else True
+
+
+def counts_steps(hook: Any) -> bool:
+    """Whether a hook counts the steps that it sees, and must be told of the others."""
+    return type(hook) is v1.train.LoggingTensorHook
+
+
+def skip_step(hook: Any) -> None:
+    """Tells such a hook of a step that was made without it."""
+    hook._iter_count += 1
 
 
 def sees_steps(hook: Any) -> bool:
@@ -25,30 +39,50 @@ def sees_steps(hook: Any) -> bool:
     return type(hook).before_run is not base.before_run or type(hook).after_run is not base.after_run
 
 
+def _is_timed(hook: Any, step: int) -> bool:
+    return bool(hook._timer.should_trigger_for_step(step))
+
+
+def _is_summary_due(hook: Any, step: int) -> bool:
+    if hook._next_step is None:
+        return True
+    hook._next_step = step
+    return _is_timed(hook, step)
+
+
+def _is_log_due(hook: Any, step: int) -> bool:
+    return bool(hook._timer is None or hook._timer.should_trigger_for_step(hook._iter_count))
+
+
+# Hooks of TensorFlow's own that users hand over; their subclasses may do anything at any step.
+_KNOWN: dict[type, Callable[[Any, int], bool]] = {
+    v1.train.CheckpointSaverHook: _is_timed,
+    v1.train.StepCounterHook: _is_timed,
+    v1.train.SummarySaverHook: _is_summary_due,
+    v1.train.LoggingTensorHook: _is_log_due,
+    v1.train.StopAtStepHook: lambda hook, step: hook._last_step is None or step >= hook._last_step,
+}
+
+
 class SaveCheckpoints(tf.compat.v1.train.CheckpointSaverHook):  # type: ignore[misc]
     """Saves a checkpoint each so many steps or seconds, at the start and at the end."""
 
     def wants(self, step: int) -> bool:
-        return bool(self._timer.should_trigger_for_step(step))
+        return _is_timed(self, step)
 
 
 class SaveSummaries(tf.compat.v1.train.SummarySaverHook):  # type: ignore[misc]
     """Writes the graph's summaries each so many steps."""
 
-    _next_step: int | None
-
     def wants(self, step: int) -> bool:
-        if self._next_step is None:
-            return True
-        self._next_step = step
-        return bool(self._timer.should_trigger_for_step(step))
+        return _is_summary_due(self, step)
 
 
 class CountRate(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
     """Writes and logs the steps a second each so many steps."""
 
     def wants(self, step: int) -> bool:
-        return bool(self._timer.should_trigger_for_step(step))
+        return _is_timed(self, step)
 
 
 class LogLoss(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import Position
-from portwright.tensorflow.train_hooks import wants_step
+from portwright.tensorflow.train_hooks import counts_steps, skip_step, wants_step
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def run_steps(
     """
     # Only a session of this process can be called past its wrappers: another's may have to be made anew.
     quick = session._tf_sess().make_callable(step.fetches) if not session._tf_sess().sess_str else None
+    counting = [hook for hook in hooks if counts_steps(hook)]
     number, log = first_step, _Log(monitor, position, first_step)
     signals = monitor.signals
     try:
@@ -53,6 +54,8 @@ def run_steps(
             else:
                 _, loss, number, *shapes = quick()
                 position.advance(loss, shapes[0] if shapes else None)
+                for hook in counting:
+                    skip_step(hook)
             is_last = last_step is not None and number >= last_step
             if monitor.on_log is not None and monitor.is_logged(int(number), is_last):
                 log.write(int(number))

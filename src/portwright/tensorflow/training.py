@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.training import training_util
 
-from portwright.errors import ExitStatus
 from portwright.tensorflow import updates
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.checkpoints import clean_unfinished, forget_damaged, saved_steps, step_of
@@ -226,13 +225,3 @@ def _summary_hooks(estimator: Estimator, spec: Any) -> list[Any]:
             )
         )
     return made
-
-
-def stop_as_asked(monitor: Monitor) -> None:
-    """Ends the process as a signal asked for, once everything is saved."""
-    signals = monitor.signals
-    if signals is None or not signals.requested:
-        return
-    if signals.exit_status is ExitStatus.INTERRUPTED:
-        raise KeyboardInterrupt
-    raise SystemExit(int(signals.exit_status))
