@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,7 +253,7 @@ def test_a_vocabulary_cuts_what_it_lacks_and_refuses_what_it_cannot_be(tmp_path:
 def test_corrupted_text_can_be_put_together_again(length: int, seed: int) -> None:
     raw = raw_length_for(length)
     tokens = list(range(100, 100 + raw))
-    source, target = corrupt(tokens, range(99_999, 90_000, -1), 1, np.random.default_rng(seed))
+    source, target = corrupt(tokens, range(99_999, 90_000, -1), 1, Random(seed))
     assert (len(source), len(target)) == lengths_after(raw)
     assert len(source) <= max(length, lengths_after(1)[0])
     spans: dict[int, list[int]] = {}

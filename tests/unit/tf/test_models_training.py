@@ -77,7 +77,7 @@ class Losses(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 def small_params(model: str, **model_changes: Any) -> dict[str, Any]:
     params = params_of(model, model=CHANGES[model] | model_changes)
     for section in ("train_input", "eval_input"):
-        params[section]["batch_size"] = 8
+        params[section] |= {"batch_size": 8, "num_samples": 160}
     params["optimizer"] = {"optimizer_type": "Adam", "learning_rate": 0.01}
     return params
 

@@ -55,8 +55,8 @@ LARGEST = 999_999
 
 def number_pairs(num_samples: int, seed: int = 1) -> tuple[list[str], list[str]]:
     """English and German; German tells the ones before the tens, so that words change places."""
-    digits = np.random.default_rng(seed).integers(1, 7, num_samples)
-    numbers = [int(np.random.default_rng([seed, i]).integers(10**d)) for i, d in enumerate(digits)]
+    random = np.random.default_rng(seed)
+    numbers = random.integers(10 ** random.integers(1, 7, num_samples)).tolist()
     return [english(number) for number in numbers], [german(number) for number in numbers]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from itertools import pairwise
+from random import Random
 
 NOISE_FRACTION = 0.15
 MEAN_SPAN_LENGTH = 3
@@ -28,7 +27,7 @@ def raw_length_for(input_length: int) -> int:
 
 
 def corrupt(
-    tokens: Sequence[int], sentinels: Sequence[int], end_id: int, random: np.random.Generator
+    tokens: Sequence[int], sentinels: Sequence[int], end_id: int, random: Random
 ) -> tuple[list[int], list[int]]:
     """The text with its spans replaced, and the spans, each after its sentinel; both end in `end_id`."""
     num_noise, num_spans = noise_of(len(tokens))
@@ -53,7 +52,7 @@ def noise_of(length: int) -> tuple[int, int]:
     return num_noise, num_spans
 
 
-def _random_parts(total: int, num_parts: int, random: np.random.Generator) -> list[Any]:
+def _random_parts(total: int, num_parts: int, random: Random) -> list[int]:
     """`num_parts` sizes of at least 1 that add up to `total`."""
-    cuts: Any = np.sort(random.choice(np.arange(1, total), num_parts - 1, replace=False)) if total > 1 else []
-    return [int(size) for size in np.diff([0, *cuts, total])]
+    cuts = [0, *sorted(random.sample(range(1, total), num_parts - 1)), total]
+    return [after - before for before, after in pairwise(cuts)]

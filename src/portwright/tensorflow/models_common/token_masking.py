@@ -25,7 +25,7 @@ def mask_tokens(
     special = [vocabulary.ids[token] for token in SPECIAL_TOKENS]
     may_be_masked = tf.cast(features["input_mask"], tf.bool)
     for token_id in special:
-        may_be_masked &= input_ids != token_id
+        may_be_masked &= tf.not_equal(input_ids, token_id)  # in a v1 graph, != compares objects
 
     draw_seed = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     order, kinds, others = (tf.random.experimental.stateless_fold_in(draw_seed, part) for part in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def corrupted_text(params: dict[str, Any], section: str) -> Arrays:
     sentinels = range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1)  # from the top down, as T5 has them
     packed = pack_sequences(load_documents(params, section), vocabulary, raw_length)
     texts = take_split({"input_ids": packed["input_ids"]}, params, section)["input_ids"]
-    random = np.random.default_rng(params.get("runconfig", {}).get("seed") or 1)
+    random = Random(params.get("runconfig", {}).get("seed") or 1)
     end_id, pad_id = vocabulary.ids[END], vocabulary.ids[PAD]
     pairs = [
         corrupt(text.tolist(), sentinels, end_id, random)
