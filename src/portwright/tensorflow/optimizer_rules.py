@@ -40,7 +40,9 @@ class Decaying:
         if not self.decouples:
             return apply(gradient + tf.cast(rate, gradient.dtype) * variable, variable)
         share = tf.cast(self._lr_t * rate, variable.dtype.base_dtype)  # type: ignore[attr-defined]
-        shrunk = v1.assign_sub(variable, share * variable)
+        # Behind the gradient, so that the step that it comes from has read the weights before they shrink.
+        with tf.control_dependencies([gradient]):
+            shrunk = v1.assign_sub(variable, share * variable)
         with tf.control_dependencies([shrunk]):
             return apply(gradient, variable)
 
