@@ -22,7 +22,7 @@ from portwright.tensorflow.first_batch import FirstBatch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_config import RunConfig
-from portwright.tensorflow.run_model import WatchedModel, describe_shape, name_tensors
+from portwright.tensorflow.run_model import WatchedModel, describe_shape, name_tensors, seed_everything
 from portwright.tensorflow.run_parts import InputFn, Parts
 
 _PHASES = {
@@ -64,7 +64,7 @@ class _Try:
     """One step of one mode, with fresh weights and in a folder that goes away."""
 
     def __init__(self, parts: Parts, params: Params, mode: str, folder: str, console: Console) -> None:
-        self._mode, self._console = mode, console
+        self._mode, self._console, self._seed = mode, console, params.runconfig.seed
         self._model = WatchedModel(parts.model_fn)
         self._first = FirstBatch(self._model, console.warning)
         self._input: InputFn = parts.input_fn(mode, params.values)
@@ -84,6 +84,7 @@ class _Try:
             self._console, log_steps=1, on_log=lambda step, values, more: losses.append(values["loss"])
         )
         outputs: dict[str, Any] = {}
+        seed_everything(self._seed)
         with watching(monitor):
             if self._mode == ModeKeys.TRAIN:
                 self._estimator.train(self._input, hooks=[self._first], steps=1)

@@ -127,6 +127,11 @@ def describe(structure: Any) -> str:
     return f"{tf.as_dtype(structure.dtype).name}{describe_shape(structure.shape)}"
 
 
+def seed_everything(seed: int) -> None:
+    """Seeds what Python, NumPy and Keras draw while a graph is built; called before each, so that all are built alike."""
+    tf.keras.utils.set_random_seed(seed)
+
+
 def describe_shape(shape: Any) -> str:
     shape = tf.TensorShape(shape)
     if shape.rank is None:

@@ -28,7 +28,7 @@ from portwright.tensorflow.first_batch import FirstBatch, OnBatch, find_non_fini
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_config import RunConfig
-from portwright.tensorflow.run_model import WatchedModel
+from portwright.tensorflow.run_model import WatchedModel, seed_everything
 from portwright.tensorflow.run_parts import Parts
 
 
@@ -136,12 +136,14 @@ class Trainer:
             continues_input=True,
         )
         self.model.checkpoint = estimator.latest_checkpoint()
+        seed_everything(self._config.seed)
         with watching(monitor):
             try:
                 estimator.train(input_fn, hooks=[first_batch], max_steps=end)
             except NonFiniteError as error:
                 step = start + num_losses + 1
                 fresh = self._first_step == 0  # a resumed input does not say where it was
+                seed_everything(self._config.seed)
                 bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
                 raise explain_non_finite(step, bad, recent) from error
 
@@ -197,6 +199,7 @@ class Trainer:
             progress.update(done, {})
 
         self.model.checkpoint = checkpoint
+        seed_everything(self._config.seed)
         with progress, watching(Monitor(self._console)):
             try:
                 results = estimator.evaluate(
@@ -244,6 +247,7 @@ class Trainer:
         """Batches of what the model predicts, by name."""
         input_fn = self._parts.input_fn(ModeKeys.PREDICT, self._params.values)
         self.model.checkpoint = checkpoint
+        seed_everything(self._config.seed)
         with self._reading_estimator() as estimator, watching(Monitor(self._console)):
             batches = estimator.predict(input_fn, checkpoint_path=checkpoint, yield_single_examples=False)
             for batch in batches:
