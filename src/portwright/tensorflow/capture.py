@@ -106,6 +106,8 @@ class _Capture:
             except UnknownShape as still:
                 raise explain(still, self.places) from None
             self._note_guesses()
+        ends = [writer.known(tensor) for op in built.fetches for tensor in op.outputs]
+        tape.drop_dead({end.value for end in ends if isinstance(end, Ref)})
         optimizer = self._optimizer(parameters) if trains else CountedOptimizer("")
         loss = writer.known(built.loss) if built.loss is not None else None
         graph = Graph(

@@ -41,10 +41,11 @@ def _bind(writer: Writer, op: Any, made: Sequence[Known]) -> None:
 
 
 def _inline(
-    writer: Writer, op: Any, name: str, args: Sequence[Known], phase: Phase, turns: int = 1
+    writer: Writer, op: Any, name: str, args: Sequence[Known], phase: Phase, turns: int | None = None
 ) -> list[Known]:
     body = find_body(writer, op, name, args)
-    inner = Writer(writer.tape, {}, find_static(body.get_operations()), writer.trips * turns)
+    inner = Writer(writer.tape, {}, find_static(body.get_operations()), writer.trips * (turns or 1))
+    inner.is_looping = writer.is_looping or turns is not None
     inner.around_layer = writer.tape.layer_of(op, writer.around_layer)
     inner.around_place = writer.tape.place_of(op, writer.around_place)
     inner.phase = phase

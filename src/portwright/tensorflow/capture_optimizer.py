@@ -59,11 +59,19 @@ def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
     """By its update ops, or by the class that was made: where the class says more (AdamW of Adam), or the update is in plain ops."""
     classes = [name.removesuffix("Optimizer") for name in made]
     for name in types:
-        stem = name.removeprefix("ResourceSparseApply").removeprefix("ResourceApply").removeprefix("Apply")
-        if stem != name and stem in _BY_UPDATE:
+        stem = _stem(name)
+        if stem in _BY_UPDATE:
             found = _BY_UPDATE[stem]
             return next((each for each in classes if each.startswith(found)), found)
     return next((name for name in classes if name), "optimizer of model_fn")
+
+
+def _stem(name: str) -> str:
+    """Adam of ResourceApplyAdam; '' for an op that is no update."""
+    for prefix in ("ResourceSparseApply", "ResourceApply", "SparseApply", "Apply"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return ""
 
 
 def share_slots(
@@ -117,8 +125,8 @@ def count_update(nodes: Iterable[Node], values: Any) -> int:
     for node in nodes:
         if node.phase != "optimizer":
             continue
-        stem = node.op.removeprefix("tf.").removeprefix("ResourceSparseApply").removeprefix("ResourceApply")
-        if f"tf.{stem}" != node.op and stem in _BY_UPDATE:
+        stem = _stem(node.op.removeprefix("tf."))
+        if stem in _BY_UPDATE:
             sizes = [values[i].num_elements for i in node.inputs]
             total += max(sizes, default=0) * _FUSED.get(_BY_UPDATE[stem], 12)
         else:

@@ -53,8 +53,15 @@ def is_source(op: Any) -> bool:
 
 
 def original(op: Any) -> Any:
-    """The forward op that an op is a part of the gradient of, or None."""
-    return getattr(op, "_original_op", None)
+    """The forward op that an op is a part of the gradient of, or None; a tape's gradients have its name in theirs."""
+    found = getattr(op, "_original_op", None)
+    if found is None and "gradient_tape/" in op.name:
+        name = op.name.partition("gradient_tape/")[2].rpartition("/")[0]
+        try:
+            return op.graph.get_operation_by_name(name) if name else None
+        except KeyError:
+            return None
+    return found
 
 
 def find_step(
@@ -62,7 +69,7 @@ def find_step(
 ) -> Step:
     """Sorts into phases all that `fetches` (ops) need, up to the tensors `cut`; `counters` are variables that only count steps."""
     reached, num_host = _reach(fetches, cut, counters)
-    ordered = sorted(reached, key=lambda op: op._id)
+    ordered = _order(reached)
     static = find_static(ordered)
     live = _find_live(reached, fetches, loss)
     kept = [op for op in ordered if op in live and op not in static and not is_variable(op)]
@@ -98,6 +105,34 @@ def _reach(
     return reached - made, len(hosts)
 
 
+def _order(reached: set[Any]) -> list[Any]:
+    """As they were made, which is an order in which they can run; but old loops rewire their ops afterwards."""
+    made = sorted(reached, key=lambda op: op._id)
+    if not any(op.type == "LoopCond" for op in made):
+        return made
+    ordered: dict[Any, None] = {}
+    for end in made:
+        pending = [end]
+        seen: set[Any] = set()
+        while pending:
+            op = pending[-1]
+            before = [
+                tensor.op
+                for tensor in op.inputs
+                if tensor.op in reached
+                and tensor.op not in ordered
+                and tensor.op not in seen
+                and tensor.op.type != "NextIteration"
+            ]
+            if op in ordered or (op in seen and not before) or not before:
+                ordered.setdefault(op)
+                pending.pop()
+            else:
+                seen.add(op)
+                pending += before
+    return list(ordered)
+
+
 def _find_live(reached: set[Any], fetches: Sequence[Any], loss: Any) -> set[Any]:
     """What changes a variable or reaches the loss. The rest only waits: TensorFlow makes gradients of a layer wait for one another,
     so that a session also computes the gradient of the batch itself, which no compiler keeps."""
@@ -112,7 +147,7 @@ def _acts(op: Any) -> bool:
         return True
     if op.type in ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc"):
         return True
-    return not op.outputs and op.type != "NoOp"
+    return not op.outputs and op.type not in ("NoOp", "ControlTrigger")
 
 
 def _counts(op: Any, counters: frozenset[str]) -> bool:
@@ -174,7 +209,7 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     phases: dict[Any, Phase] = {}
     behind: set[Any] = set()  # depends on a gradient
     fed: set[Any] = set()  # depends on the batch
-    are_marked = any(original(op) is not None for op in gradients)  # a tape's are not
+    are_marked = any(hasattr(op, "_original_op") for op in gradients)  # a tape's are not
     parameter_shapes = _parameter_shapes(kept)
     for op in kept:
         sources = {tensor.op for tensor in op.inputs}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NUMBERED = re.compile(r"(?P<base>.*?[^_\d])_?(?P<number>\d+)")
+_GRADIENTS = re.compile(r"^(gradients(_\d+)?|gradient_tape)/")
 _SUFFIX = re.compile(r"_\d+$")
 
 
@@ -45,7 +46,7 @@ class Scopes:
 
     def of_op(self, name: str) -> str:
         """The innermost layer whose scope the op lies in; a scope that was entered again ('dense_1' without variables) counts too."""
-        scope = name.rpartition("/")[0]
+        scope = _GRADIENTS.sub("", name).rpartition("/")[0]
         if scope not in self._of_scope:
             found: tuple[str, ...] = ()
             for part in scope.split("/") if scope else ():

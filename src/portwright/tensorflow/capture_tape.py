@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from portwright.graph.graph import ITEM_BYTES, Kind, Node, Phase, Place, Ref, Value
@@ -13,9 +14,9 @@ from portwright.tensorflow.capture_scopes import Scopes
 from portwright.tensorflow.capture_shapes import UnknownShape
 
 # What hands its first input on as it is.
-_PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
+PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
     RefEnter RefExit RefIdentity"""
-_PASSING = frozenset(_PASSING_NAMES.split())
+PASSING = frozenset(PASSING_NAMES.split())
 _VIEWS_NAMES = "Reshape Squeeze ExpandDims"
 _VIEWS = frozenset(_VIEWS_NAMES.split())
 _REDUCTIONS_NAMES = "Sum Mean Prod Max Min All Any"
@@ -25,6 +26,16 @@ _KEPT_ATTRIBUTES_NAMES = """transpose_a transpose_b adj_x adj_y strides padding 
     exclusive reverse alpha message"""
 _KEPT_ATTRIBUTES = frozenset(_KEPT_ATTRIBUTES_NAMES.split())
 
+_ACTING = (
+    "tf.PyFunc",
+    "tf.EagerPyFunc",
+    "tf.LoopCond",
+    "tf.Assign",
+    "tf.Apply",
+    "tf.SparseApply",
+    "tf.Scatter",
+    "tf.Merge",
+)
 _RESULTS = {
     "FusedBatchNormV3": 5,
     "FusedBatchNormGradV3": 3,
@@ -45,6 +56,7 @@ class TensorFlowTape:
         self.places, self.scopes = places, scopes
         self.variables: dict[str, int] = {}  # name of the variable's op: its value
         self.layer_of_variable: dict[str, str] = {}
+        self.looped: set[int] = set()  # nodes inside a loop, whose next turn may read what they make
         self._node_of: dict[Any, int] = {}  # op: its node
         self._place_of: dict[Any, Place | None] = {}
         self._layer_of: dict[Any, str] = {}
@@ -104,6 +116,23 @@ class TensorFlowTape:
         self.nodes.append(Node(len(self.nodes), "tf.Const", phase, (), {}, (), (ref.value,), layer, place))
         return ref
 
+    def drop_dead(self, wanted: set[int]) -> None:
+        """Takes out what reaches neither an update nor the values `wanted`, such as a gradient of the batch inside a function."""
+        wanted, live = set(wanted), set()
+        for node in reversed(self.nodes):
+            made = {self.values[value].base for value in node.outputs} | set(node.outputs)
+            acts = not node.outputs or node.op.startswith(_ACTING) or node.index in self.looped
+            if acts or made & wanted:
+                live.add(node.index)
+                wanted.update(node.inputs)
+                wanted.update(self.values[value].base for value in node.inputs)
+        numbers = {node.index: number for number, node in enumerate(n for n in self.nodes if n.index in live)}
+        self.nodes = [
+            replace(node, index=numbers[node.index], forward=numbers.get(node.forward, -1))
+            for node in self.nodes
+            if node.index in live
+        ]
+
     def place_of(self, op: Any, around: Place | None) -> Place | None:
         """The line of an op, of a gradient that of its forward op, inside a function that of the call where it has none."""
         if op not in self._place_of:
@@ -152,10 +181,13 @@ class Writer:
         self.around_layer = ""
         self.around_place: Place | None = None
         self.phase: Phase = "forward"
+        self.has_old_loops = self.is_looping = False
 
     def write(self, ops: Iterable[tuple[Any, Phase]]) -> None:
+        ops = list(ops)
+        self.has_old_loops = self.has_old_loops or any(op.type == "LoopCond" for op, _ in ops)
         for op, phase in ops:
-            self._write_op(op, phase)
+            self.write_op(op, phase)
 
     def known(self, tensor: Any) -> Known:
         key = key_of(tensor)
@@ -177,18 +209,22 @@ class Writer:
             return self.tape.add_constant(tensor, self.phase, self.around_layer, self.around_place)
         return None  # a loop's way back, or a handle of something that is not a variable
 
-    def _write_op(self, op: Any, phase: Phase) -> None:
+    def write_op(self, op: Any, phase: Phase) -> None:
         self.phase = phase
+        from portwright.tensorflow.capture_calls import write_call
+        from portwright.tensorflow.capture_old_loops import loops_around, write_in_loop
+
         args = tuple(self.known(tensor) for tensor in op.inputs)
-        if op.type in _PASSING or (op.type in _REDUCTIONS and _keeps_shape(op)):
+        loops = loops_around(op) if self.has_old_loops else []
+        if loops and write_in_loop(self, op, phase, args, loops):
+            return
+        if op.type in PASSING or (op.type in _REDUCTIONS and _keeps_shape(op)):
             self.env[op, 0] = args[0] if args else None
             return
         if op.type == "IdentityN":
             for tensor, given in zip(op.outputs, args, strict=True):
                 self.env[key_of(tensor)] = given
             return
-        from portwright.tensorflow.capture_calls import write_call
-
         if write_call(self, op, phase, args):
             return
         self.write_plain(op, phase, args)
@@ -205,6 +241,8 @@ class Writer:
             self.env[key_of(tensor)] = ref
             if isinstance(ref, Ref):
                 made.append(ref.value)
+        if self.is_looping:
+            self.tape.looped.add(len(self.tape.nodes))
         self.tape.add_node(op, phase, args, tuple(made), layer, place, self.trips)
 
     def _make(
