@@ -9,12 +9,7 @@ import tensorflow as tf
 
 from portwright.errors import UserError
 from portwright.tensorflow.models_common.pipeline import dataset_of_arrays, dataset_of_records, has_records
-from portwright.tensorflow.models_common.text_examples import (
-    load_documents,
-    load_vocabulary,
-    pack_sequences,
-    take_split,
-)
+from portwright.tensorflow.models_common.text_examples import pack_sequences, text_samples
 
 
 def language_model_dataset(
@@ -34,9 +29,7 @@ def language_model_dataset(
         tokens = tf.io.FixedLenFeature([length], tf.int64)
         spec = {"input_ids": tokens, "input_mask": tokens, "labels": tokens}
         return dataset_of_records(options, training, spec, _split_labels, input_context)
-    documents = load_documents(params, section)
-    vocabulary = load_vocabulary(params, params["model"]["vocab_size"])
-    arrays = take_split(pack_sequences(documents, vocabulary, length), params, section)
+    arrays, _ = text_samples(params, section, pack_sequences, params["model"]["vocab_size"], length)
     return dataset_of_arrays(arrays, options, training, _split_labels, input_context)
 
 

@@ -12,11 +12,9 @@ from portwright.errors import UserError
 from portwright.tensorflow.models_common.input_params import TextInputParams
 from portwright.tensorflow.models_common.pipeline import dataset_of_arrays, dataset_of_records, has_records
 from portwright.tensorflow.models_common.text_examples import (
-    load_documents,
-    load_vocabulary,
     sentence_pairs,
     single_segments,
-    take_split,
+    text_samples,
 )
 from portwright.tensorflow.models_common.token_masking import mask_tokens
 
@@ -43,10 +41,9 @@ def masked_lm_dataset(
             options, training, _record_spec(options, pairs), _split_labels, input_context
         )
 
-    documents = load_documents(params, section)
-    vocabulary = load_vocabulary(params, params["model"]["vocab_size"])
     make = sentence_pairs if pairs else single_segments
-    arrays = take_split(make(documents, vocabulary, options["max_sequence_length"]), params, section)
+    size, length = params["model"]["vocab_size"], options["max_sequence_length"]
+    arrays, vocabulary = text_samples(params, section, make, size, length)
     seed = params.get("runconfig", {}).get("seed") or 1
 
     def mask(batch: dict[str, tf.Tensor], number: tf.Tensor) -> Any:

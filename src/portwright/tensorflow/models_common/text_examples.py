@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,8 @@ from portwright.tensorflow.models_common.documentation_text import (
 )
 from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
 from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
+
+MakeSamples = Callable[[Sequence[Document], Vocabulary, int], Arrays]
 
 HELD_OUT = 10  # of generated samples, every tenth is for evaluation
 
@@ -48,7 +50,7 @@ def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
     return vocabulary
 
 
-@cache  # training, evaluation and tests ask for it again and again
+@cache
 def _documentation_vocabulary(size: int, lower_case: bool) -> Vocabulary:
     return _learn(python_documentation(), size, lower_case)
 
@@ -56,6 +58,24 @@ def _documentation_vocabulary(size: int, lower_case: bool) -> Vocabulary:
 def _learn(documents: Sequence[Document], size: int, lower_case: bool) -> Vocabulary:
     texts = (sentence for document in documents for sentence in document)
     return Vocabulary.learn(texts, size, lower_case=lower_case)
+
+
+def text_samples(
+    params: Mapping[str, Any], section: str, make: MakeSamples, vocab_size: int, length: int
+) -> tuple[Arrays, Vocabulary]:
+    """What `make` makes of a section's text, those of training or of evaluation; and the vocabulary."""
+    vocabulary = load_vocabulary(params, vocab_size)
+    documents = load_documents(params, section)
+    if params[section]["data_dir"] is None and params["train_input"]["vocab_file"] is None:
+        arrays = _documentation_samples(make, vocabulary, length)
+    else:
+        arrays = make(documents, vocabulary, length)
+    return take_split(arrays, params, section), vocabulary
+
+
+@cache  # training, evaluation and tests ask for it again and again
+def _documentation_samples(make: MakeSamples, vocabulary: Vocabulary, length: int) -> Arrays:
+    return make(python_documentation(), vocabulary, length)
 
 
 def take_split(arrays: Arrays, params: Mapping[str, Any], section: str) -> Arrays:

@@ -21,13 +21,7 @@ from portwright.tensorflow.models_common.span_corruption import (
     noise_of,
     raw_length_for,
 )
-from portwright.tensorflow.models_common.text_examples import (
-    load_documents,
-    load_vocabulary,
-    pack_sequences,
-    pad,
-    take_split,
-)
+from portwright.tensorflow.models_common.text_examples import pack_sequences, pad, text_samples
 from portwright.tensorflow.models_common.vocabulary import END, PAD
 
 Features = dict[str, tf.Tensor]
@@ -76,10 +70,9 @@ def corrupted_text(params: dict[str, Any], section: str) -> Arrays:
             f"train_input.extra_ids is {num_sentinels} of {vocab_size} tokens, and a sample has {num_spans} spans.",
             f"Set extra_ids to at least {num_spans}, and fewer than model.vocab_size.",
         )
-    vocabulary = load_vocabulary(params, vocab_size - num_sentinels)
+    packed, vocabulary = text_samples(params, section, pack_sequences, vocab_size - num_sentinels, raw_length)
     sentinels = range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1)  # from the top down, as T5 has them
-    packed = pack_sequences(load_documents(params, section), vocabulary, raw_length)
-    texts = take_split({"input_ids": packed["input_ids"]}, params, section)["input_ids"]
+    texts = packed["input_ids"]
     random = Random(params.get("runconfig", {}).get("seed") or 1)
     end_id, pad_id = vocabulary.ids[END], vocabulary.ids[PAD]
     pairs = [
