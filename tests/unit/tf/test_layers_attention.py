@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
-from layer_twins import array, attention_pairs, compare, draw, numbers
+from layer_twins import array, attention_pairs, compare, draw, norm_pairs, numbers
 
 import portwright.layers as theirs
 from portwright.errors import UserError
@@ -120,6 +120,38 @@ def test_options(options: dict[str, Any]) -> None:
     check(*twins(**options), [numbers((BATCH, QUERIES, WIDTH))], is_causal=True)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_type": "scaled_cosine"},
+        {"attention_qk_norm_layer": "layernorm", "attention_qk_norm_eps": 1e-3},
+        {
+            "attention_qk_norm_layer": "rmsnorm",
+            "attention_type": "scaled_cosine",
+            "attention_logits_alpha": 0.5,
+        },
+    ],
+)
+def test_normed_queries_and_keys(options: dict[str, Any]) -> None:
+    ours, module = twins(**options)
+
+    def pairs(other: Any) -> list[tuple[Any, Any]]:
+        found = attention_pairs(ours, other)
+        if "attention_type" in options:
+            found.append((ours.logits_scale, other.logits_scale))
+        if "attention_qk_norm_layer" in options:
+            found += norm_pairs(ours.q_norm, other.q_norm) + norm_pairs(ours.k_norm, other.k_norm)
+        return found
+
+    compare(
+        lambda x: ours(x, is_causal=True)[0],
+        lambda x: module(x, x, x, is_causal=True)[0],
+        [numbers((BATCH, QUERIES, WIDTH))],
+        module,
+        pairs,
+    )
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_shared_keys_and_values(groups: int) -> None:
     module = draw(theirs.MultiQueryAttention(WIDTH, 4, batch_first=True, num_kv_groups=groups)).eval()
@@ -146,6 +178,22 @@ def test_rotation_alone(seq_dim: Any) -> None:
     found = ours.rotate_tensor(tf.constant(x), 4000, seq_dim=seq_dim)
     expected = other.rotate_tensor(torch.from_numpy(x), 4000, seq_dim=seq_dim)
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("linear", None),
+        ("yarn", {"original_max_position_embeddings": 64}),
+        ("yarn", {"original_max_position_embeddings": 64, "truncate": False, "mscale_a": 0.2}),
+        ("llama3", {"original_max_position_embeddings": 64, "high_freq_factor": 2.5}),
+    ],
+)
+def test_rotation_of_longer_contexts(kind: str, extra: Any) -> None:
+    x = numbers((1, 1, 200, 32))
+    ours = layers.RotaryPositionEmbeddingHelper(200, 32, 10000.0, 4.0, kind, extra)
+    other = theirs.RotaryPositionEmbeddingHelper(200, 32, 10000.0, 4.0, kind, extra)
+    np.testing.assert_allclose(ours(tf.constant(x)), other(torch.from_numpy(x)), atol=2e-4)
 
 
 def test_a_query_that_sees_nothing_gets_the_bias_alone() -> None:
@@ -236,6 +284,12 @@ def test_linformer(style: str, length: int) -> None:
         (lambda: layers.RotaryPositionEmbeddingHelper(8, 3), "even"),
         (lambda: layers.RotaryPositionEmbeddingHelper(8, 4, layout="halves"), "'half'"),  # type: ignore[arg-type]
         (lambda: layers.RotaryPositionEmbeddingHelper(8, 4, base=0), "base"),
+        (lambda: layers.RotaryPositionEmbeddingHelper(8, 4, scaling_type="yarn"), "needs original_max"),
+        (lambda: layers.RotaryPositionEmbeddingHelper(8, 4, scaling_type="ntk"), "Unknown rotary scaling"),
+        (
+            lambda: layers.RotaryPositionEmbeddingHelper(8, 4, scaling_extra_args={"beta": 1}),
+            "no option 'beta'",
+        ),
     ],
 )
 def test_bad_options_are_refused(make: Any, message: str) -> None:
@@ -298,3 +352,20 @@ def test_linformer_refuses_what_has_no_meaning() -> None:
         tied.tie_kernel_projections(tf.zeros([1, 2, 3]))
     with pytest.raises(UserError, match="share-layerwise"):
         layer.tie_kernel_projections(tf.zeros([1, 64, 4]))
+
+
+def test_masks_equal_those_of_pytorch() -> None:
+    for options in ({}, {"num_sink_tokens": 2}, {"causal": False}):
+        np.testing.assert_array_equal(
+            layers.create_sliding_window_mask(9, 3, **options),
+            theirs.create_sliding_window_mask(9, 3, **options),
+        )
+    np.testing.assert_array_equal(
+        layers.generate_square_subsequent_mask(4), theirs.generate_square_subsequent_mask(4)
+    )
+    np.testing.assert_array_equal(
+        layers.create_autoregressive_mask(4), theirs.create_autoregressive_mask(4, torch.bool)
+    )
+    np.testing.assert_array_equal(
+        layers.make_padding_mask(tf.constant([0, 2, 3]), 3), [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+    )

@@ -167,6 +167,72 @@ def test_embeddings(kind: Any, pad: int | None) -> None:
         )
 
 
+def test_positions_that_belong_into_attention() -> None:
+    ids = tf.constant([[1, 2, 3]])
+    rotary: dict[str, Any] = {
+        "position_embedding_type": "rotary",
+        "max_position_embeddings": 8,
+        "rotary_dim": 4,
+        "rotary_layout": "half",
+        "pos_scaling_factor": 2.0,
+    }
+    x = numbers((1, 2, 3, 4))
+    ours, module = layers.EmbeddingLayer(9, 4, **rotary), theirs.EmbeddingLayer(9, 4, **rotary)
+    np.testing.assert_allclose(
+        ours.get_rope_helper()(tf.constant(x)), module.get_rope_helper()(torch.from_numpy(x)), atol=1e-6
+    )
+    assert ours.compute_position_bias(3, 3) is None
+    alibi: dict[str, Any] = {"position_embedding_type": "alibi", "num_heads": 3}
+    ours, module = layers.EmbeddingLayer(9, 4, **alibi), theirs.EmbeddingLayer(9, 4, **alibi)
+    np.testing.assert_allclose(
+        ours.compute_position_bias(3, 5), module.compute_position_bias(3, 5), rtol=1e-6
+    )
+    relative = layers.EmbeddingLayer(9, 4, position_embedding_type="relative", num_heads=3, name="words")
+    assert ours.get_rope_helper() is None
+    np.testing.assert_array_equal(relative(ids), tf.gather(relative.weight, ids))
+    assert relative.compute_position_bias(3, 5).shape == (1, 3, 3, 5)
+    assert len(relative.trainable_weights) == 2
+
+
+def stack_pairs(stack: Any, module: Any) -> list[tuple[Any, Any]]:
+    pairs = [] if module.norm is None else norm_pairs(stack.norm, module.norm)
+    for layer, other in zip(stack.layers, module.layers, strict=True):
+        pairs += block_pairs(layer, other)
+    return pairs
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_whole_transformer(norm_first: bool) -> None:
+    sizes = (WIDTH, HEADS, 2, 3, INNER)
+    ours = layers.Transformer(*sizes, activation="gelu", norm_first=norm_first, name="transformer")
+    module = draw(
+        theirs.Transformer(*sizes, activation="gelu", norm_first=norm_first, batch_first=True)
+    ).eval()
+    compare(
+        lambda src, tgt: ours(src, tgt, src_key_padding_mask=tf.constant(PADDING), tgt_is_causal=True),
+        lambda src, tgt: module(src, tgt, src_key_padding_mask=torch.from_numpy(PADDING), tgt_is_causal=True),
+        [X, numbers((BATCH, 4, WIDTH), 2)],
+        module,
+        lambda other: stack_pairs(ours.encoder, other.encoder) + stack_pairs(ours.decoder, other.decoder),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+    names = {weight.name for weight in ours.weights}
+    assert {"transformer/encoder/layers_1/norm2/gamma:0", "transformer/decoder/norm/beta:0"} <= names
+    assert len(names) == len(ours.weights) == len(list(module.parameters())) + 2 * (2 + 3 + 3) * 2
+
+
+def test_a_stack_with_caches() -> None:
+    layer = layers.TransformerDecoderLayer(WIDTH, HEADS, INNER, add_cross_attention=False)
+    stack = layers.TransformerDecoder(layer, 2)
+    whole = stack(tf.constant(X), tgt_is_causal=True)
+    first, past = stack(tf.constant(X[:, :3]), tgt_is_causal=True, cache_present_kv=True)
+    second, _ = stack(tf.constant(X[:, 3:]), tgt_is_causal=True, past_kv=past, cache_present_kv=True)
+    np.testing.assert_allclose(tf.concat([first, second], 1), whole, atol=1e-5)
+    with pytest.raises(UserError, match="1 entries for 2 layers"):
+        stack(tf.constant(X), past_kv=past[:1])
+
+
 def test_the_row_of_padding_starts_at_zero_and_small_integers_are_ids() -> None:
     layer = layers.EmbeddingLayer(11, 4, pad_token_id=3, position_embedding_type=None)
     found = layer(tf.constant([[3, 1]], tf.uint8))
@@ -242,7 +308,16 @@ def test_alibi(heads: int) -> None:
         (lambda: layers.EmbeddingLayer(0, 4), "vocab_size is 0"),
         (lambda: layers.EmbeddingLayer(9, 4, pad_token_id=9), "pad_token_id is 9"),
         (lambda: layers.EmbeddingLayer(9, 4), "max_position_embeddings"),
-        (lambda: layers.EmbeddingLayer(9, 4, position_embedding_type="rotary"), "attention"),  # type: ignore[arg-type]
+        (lambda: layers.EmbeddingLayer(9, 4, position_embedding_type="rotaty"), "'rotary'"),  # type: ignore[arg-type]
+        (
+            lambda: layers.EmbeddingLayer(9, 4, position_embedding_type="rotary", max_position_embeddings=4),
+            "no rotary_dim",
+        ),
+        (lambda: layers.EmbeddingLayer(9, 4, position_embedding_type="relative"), "no num_heads"),
+        (
+            lambda: layers.EmbeddingLayer(9, 4, max_position_embeddings=4, pos_scaling_factor=2.0),
+            "not at all",
+        ),
         (
             lambda: layers.EmbeddingLayer(9, 4, embedding_scale=float("nan"), position_embedding_type=None),
             "nan",

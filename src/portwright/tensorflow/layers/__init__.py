@@ -9,7 +9,8 @@ and `dtype`, a type or a Keras policy ("mixed_float16"); weights are named by la
 | MultiheadAttention, MultiQueryAttention | attention(query, key, value, key_padding_mask, ..., is_causal, position_bias, rotary_position_embedding_helper, past_kv) -> (output, weights) |
 | LinformerAttention | keys and values mixed down to a fixed number; `tie_kernel_projections` for share-layerwise |
 | TransformerEncoderLayer, TransformerDecoderLayer, GPTJDecoderLayer | pre and post norm, cross attention, the model zoo's options (`BlockOptions`) |
-| EmbeddingLayer | words, positions (learned, fixed), segments, scale, dropout; `.weight` for tied logits |
+| TransformerEncoder, TransformerDecoder, Transformer | stacks of such layers |
+| EmbeddingLayer | words, positions of every kind, segments, scale, dropout; `.weight` for tied logits |
 | PositionEmbeddingLayer, SegmentEmbeddingLayer | added to embeddings, as in the model zoo |
 | RotaryPositionEmbeddingHelper, RelativePositionEmbeddingLayer, AlibiPositionEmbedding, FixedPositionEmbedding | positions of other kinds |
 | Dense, SharedWeightsDense, FeedForwardNetwork | products; gated activations give value and gate from one product |
@@ -19,7 +20,7 @@ and `dtype`, a type or a Keras policy ("mixed_float16"); weights are named by la
 | Dropout, use_stateless_dropout | as tf.nn.dropout, or by seed and global_step alone |
 | token_cross_entropy, masked_cross_entropy, CrossEntropyFromLogitsLayer | label masks and smoothing |
 | get_activation, get_initializer | by name, with an error that names the valid ones |
-| create_autoregressive_mask, make_padding_mask, mask_of_zeros | masks |
+| create_autoregressive_mask, create_sliding_window_mask, generate_square_subsequent_mask, make_padding_mask, mask_of_zeros | masks |
 """
 
 from portwright.tensorflow import prepare
@@ -27,6 +28,10 @@ from portwright.tensorflow import prepare
 prepare()
 
 from portwright.tensorflow.layers.activations import get_activation, is_gated  # noqa: E402
+from portwright.tensorflow.layers.added_embeddings import (  # noqa: E402
+    PositionEmbeddingLayer,
+    SegmentEmbeddingLayer,
+)
 from portwright.tensorflow.layers.attention import MultiheadAttention, MultiQueryAttention  # noqa: E402
 from portwright.tensorflow.layers.base import BaseLayer  # noqa: E402
 from portwright.tensorflow.layers.block_parts import BlockOptions  # noqa: E402
@@ -51,11 +56,7 @@ from portwright.tensorflow.layers.dense import (  # noqa: E402
     SharedWeightsDenseLayer,
 )
 from portwright.tensorflow.layers.dropout import Dropout, DropoutLayer, use_stateless_dropout  # noqa: E402
-from portwright.tensorflow.layers.embedding import (  # noqa: E402
-    EmbeddingLayer,
-    PositionEmbeddingLayer,
-    SegmentEmbeddingLayer,
-)
+from portwright.tensorflow.layers.embedding import EmbeddingLayer  # noqa: E402
 from portwright.tensorflow.layers.feed_forward import FeedForwardNetwork  # noqa: E402
 from portwright.tensorflow.layers.initializers import get_initializer  # noqa: E402
 from portwright.tensorflow.layers.linformer import LinformerAttention  # noqa: E402
@@ -66,6 +67,8 @@ from portwright.tensorflow.layers.losses import (  # noqa: E402
 )
 from portwright.tensorflow.layers.masks import (  # noqa: E402
     create_autoregressive_mask,
+    create_sliding_window_mask,
+    generate_square_subsequent_mask,
     make_padding_mask,
     mask_of_zeros,
 )
@@ -73,16 +76,25 @@ from portwright.tensorflow.layers.norms import LayerNorm, RMSNorm, get_norm  # n
 from portwright.tensorflow.layers.pooler import BertPooler, PoolerLayer  # noqa: E402
 from portwright.tensorflow.layers.positions import (  # noqa: E402
     AlibiPositionEmbedding,
+    AlibiPositionEmbeddingLayer,
     FixedPositionEmbedding,
+    FixedPositionEmbeddingLayer,
+    RelativePositionEmbedding,
     RelativePositionEmbeddingLayer,
     alibi_slopes,
     relative_position_bucket,
     sinusoids,
 )
 from portwright.tensorflow.layers.rotary import RotaryPositionEmbeddingHelper  # noqa: E402
+from portwright.tensorflow.layers.transformer import (  # noqa: E402
+    Transformer,
+    TransformerDecoder,
+    TransformerEncoder,
+)
 
 __all__ = [
     "AlibiPositionEmbedding",
+    "AlibiPositionEmbeddingLayer",
     "BaseLayer",
     "BertPooler",
     "BlockOptions",
@@ -98,6 +110,7 @@ __all__ = [
     "EmbeddingLayer",
     "FeedForwardNetwork",
     "FixedPositionEmbedding",
+    "FixedPositionEmbeddingLayer",
     "GPTJDecoderLayer",
     "LayerNorm",
     "LinformerAttention",
@@ -108,16 +121,22 @@ __all__ = [
     "PoolerLayer",
     "PositionEmbeddingLayer",
     "RMSNorm",
+    "RelativePositionEmbedding",
     "RelativePositionEmbeddingLayer",
     "RotaryPositionEmbeddingHelper",
     "SegmentEmbeddingLayer",
     "SharedWeightsDense",
     "SharedWeightsDenseLayer",
+    "Transformer",
+    "TransformerDecoder",
     "TransformerDecoderLayer",
+    "TransformerEncoder",
     "TransformerEncoderLayer",
     "UNetBlock",
     "alibi_slopes",
     "create_autoregressive_mask",
+    "create_sliding_window_mask",
+    "generate_square_subsequent_mask",
     "get_activation",
     "get_initializer",
     "get_norm",

@@ -11,15 +11,18 @@ from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.base import BaseLayer, check_rate, check_sizes, shape_of, wide_type
 from portwright.tensorflow.layers.dense import Dense
 from portwright.tensorflow.layers.dropout import Dropout
-from portwright.tensorflow.layers.initializers import InitializerSpec
+from portwright.tensorflow.layers.initializers import InitializerSpec, get_initializer
 from portwright.tensorflow.layers.masks import (
     attn_mask_to_4d,
     create_autoregressive_mask,
     key_padding_mask_to_4d,
     merge_masks,
 )
+from portwright.tensorflow.layers.norms import NormFactory, get_norm
 
-ATTENTION_TYPES = ("scaled_dot_product", "dot_product")
+ATTENTION_TYPES = ("scaled_dot_product", "dot_product", "scaled_cosine")
+
+_MAX_LOG_COSINE_SCALE = math.log(100.0)  # Swin v2, arXiv 2111.09883, keeps the temperature above 0.01
 
 KeyValue = tuple[Any, Any]
 """Keys and values, each [batch, heads, keys, width]."""
@@ -38,7 +41,7 @@ class MultiheadAttention(BaseLayer):
     gets zeros; scores and softmax are float32 or wider. `inner_dim` is the width of all heads together;
     `num_kv_groups` shares keys and values between heads; `use_projection_bias` and `use_ffn_bias` say whether the
     projections to and from the heads have biases (None: as `bias` says); `scale_qk_dot_by_d` divides scores by the
-    head width instead of its root.
+    head width instead of its root; `attention_qk_norm_layer` is a norm of each head's queries and keys.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class MultiheadAttention(BaseLayer):
         attention_type: str = "scaled_dot_product",
         scale_qk_dot_by_d: bool = False,
         attention_logits_alpha: float = 1.0,
+        attention_qk_norm_layer: str | NormFactory | None = None,
+        attention_qk_norm_eps: float = 1e-5,
         dropout_seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -82,6 +87,12 @@ class MultiheadAttention(BaseLayer):
         if attention_type == "scaled_dot_product":
             divisor = float(self.head_dim) if scale_qk_dot_by_d else math.sqrt(self.head_dim)
         self.scale = attention_logits_alpha / divisor
+        self.is_cosine = attention_type == "scaled_cosine"
+        self.logits_scale = self.q_norm = self.k_norm = None
+        if attention_qk_norm_layer is not None:
+            make_norm = get_norm(attention_qk_norm_layer)
+            self.q_norm = make_norm(eps=attention_qk_norm_eps, name="q_norm", dtype=self.policy)
+            self.k_norm = make_norm(eps=attention_qk_norm_eps, name="k_norm", dtype=self.policy)
 
         def project(name: str, units: int, has_bias: bool | None, spec: InitializerSpec | None) -> Dense:
             return Dense(
@@ -98,6 +109,12 @@ class MultiheadAttention(BaseLayer):
         self.value = project("value", num_kv * self.head_dim, use_projection_bias, None)
         self.output_projection = project("output", embed_dim, use_ffn_bias, output_layer_initializer)
         self.attention_dropout = Dropout(dropout, seed=dropout_seed, name="dropout", dtype=self.policy)
+
+    def build(self, input_shape: Any) -> None:
+        if self.is_cosine:
+            start = get_initializer({"name": "constant", "val": math.log(10.0)})
+            self.logits_scale = self.add_parameter("logits_scale", (self.num_heads, 1, 1), start)
+        super().build(input_shape)
 
     def call(
         self,
@@ -127,6 +144,7 @@ class MultiheadAttention(BaseLayer):
         self._check(query, key, value)
         q = self._split(self.query(query), self.num_heads)
         k, v = self._split(self.key(key), self.num_kv), self._split(self.value(value), self.num_kv)
+        q, k = self._normed(q, k)
         num_past = 0 if past_kv is None else _known(past_kv[0].shape[2], "keys of past_kv")
         if rotary_position_embedding_helper is not None:
             rotate = rotary_position_embedding_helper.rotate_tensor
@@ -177,6 +195,14 @@ class MultiheadAttention(BaseLayer):
         )
         return self.output_projection(merged), weights
 
+    def _normed(self, q: Any, k: Any) -> tuple[Any, Any]:
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.logits_scale is not None:
+            factor = tf.exp(tf.minimum(self.to_compute(self.logits_scale), _MAX_LOG_COSINE_SCALE))
+            q, k = _unit(q) * factor, _unit(k)
+        return q, k
+
     def _split(self, x: Any, num_heads: int) -> Any:
         batch, length, _ = shape_of(x)
         return tf.transpose(tf.reshape(x, [batch, length, num_heads, self.head_dim]), [0, 2, 1, 3])
@@ -203,6 +229,13 @@ class MultiQueryAttention(MultiheadAttention):
         self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(embed_dim, num_heads, *args, num_kv_groups=num_kv_groups, **kwargs)
+
+
+def _unit(x: Any) -> Any:
+    """Vectors of length 1, by a sum that float16 cannot overflow; a vector of zeros stays one."""
+    wide = tf.cast(x, wide_type(x.dtype))
+    square = tf.reduce_sum(tf.square(wide), axis=-1, keepdims=True)
+    return tf.cast(wide * tf.math.rsqrt(tf.maximum(square, 1e-24)), x.dtype)
 
 
 def _known(size: Any, what: str) -> int:

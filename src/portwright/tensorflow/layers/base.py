@@ -32,6 +32,13 @@ class BaseLayer(tf.keras.layers.Layer):  # type: ignore[misc]
         super().__init_subclass__(**kwargs)
         if "call" in cls.__dict__:
             cls.call = _as_written(cls.__dict__["call"])
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _remembering(cls.__dict__["__init__"])  # type: ignore[method-assign]
+
+    def clone(self, name: str) -> Any:
+        """Another layer made with the same arguments and weights of its own."""
+        args, kwargs = self._made_with
+        return type(self)(*args, **{**kwargs, "name": name, "dtype": self.policy})
 
     @property
     def policy(self) -> Any:
@@ -54,6 +61,20 @@ class BaseLayer(tf.keras.layers.Layer):  # type: ignore[misc]
             trainable=trainable,
             experimental_autocast=False,
         )
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """Keeps the arguments that a layer was made with; those of its own class, not of the classes below."""
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_made_with" not in self.__dict__:
+            object.__setattr__(
+                self, "_made_with", (args, kwargs)
+            )  # past Keras, which would track what is in it
+        init(self, *args, **kwargs)
+
+    return wrapped
 
 
 def _as_written(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
-"""Token embeddings with their positions and segments in one layer, and each of them alone."""
+"""Token embeddings with their positions and segments in one layer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -11,18 +12,26 @@ from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.base import BaseLayer, check_rate, check_sizes
 from portwright.tensorflow.layers.dropout import Dropout
 from portwright.tensorflow.layers.initializers import Initializer, InitializerSpec, get_initializer
-from portwright.tensorflow.layers.positions import FixedPositionEmbedding, SinusoidVariant, check_positions
+from portwright.tensorflow.layers.look_up import as_ids, look_up_few
+from portwright.tensorflow.layers.positions import (
+    AlibiPositionEmbedding,
+    FixedPositionEmbedding,
+    RelativePositionEmbeddingLayer,
+    SinusoidVariant,
+    check_positions,
+)
+from portwright.tensorflow.layers.rotary import RotaryLayout, RotaryPositionEmbeddingHelper
 
-PositionEmbeddingType = Literal["learned", "fixed"]
-_POSITION_TYPES = ("learned", "fixed")
+PositionEmbeddingType = Literal["learned", "fixed", "rotary", "relative", "alibi"]
+_POSITION_TYPES = ("learned", "fixed", "rotary", "relative", "alibi")
 
 
 class EmbeddingLayer(BaseLayer):
     """Word embeddings, plus learned or fixed positions and segments where asked for.
 
-    Rotary, relative and ALiBi positions belong into the attention: give `position_embedding_type=None` here and the
-    attention a RotaryPositionEmbeddingHelper or a position bias. `embedding_scale` multiplies the word embedding
-    alone, `output_scale` the sum of all parts, and dropout comes last. The weights are `word_embeddings`,
+    Rotary, relative and ALiBi positions belong into the attention: `get_rope_helper` and `compute_position_bias` give
+    it what it needs. `embedding_scale` multiplies the word embedding alone, `output_scale` the sum of all parts, and
+    dropout comes last. The weights are `word_embeddings`,
     `position_embeddings` and `segment_embeddings`; what is looked up is cast, not the tables.
     """
 
@@ -46,6 +55,18 @@ class EmbeddingLayer(BaseLayer):
         output_scale: float = 1.0,
         sinusoid_variant: SinusoidVariant = "tutorial",
         position_embedding_offset: int = 0,
+        num_heads: int | None = None,
+        num_relative_attention_buckets: int = 32,
+        max_relative_positions: int = 128,
+        bidirectional: bool = False,
+        initializer: InitializerSpec = "xavier_uniform",
+        rotary_dim: int | None = None,
+        rope_theta: float = 10000.0,
+        rotary_layout: RotaryLayout = "interleaved",
+        alibi_slopes: Sequence[float] | None = None,
+        pos_scaling_factor: float = 1.0,
+        pos_scaling_type: str = "linear",
+        pos_scaling_extra_args: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,8 +83,7 @@ class EmbeddingLayer(BaseLayer):
         if position_embedding_type is not None and position_embedding_type not in _POSITION_TYPES:
             raise UserError(
                 f"Unknown position embedding type {position_embedding_type!r}.",
-                f"{suggest(str(position_embedding_type).lower(), _POSITION_TYPES)} None has no positions; "
-                "rotary, relative and ALiBi ones are given to the attention.",
+                f"{suggest(str(position_embedding_type).lower(), _POSITION_TYPES)} None has no positions.",
             )
         if position_embedding_offset < 0 or (
             position_embedding_offset and position_embedding_type != "learned"
@@ -72,25 +92,28 @@ class EmbeddingLayer(BaseLayer):
                 f"position_embedding_offset is {position_embedding_offset} for {position_embedding_type} positions.",
                 "Only learned positions have an offset, and it is not negative.",
             )
+        is_plain = pos_scaling_factor == 1 and str(pos_scaling_type).lower() == "linear"
+        if not is_plain and position_embedding_type not in ("rotary", "alibi"):
+            raise UserError(
+                f"pos_scaling_factor={pos_scaling_factor:g}, pos_scaling_type={pos_scaling_type!r} for "
+                f"{position_embedding_type} positions.",
+                "Rotary positions scale in every way, ALiBi linearly, others not at all.",
+            )
         self.vocab_size, self.embedding_size = vocab_size, embedding_size
         self.pad_token_id = None if pad_token_id is None else pad_token_id % vocab_size
         self.num_segments = num_segments
         self.position_embedding_type = position_embedding_type
         self.position_embedding_offset = position_embedding_offset
         self.embedding_scale, self.output_scale = embedding_scale, output_scale
-        self.max_position_embeddings = 0
-        if position_embedding_type is not None:
-            if max_position_embeddings is None:
-                raise UserError(
-                    f"position_embedding_type={position_embedding_type!r} got no max_position_embeddings.",
-                    "Give a number, or position_embedding_type=None for no positions.",
-                )
-            check_sizes(max_position_embeddings=max_position_embeddings)
-            self.max_position_embeddings = max_position_embeddings
+        self.max_position_embeddings = max_position_embeddings or 0
+        if position_embedding_type in ("learned", "fixed", "rotary"):
+            self._need("max_position_embeddings", max_position_embeddings)
         self.embeddings_initializer = get_initializer(embeddings_initializer)
         self.position_embeddings_initializer = get_initializer(position_embeddings_initializer)
         self.segment_embeddings_initializer = get_initializer(segment_embeddings_initializer)
         self._fixed: FixedPositionEmbedding | None = None
+        self._rotary: RotaryPositionEmbeddingHelper | None = None
+        self._bias: RelativePositionEmbeddingLayer | AlibiPositionEmbedding | None = None
         if position_embedding_type == "fixed":
             self._fixed = FixedPositionEmbedding(
                 self.max_position_embeddings,
@@ -99,8 +122,40 @@ class EmbeddingLayer(BaseLayer):
                 max_timescale,
                 variant=sinusoid_variant,
             )
+        elif position_embedding_type == "rotary":
+            self._rotary = RotaryPositionEmbeddingHelper(
+                self.max_position_embeddings,
+                self._need("rotary_dim", rotary_dim),
+                rope_theta,
+                pos_scaling_factor,
+                pos_scaling_type,
+                pos_scaling_extra_args,
+                layout=rotary_layout,
+            )
+        elif position_embedding_type == "relative":
+            self._bias = RelativePositionEmbeddingLayer(
+                self._need("num_heads", num_heads),
+                num_relative_attention_buckets,
+                bidirectional,
+                initializer,
+                max_relative_positions=max_relative_positions,
+                name="relative_positions",
+                dtype=self.policy,
+            )
+        elif position_embedding_type == "alibi":
+            self._bias = AlibiPositionEmbedding(
+                self._need("num_heads", num_heads), alibi_slopes, pos_scaling_factor
+            )
         self.word_embeddings = self.position_embeddings = self.segment_embeddings = None
         self.dropout = Dropout(dropout, seed=dropout_seed, name="dropout", dtype=self.policy)
+
+    def _need(self, name: str, value: int | None) -> int:
+        if value is None:
+            raise UserError(
+                f"position_embedding_type={self.position_embedding_type!r} got no {name}.", "Give a number."
+            )
+        check_sizes(**{name: value})
+        return value
 
     def build(self, input_shape: Any) -> None:
         width = self.embedding_size
@@ -151,7 +206,7 @@ class EmbeddingLayer(BaseLayer):
 
     def compute_token_embeddings(self, input_ids: Any) -> Any:
         """Gives the word embeddings alone, scaled."""
-        ids = _as_ids("input_ids", input_ids)
+        ids = as_ids("input_ids", input_ids)
         rows = tf.gather(self.weight, ids)
         if self.pad_token_id is not None:  # its row is not trained, as in torch.nn.Embedding
             is_padding = tf.equal(ids, tf.cast(self.pad_token_id, ids.dtype))[..., None]
@@ -162,12 +217,12 @@ class EmbeddingLayer(BaseLayer):
     def compute_positional_embeddings(
         self, input_ids: Any, position_ids: Any = None, past_length: int = 0
     ) -> Any:
-        """Gives the embeddings of the positions alone, or None where there are none."""
-        if self.position_embedding_type is None:
+        """Gives the embeddings of the positions alone, or None where the attention handles them."""
+        if self.position_embedding_type not in ("learned", "fixed"):
             return None
         length = input_ids.shape[-1]
         if position_ids is not None:
-            position_ids = _as_ids("position_ids", position_ids)
+            position_ids = as_ids("position_ids", position_ids)
         if self._fixed is not None:
             return self._fixed(length, position_ids, self.compute_dtype, past_length=past_length)
         offset = self.position_embedding_offset
@@ -184,92 +239,17 @@ class EmbeddingLayer(BaseLayer):
                 "segment_ids were given to an embedding without segments.",
                 "Give num_segments when it is made.",
             )
-        return _look_up_few(self, self.segment_embeddings, segment_ids)
+        return look_up_few(self, self.segment_embeddings, segment_ids)
 
+    def compute_position_bias(
+        self, seq_length: int, key_length: int, *, past_length: int | None = None
+    ) -> Any:
+        """Gives the bias [1, heads, queries, keys] of relative and ALiBi positions, and None for the others."""
+        return None if self._bias is None else self._bias(seq_length, key_length, past_length=past_length)
 
-class PositionEmbeddingLayer(BaseLayer):
-    """Adds learned or fixed positions to embeddings [batch, sequence, width]; the model zoo's layer and weight name."""
-
-    def __init__(
-        self,
-        max_position_embeddings: int | None = None,
-        embedding_type: PositionEmbeddingType = "fixed",
-        embeddings_initializer: InitializerSpec = "uniform",
-        *,
-        sinusoid_variant: SinusoidVariant = "modelzoo",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if embedding_type not in _POSITION_TYPES:
-            raise UserError(
-                f"Unknown position embedding type {embedding_type!r}.",
-                suggest(str(embedding_type), _POSITION_TYPES),
-            )
-        self.max_position_embeddings = max_position_embeddings
-        self.embedding_type, self.sinusoid_variant = embedding_type, sinusoid_variant
-        self.embeddings_initializer = get_initializer(embeddings_initializer)
-
-    def build(self, input_shape: Any) -> None:
-        _, length, width = tf.TensorShape(input_shape).as_list()
-        count = self.max_position_embeddings or length
-        check_positions(0, length, count or 0)
-        self._num_positions = count
-        if self.embedding_type == "learned":
-            self.position_embeddings = self.add_parameter(
-                "position_embedding_weights", (count, width), self.embeddings_initializer
-            )
-        else:
-            self._fixed = FixedPositionEmbedding(count, width, variant=self.sinusoid_variant)
-        super().build(input_shape)
-
-    def call(self, inputs: Any, position_ids: Any = None) -> Any:
-        x = self.to_compute(inputs)
-        length = x.shape[1]
-        if self.embedding_type == "fixed":
-            return x + self._fixed(length, position_ids, x.dtype)
-        if position_ids is not None:
-            ids = _as_ids("position_ids", position_ids)
-            return x + self.to_compute(tf.gather(self.position_embeddings, ids))
-        check_positions(0, length, self._num_positions)
-        return x + self.to_compute(tf.convert_to_tensor(self.position_embeddings)[:length])
-
-
-class SegmentEmbeddingLayer(BaseLayer):
-    """Adds the embeddings of segments to embeddings [batch, sequence, width]; the model zoo's layer and weight name."""
-
-    def __init__(
-        self, num_segments: int = 2, embeddings_initializer: InitializerSpec = "uniform", **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        check_sizes(num_segments=num_segments)
-        self.num_segments = num_segments
-        self.embeddings_initializer = get_initializer(embeddings_initializer)
-
-    def build(self, input_shape: Any) -> None:
-        shape = (self.num_segments, tf.TensorShape(input_shape)[-1])
-        self.segment_embeddings = self.add_parameter(
-            "segment_embedding_weights", shape, self.embeddings_initializer
-        )
-        super().build(input_shape)
-
-    def call(self, inputs: Any, segment_ids: Any) -> Any:
-        return self.to_compute(inputs) + _look_up_few(self, self.segment_embeddings, segment_ids)
-
-
-def _look_up_few(layer: BaseLayer, table: Any, ids: Any) -> Any:
-    """Looks up by a product with one-hot rows: for few rows that is quicker, and its gradient is not sparse."""
-    one_hot = tf.one_hot(_as_ids("segment_ids", ids), table.shape[0], dtype=table.dtype)
-    return layer.to_compute(tf.tensordot(one_hot, tf.convert_to_tensor(table), 1))
-
-
-def _as_ids(name: str, ids: Any) -> Any:
-    ids = tf.convert_to_tensor(ids)
-    if not ids.dtype.is_integer or ids.shape.rank in (None, 0):
-        raise UserError(
-            f"{name} is {ids.dtype.name} of shape {ids.shape}.",
-            "Give integer ids of shape [batch, sequence].",
-        )
-    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+    def get_rope_helper(self) -> RotaryPositionEmbeddingHelper | None:
+        """Gives what rotates queries and keys, where positions are rotary."""
+        return self._rotary
 
 
 def _with_zero_row(initializer: Initializer, row: int) -> Initializer:

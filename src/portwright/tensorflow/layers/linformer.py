@@ -121,6 +121,7 @@ class LinformerAttention(MultiheadAttention):
             )
         q = self._split(self.query(query), self.num_heads)
         k, v = self._split(self.key(key), self.num_heads), self._split(self.value(value), self.num_heads)
+        q, k = self._normed(q, k)
         if key_padding_mask is not None:
             padding = key_padding_mask_to_4d(
                 key_padding_mask, (q.shape[0], self.num_heads, q.shape[2], length)

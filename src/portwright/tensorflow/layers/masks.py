@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from portwright.errors import UserError
-from portwright.tensorflow.layers.base import shape_of
+from portwright.tensorflow.layers.base import check_sizes, shape_of
 
 # Far below every score, and yet finite: a row of nothing else must not become NaN on its way to being zeroed.
 LOWEST = -1e30
@@ -23,6 +23,28 @@ def create_autoregressive_mask(num_queries: int, num_keys: int | None = None, nu
     """The bool mask [queries, keys] that hides the keys after each query; the first query stands at `num_past`."""
     num_keys = num_past + num_queries if num_keys is None else num_keys
     return tf.constant(np.triu(np.ones((num_queries, num_keys), bool), 1 + num_past))
+
+
+def create_sliding_window_mask(
+    sequence_length: int, window_length: int, *, num_sink_tokens: int = 0, causal: bool = True
+) -> Any:
+    """The bool mask that leaves each position the `window_length` latest ones, itself counted in.
+
+    Without `causal` the window reaches as far ahead as back. The first `num_sink_tokens` stay in sight of all
+    later positions.
+    """
+    check_sizes(sequence_length=sequence_length, window_length=window_length)
+    positions = np.arange(sequence_length)
+    distance = positions[:, None] - positions[None, :]
+    masked = (distance if causal else np.abs(distance)) >= window_length
+    masked &= positions[None, :] >= num_sink_tokens
+    return tf.constant(masked | (distance < 0) if causal else masked)
+
+
+def generate_square_subsequent_mask(sz: int, dtype: Any = tf.float32) -> Any:
+    """The causal mask as torch.nn.Transformer makes it: -inf is masked, 0 attended."""
+    check_sizes(sz=sz)
+    return tf.constant(np.triu(np.full((sz, sz), -np.inf), 1), dtype)
 
 
 def make_padding_mask(lengths: Any, max_length: int) -> Any:

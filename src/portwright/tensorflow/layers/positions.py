@@ -99,6 +99,9 @@ class FixedPositionEmbedding:
         return tf.cast(tf.constant(self._table[past_length : past_length + length]), dtype)
 
 
+FixedPositionEmbeddingLayer = FixedPositionEmbedding
+
+
 def _distances(seq_length: int, key_length: int, past_length: int | None) -> Array:
     check_sizes(seq_length=seq_length, key_length=key_length)
     past = 0 if past_length is None else past_length
@@ -184,6 +187,9 @@ class RelativePositionEmbeddingLayer(BaseLayer):
         return tf.transpose(bias_qkh, [2, 0, 1])[None]
 
 
+RelativePositionEmbedding = RelativePositionEmbeddingLayer
+
+
 def alibi_slopes(num_heads: int) -> list[float]:
     """Gives ALiBi's slope for each head: a geometric row that ends at 2^-8 (arXiv 2108.12409).
 
@@ -218,3 +224,6 @@ class AlibiPositionEmbedding:
         """Gives the bias [1, heads, queries, keys]; the first query stands at `past_length`."""
         distance = np.abs(_distances(seq_length, key_length, past_length)).astype(np.float32)
         return tf.constant(-self._slopes[None, :, None, None] * distance[None, None])
+
+
+AlibiPositionEmbeddingLayer = AlibiPositionEmbedding

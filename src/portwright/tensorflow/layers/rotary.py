@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,12 +16,77 @@ RotaryLayout = Literal["interleaved", "half"]
 _LAYOUTS = ("interleaved", "half")
 
 
+_REQUIRED = object()
+
+# What each scaling takes beside its factor, with the defaults of the papers and of the model zoo.
+_SCALING_OPTIONS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "yarn": {
+        "original_max_position_embeddings": _REQUIRED,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "extrapolation_factor": 1.0,
+        "mscale_a": 0.1,
+        "mscale_b": 1.0,
+        "truncate": True,
+    },
+    "llama3": {
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
+
+
+def _read_options(scaling_type: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if str(scaling_type).lower() not in _SCALING_OPTIONS:
+        raise UserError(
+            f"Unknown rotary scaling {scaling_type!r}.", suggest(str(scaling_type).lower(), _SCALING_OPTIONS)
+        )
+    valid = _SCALING_OPTIONS[scaling_type.lower()]
+    options = {**valid, **{name: value for name, value in (given or {}).items() if value is not None}}
+    for name, value in options.items():
+        if name not in valid:
+            raise UserError(
+                f"Rotary scaling {scaling_type!r} has no option {name!r}.", suggest(str(name), valid)
+            )
+        if value is _REQUIRED:
+            raise UserError(
+                f"Rotary scaling {scaling_type!r} needs {name}.",
+                "Give the length the model was trained with.",
+            )
+    return options
+
+
+def _scaled(inverse: Any, rotary_dim: int, base: float, factor: float, kind: str, options: Any) -> Any:
+    """Frequencies for a longer context: all of them slower, or only those that turn seldom."""
+    if kind == "linear":
+        return inverse / np.float32(factor)
+    length = options["original_max_position_embeddings"]
+    if kind == "llama3":
+        low, high = options["low_freq_factor"], options["high_freq_factor"]
+        kept = np.clip((length * inverse / (2 * math.pi) - low) / (high - low), 0, 1)
+    else:
+
+        def pair_of(num_turns: float) -> float:  # the pair that turns so often in the trained length
+            return rotary_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(base))
+
+        first, last = pair_of(options["beta_fast"]), pair_of(options["beta_slow"])
+        if options["truncate"]:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotary_dim - 1)
+        last += 0.001 if first == last else 0
+        pairs = np.arange(rotary_dim // 2, dtype=np.float32)
+        kept = (1 - np.clip((pairs - first) / (last - first), 0, 1)) * options["extrapolation_factor"]
+    return (inverse / factor * (1 - kept) + inverse * kept).astype(np.float32)
+
+
 class RotaryPositionEmbeddingHelper:
     """Rotates queries and keys by their positions, computing in float32; there is nothing to train.
 
     `rotary_dim` is how many of a head's leading dimensions turn; the rest pass through. The layout says which
     dimensions turn together: `interleaved` pairs neighbours (GPT-J, the model zoo), `half` pairs the first half
-    with the second (GPT-NeoX, Llama). `scaling_factor` divides positions, for longer contexts.
+    with the second (GPT-NeoX, Llama). `scaling_type` is linear, yarn or llama3; `scaling_extra_args` its options.
     """
 
     def __init__(
@@ -28,6 +95,8 @@ class RotaryPositionEmbeddingHelper:
         rotary_dim: int,
         base: float = 10000.0,
         scaling_factor: float = 1.0,
+        scaling_type: str = "linear",
+        scaling_extra_args: Mapping[str, Any] | None = None,
         *,
         layout: RotaryLayout = "interleaved",
     ) -> None:
@@ -52,9 +121,15 @@ class RotaryPositionEmbeddingHelper:
             layout,
         )
         exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-        inverse = np.float32(1.0) / np.float32(base) ** exponents / np.float32(scaling_factor)
+        inverse = np.float32(1.0) / np.float32(base) ** exponents
+        options = _read_options(scaling_type, scaling_extra_args)
+        kind = scaling_type.lower()
+        inverse = _scaled(inverse, rotary_dim, base, scaling_factor, kind, options)
         angles = np.outer(np.arange(max_position_embeddings, dtype=np.float32), inverse)
-        self._cos, self._sin = np.cos(angles), np.sin(angles)
+        size = 1.0
+        if kind == "yarn" and scaling_factor > 1:
+            size = options["mscale_a"] * math.log(scaling_factor) + options["mscale_b"]
+        self._cos, self._sin = np.cos(angles) * np.float32(size), np.sin(angles) * np.float32(size)
 
     def rotate_tensor(
         self, x: Any, offset: int = 0, position_ids: Any = None, *, seq_dim: Literal[1, 2] = 2
