@@ -16,9 +16,11 @@ from portwright.port.source import Source, UnreadableError
 # What a file must mention for any rule of a framework to have something to say about it.
 _RELEVANT = {
     "torch": re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm"),
-    "tensorflow": re.compile(rb"tensorflow|\btf\b|keras|cerebras"),
+    "tensorflow": re.compile(
+        rb"^[^\n#]*\b(?:import|from)[ \t]+[^\n]*\b(?:tensorflow\w*|tf_keras|keras|cerebras|tf)\b",
+        re.MULTILINE,
+    ),
 }
-_LOADS_TENSORFLOW = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:tensorflow|tf_keras|keras)\b", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
 UNREADABLE = "PW001"
 RULE_FAILED = "PW002"
@@ -81,7 +83,7 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
 def _frameworks_of(data: bytes) -> set[str]:
     """Whose rules have something to say: tf.nn is not torch's nn, and a file may hold both."""
     found = {name for name, sign in _RELEVANT.items() if sign.search(data)}
-    if "torch" in found and b"torch" not in data and _LOADS_TENSORFLOW.search(data):
+    if found == {"torch", "tensorflow"} and b"torch" not in data:
         found.discard("torch")
     return found
 

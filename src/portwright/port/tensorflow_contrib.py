@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from portwright.compat.contrib_names import contrib_modules
+from portwright.port.tensorflow_homes import ESTIMATOR, INNER
 
 # The same function or class by another name below `tf`; * stands for the last part of the name.
 HOMES = {
@@ -114,7 +115,12 @@ def home_of(name: str) -> Home | None:
         return None
     if package == "tensorflow.compat.v1":
         return Home("tensorflow", "compat.v1." + rest.replace(":", "."))
-    if package == "portwright.tensorflow" or package.startswith("portwright.compat."):
+    if package.startswith("portwright.tensorflow"):
+        inner = package.removeprefix("portwright.tensorflow").lstrip(".")
+        if rest in ESTIMATOR or not inner:
+            return Home("portwright.tensorflow", rest)
+        return Home("portwright.tensorflow", f"{inner}.{rest}") if inner in (*INNER, "tpu") else None
+    if package.startswith("portwright.compat."):
         return Home(package, rest.replace(":", "."))
     return None
 

@@ -19,7 +19,7 @@ ESTIMATOR = words_of("""
     SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo
     WarmStartSettings add_metrics classifier_parse_example_spec regressor_parse_example_spec train_and_evaluate
     """)
-# Names of its inner modules, flat in ours.
+# Names of its inner modules, which ours has too.
 INNER = {
     "export": words_of(
         "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput ServingInputReceiver "
@@ -27,21 +27,17 @@ INNER = {
     ),
     "inputs": frozenset({"numpy_input_fn", "pandas_input_fn"}),
     "experimental": words_of(
-        "InMemoryEvaluatorHook make_early_stopping_hook make_stop_at_checkpoint_step_hook stop_if_higher_hook "
+        "InMemoryEvaluatorHook build_raw_supervised_input_receiver_fn call_logit_fn dnn_logit_fn_builder "
+        "linear_logit_fn_builder make_early_stopping_hook make_stop_at_checkpoint_step_hook stop_if_higher_hook "
         "stop_if_lower_hook stop_if_no_decrease_hook stop_if_no_increase_hook"
     ),
 }
 # The vendor's classes, by whichever module holds them.
 VENDOR = frozenset({"CerebrasEstimator", "CSEstimatorSpec", "CSRunConfig"})
 VENDOR_MODULES = ("cerebras.tf.", "modelzoo.common.tf.estimator.", "common.tf.estimator.")
-# TPU names: ours.
-TPU = {
-    "TPUEstimator": "TPUEstimator",
-    "TPUEstimatorSpec": "TPUEstimatorSpec",
-    "TPUConfig": "TPUConfig",
-    "InputPipelineConfig": "InputPipelineConfig",
-    "RunConfig": "tpu.RunConfig",
-}
+TPU = words_of(
+    "TPUEstimator TPUEstimatorSpec TPUConfig InputPipelineConfig RunConfig ExportSavedModelApiVersion"
+)
 
 
 def estimator_home(name: str) -> str | None:
@@ -52,5 +48,5 @@ def estimator_home(name: str) -> str | None:
     if first in ESTIMATOR:
         return name
     if first in INNER and rest.partition(".")[0] in INNER[first]:
-        return rest
+        return name
     return None

@@ -83,6 +83,7 @@ __all__ = sorted(_PLACES)
 
 
 _MODULES = (
+    "experimental",
     "export",
     "inputs",
     "layers",

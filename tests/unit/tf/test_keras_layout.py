@@ -106,8 +106,8 @@ def test_losses_are_those_of_fit(
     if evaluated:
         loss, accuracy = evaluated
         told = train(out, modules, "--mode", "eval")
-        assert told["values"]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
-        assert told["values"]["loss"] == pytest.approx(loss, rel=1e-4)
+        assert told["values"]["eval/accuracy"] == pytest.approx(accuracy, abs=1e-6)
+        assert told["values"]["eval/loss"] == pytest.approx(loss, rel=1e-4)
 
 
 OPTIMIZERS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.port.api import PortResult
-from portwright.port.check import UNREADABLE, Selection
+from portwright.port.check import UNREADABLE, Selection, unreadable
 from portwright.port.files import show
 from portwright.port.finding import Finding, Safety
 from portwright.port.keras_layout.anatomy import read_anatomy
@@ -35,10 +35,13 @@ def is_keras_script(path: Path) -> bool:
 
 def port_keras(script: Path, selection: Selection, allow: tuple[Safety, ...], out: Path) -> PortResult:
     """Writes the layout into `out`, or says in one finding why there is none."""
-    source = read_source(script)
     targets = tuple(sorted(selection.targets))
     try:
-        made, plan = make_files(source, script.name)
+        made, plan = make_files(read_source(script), script.name)
+    except UnreadableError as error:
+        return PortResult(
+            [], [], [replace(unreadable(script, error, targets), path=show(script))], "", [], []
+        )
     except RefusalError as refusal:
         finding = _finding(
             script, refusal.node, _REFUSED, f"no layout: {refusal.message}", refusal.cure, targets

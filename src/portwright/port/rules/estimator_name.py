@@ -10,7 +10,7 @@ from portwright.port.tensorflow_homes import ESTIMATOR, INNER, VENDOR, VENDOR_MO
 from portwright.port.tensorflow_names import is_early, lend, put_early, tensorflow_of
 
 _PACKAGES = ("tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.")
-_FLAT = ESTIMATOR.union(*INNER.values())
+_HOMES = {"": ESTIMATOR, **{f".{inner}": names for inner, names in INNER.items()}}
 
 
 class EstimatorName(Rule):
@@ -78,11 +78,11 @@ class EstimatorName(Rule):
         ):  # fmt: skip
             bound = statement.names[0].asname or "estimator"
             new = f"import portwright.tensorflow as {bound}"
-        elif all(a.name in (_FLAT if not _is_vendors(module) else VENDOR) for a in statement.names):
+        elif (home := _home(module, {a.name for a in statement.names})) is not None:
             names = [f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names]
-            new = f"from portwright.tensorflow import {', '.join(names)}"
+            new = f"from portwright.tensorflow{home} import {', '.join(names)}"
         else:
-            known = _FLAT | VENDOR | {"estimator"}
+            known = {name for names in _HOMES.values() for name in names} | VENDOR | {"estimator"}
             first = next((a.name for a in statement.names if a.name not in known), statement.names[0].name)
             if _is_vendors(module) and first not in VENDOR:
                 return  # what is not an estimator of theirs
@@ -93,6 +93,13 @@ class EstimatorName(Rule):
     def _unknown(self, file: File, node: ast.AST, what: str) -> Finding:
         cure = "See docs/tensorflow.md for what there is; `portwright run --compat estimator` lends the rest of the old modules."
         return self.report(file, node, f"{what} has no twin in portwright.tensorflow", cure=cure)
+
+
+def _home(module: str, names: set[str]) -> str | None:
+    """The module below portwright.tensorflow that has all of these names."""
+    if _is_vendors(module):
+        return "" if names <= VENDOR else None
+    return next((home for home, known in _HOMES.items() if names <= known), None)
 
 
 def _is_vendors(module: str) -> bool:

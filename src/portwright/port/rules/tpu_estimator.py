@@ -31,7 +31,7 @@ class TpuEstimator(Rule):
     import tensorflow as tf
 
     def model_fn(features, labels, mode, params):
-        return ptf.TPUEstimatorSpec(mode=mode, predictions=features)
+        return ptf.tpu.TPUEstimatorSpec(mode=mode, predictions=features)
     ```
 
     ## Safety
@@ -59,7 +59,7 @@ class TpuEstimator(Rule):
                 yield self.report(file, reference.node, f"tf.{reference.name} is for TPUs", cure=cure)
                 continue
             alias, imports = lend(file)
-            text = f"{alias}.{TPU[first]}" + (f".{below}" if below else "")
+            text = f"{alias}.tpu.{first}" + (f".{below}" if below else "")
             yield self.report(
                 file, reference.node, f"tf.{reference.name} is gone from TensorFlow",
                 [*imports, file.replace(reference.node, text)],
