@@ -12,7 +12,7 @@ from portwright.tensorflow.checkpoints import saved_steps
 from portwright.tensorflow.graph_walk import ancestors
 from portwright.tensorflow.input_state import InputState
 from portwright.tensorflow.monitor import Monitor
-from portwright.tensorflow.random_replay import RandomReplay
+from portwright.tensorflow.random_counters import RandomCounters
 from portwright.tensorflow.resume_point import (
     ResumePoint,
     can_keep_points,
@@ -31,10 +31,19 @@ class NanLossError(NonFiniteError, tf.compat.v1.train.NanLossDuringTrainingError
 class Position:
     """Counts steps and what they drew; made in the finished graph of a training, before its session."""
 
-    def __init__(self, train_op: Any, loss: Any, model_dir: str, seed: int | None, monitor: Monitor) -> None:
+    def __init__(
+        self,
+        train_op: Any,
+        loss: Any,
+        model_dir: str,
+        seed: int | None,
+        monitor: Monitor,
+        point: ResumePoint | None = None,
+    ) -> None:
         needed = ancestors([train_op, loss])
         self.input = InputState(needed)
-        self.random = RandomReplay(needed)
+        self.random = RandomCounters(needed, None if point is None else point.drawn)
+        self.point = point  # where to go on from
         self.model_dir, self.seed, self.monitor = model_dir, seed, monitor
         self.num_runs = 0
         self.ended = ""
@@ -42,11 +51,11 @@ class Position:
         self.last_loss: Any = None
         self.losses: list[float] = []  # since they were last taken
 
-    def advance(self, loss: Any, shapes: Any) -> None:
+    def advance(self, loss: Any, sizes: Any) -> None:
         """Takes note of a step that was made; its loss must be a number."""
         self.num_runs += 1
         self.last_loss = loss
-        self.random.count(shapes)
+        self.random.count(sizes)
         number = float(loss)
         if math.isnan(number):
             raise NanLossError(
@@ -60,8 +69,18 @@ class Position:
         taken, self.losses = self.losses, []
         return taken
 
-    def resume(self, session: Any, point: ResumePoint, states: list[bytes]) -> None:
-        """Puts the input and the random ops of a new session where those of an earlier one were."""
+    def start(self, session: Any, states: list[bytes]) -> None:
+        """Puts the input and the random ops of a new session where those of an earlier one were, if there was one."""
+        self.random.initialize(session)
+        if self.point is not None:
+            self._put_input_back(session, self.point, states)
+            if self.random.problems:
+                self.monitor.note(
+                    f"From here on, random numbers are not those of an uninterrupted run: {'; '.join(self.random.problems)}."
+                )
+        self.has_started = True
+
+    def _put_input_back(self, session: Any, point: ResumePoint, states: list[bytes]) -> None:
         if point.input_digest != self.input.digest:
             self.monitor.note(
                 "The input pipeline is not the one of the checkpoint: it starts from the beginning."
@@ -76,12 +95,6 @@ class Position:
             )
         self.input.skip(session, point.num_runs - (0 if problem else point.state_runs))
         self.num_runs = point.num_runs
-        self.random.replay(session, point.draws)
-        problems = list(self.random.problems) if point.are_draws_complete else ["the record is not complete"]
-        if problems:
-            self.monitor.note(
-                f"From here on, random numbers are not those of an uninterrupted run: {'; '.join(problems)}."
-            )
 
 
 class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -89,14 +102,14 @@ class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(self, position: Position, loss: Any) -> None:
         self._position = position
-        shapes = position.random.shapes
-        self._fetches = {"loss": loss} if shapes is None else {"loss": loss, "shapes": shapes}
+        sizes = position.random.sizes
+        self._fetches = {"loss": loss} if sizes is None else {"loss": loss, "sizes": sizes}
 
     def before_run(self, run_context: Any) -> Any:
         return v1.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._position.advance(run_values.results["loss"], run_values.results.get("shapes"))
+        self._position.advance(run_values.results["loss"], run_values.results.get("sizes"))
 
     def wants(self, step: int) -> bool:
         return False
@@ -105,13 +118,11 @@ class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class StartPosition(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Puts a new session's input in place; it comes after the hooks that initialise iterators."""
 
-    def __init__(self, position: Position, point: ResumePoint | None, states: list[bytes]) -> None:
-        self._position, self._point, self._states = position, point, states
+    def __init__(self, position: Position, states: list[bytes]) -> None:
+        self._position, self._states = position, states
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        if self._point is not None:
-            self._position.resume(session, self._point, self._states)
-        self._position.has_started = True
+        self._position.start(session, self._states)
 
 
 class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
@@ -138,8 +149,7 @@ class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[
             seed=position.seed,
             ended=position.ended,
             input_digest=position.input.digest,
-            draws=position.random.draws,
-            are_draws_complete=not position.random.problems,
+            drawn=position.random.drawn,
             state_runs=saved.num_runs,
             why_no_state=saved.refusal,
         )

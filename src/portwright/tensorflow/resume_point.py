@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ class ResumePoint:
     seed: int | None  # of the graph
     ended: str  # "": interrupted; "steps" or "data": this is where it was to end
     input_digest: str
-    draws: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (steps in a row, shapes drawn in each)
-    are_draws_complete: bool = True
+    drawn: dict[str, int] = field(default_factory=dict)  # values that each random op has drawn
     states: tuple[tuple[str, str], ...] = ()  # file of each iterator's state, and its checksum
     state_runs: int = 0  # steps that the input had served when its state was taken, at most num_runs
     why_no_state: str = ""
@@ -103,7 +102,7 @@ def _as_json(point: ResumePoint) -> str:
 
 def _from_json(text: str) -> ResumePoint:
     values: dict[str, Any] = json.loads(text)
-    values["draws"] = tuple((count, tuple(shape)) for count, shape in values["draws"])
+    values["drawn"] = {str(name): int(count) for name, count in values["drawn"].items()}
     values["states"] = tuple((name, checksum) for name, checksum in values["states"])
     if any(Path(name).name != name for name, _ in values["states"]):
         raise ValueError("it names a file elsewhere")

@@ -21,11 +21,11 @@ class Step:
     train_op: Any
     loss: Any
     number: Any
-    shapes: Any  # of random draws that are not known beforehand; None without any
+    sizes: Any  # of random draws that are not known beforehand; None without any
 
     @property
     def fetches(self) -> list[Any]:
-        return [self.train_op, self.loss, self.number, *([] if self.shapes is None else [self.shapes])]
+        return [self.train_op, self.loss, self.number, *([] if self.sizes is None else [self.sizes])]
 
 
 def run_steps(
@@ -52,8 +52,8 @@ def run_steps(
             if quick is None or any(wanted):
                 _, _, number, *_ = session.run(step.fetches)
             else:
-                _, loss, number, *shapes = quick()
-                position.advance(loss, shapes[0] if shapes else None)
+                _, loss, number, *sizes = quick()
+                position.advance(loss, sizes[0] if sizes else None)
                 for hook in counting:
                     skip_step(hook)
             is_last = last_step is not None and number >= last_step

@@ -54,11 +54,11 @@ def train(
             estimator._maybe_warm_start(None)
         train_op = _with_updates(spec.train_op, layers, monitor)
         _add_loss_summary(spec.loss)
-        position = Position(train_op, spec.loss, estimator.model_dir, seed, monitor)
+        position = Position(train_op, spec.loss, estimator.model_dir, seed, monitor, point)
         with tf.control_dependencies([train_op]):
             number = tf.identity(v1.train.get_global_step().read_value())
-        step = Step(train_op, spec.loss, number, position.random.shapes)
-        start = StartPosition(position, point, states)
+        step = Step(train_op, spec.loss, number, position.random.sizes)
+        start = StartPosition(position, states)
         worker_hooks = [*feed.hooks, start, *hooks]
         return _run(
             estimator, spec, step, position, worker_hooks, steps, max_steps, listeners, monitor, checkpoint

@@ -1,0 +1,148 @@
+"""Random ops that count what they drew: after a restart they draw on, so that what follows is the same.
+
+The counter of such an op lives in its kernel and in no checkpoint. What a kernel draws is a function of its seeds and of
+the counter alone, and TensorFlow has that function as an op without state too. So a resumed graph draws with that op,
+from the counter that the first run had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_STATELESS = {
+    "RandomUniform": tf.raw_ops.StatelessRandomUniformV2,
+    "RandomStandardNormal": tf.raw_ops.StatelessRandomNormalV2,
+    "TruncatedNormal": tf.raw_ops.StatelessTruncatedNormalV2,
+    "RandomUniformInt": tf.raw_ops.StatelessRandomUniformIntV2,
+}
+_OTHERS = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "StatefulRandomBinomial",
+)
+_COUNTS_A_VALUE = 256  # TensorFlow's GuardedPhiloxRandom sets so many samples aside for each value drawn
+_PHILOX = 1
+_64_BITS = (1 << 64) - 1
+
+
+class RandomCounters:
+    """Counts what the random ops among `needed` draw; with `drawn`, they go on from there."""
+
+    def __init__(self, needed: set[tf.Operation], drawn: Mapping[str, int] | None = None) -> None:
+        self.problems = [f"{kind} has a state that cannot be restored" for kind in _kinds_with_state(needed)]
+        self._num_steps = 0
+        self._static: dict[str, int] = {}  # values drawn in each step
+        dynamic: dict[str, Any] = {}
+        self._start = dict(drawn or {})
+        initializers = []
+        for op in sorted((op for op in needed if op.type in _STATELESS), key=lambda op: op.name):
+            problem = _find_problem(op)
+            if problem is None and drawn is not None and op.name not in drawn:
+                problem = "was not there before"
+            if problem is not None:
+                self.problems.append(f"{op.name} {problem}")
+                continue
+            if drawn is not None:
+                initializers.append(_draw_on(op, drawn[op.name]))
+            size = op.outputs[0].shape.num_elements()
+            if size is None:
+                dynamic[op.name] = op.inputs[0]
+            else:
+                self._static[op.name] = size
+        self._dynamic = list(dynamic)
+        self._totals = np.zeros(len(dynamic), np.int64)
+        sizes = [tf.reduce_prod(tf.cast(shape, tf.int64)) for shape in dynamic.values()]
+        self.sizes = tf.stack(sizes) if sizes else None  # to be fetched with each step
+        self._initialize = tf.group(*initializers) if initializers else None
+
+    def initialize(self, session: Any) -> None:
+        if self._initialize is not None:
+            session.run(self._initialize)
+
+    def count(self, sizes: Any) -> None:
+        """Takes note of one more step, in which so many values were drawn by the ops of unknown size."""
+        self._num_steps += 1
+        if sizes is not None:
+            self._totals += sizes
+
+    @property
+    def drawn(self) -> dict[str, int]:
+        """Values that each op has drawn, by name."""
+        here = {name: size * self._num_steps for name, size in self._static.items()}
+        here.update(zip(self._dynamic, map(int, self._totals), strict=True))
+        return {name: self._start.get(name, 0) + count for name, count in here.items()}
+
+
+def _draw_on(op: tf.Operation, num_drawn: int) -> Any:
+    """Has the consumers of a random op draw from its stateless twin; returns what initialises that one's counter."""
+    with tf.name_scope(f"{op.name}/resumed"), tf.device(op.device):
+        counter = tf.compat.v1.Variable(
+            num_drawn * _COUNTS_A_VALUE, dtype=tf.int64, collections=[], trainable=False, use_resource=True
+        )
+        amount = tf.reduce_prod(tf.cast(op.inputs[0], tf.int64)) * _COUNTS_A_VALUE
+        start = tf.cast(counter.assign_add(amount, read_value=True) - amount, tf.uint64)
+        arguments = {
+            "shape": op.inputs[0],
+            "key": tf.constant([op.get_attr("seed") & _64_BITS], tf.uint64),
+            "counter": tf.stack([start, tf.constant(op.get_attr("seed2") & _64_BITS, tf.uint64)]),
+            "alg": _PHILOX,
+        }
+        if op.type == "RandomUniformInt":
+            arguments.update(minval=op.inputs[1], maxval=op.inputs[2])
+        else:
+            arguments["dtype"] = op.outputs[0].dtype
+        twin = _STATELESS[op.type](**arguments)
+    twin.set_shape(op.outputs[0].shape)
+    for consumer in op.outputs[0].consumers():
+        for index, tensor in enumerate(consumer.inputs):
+            if tensor is op.outputs[0]:
+                consumer._update_input(index, twin)
+    return counter.initializer
+
+
+def _find_problem(op: tf.Operation) -> str | None:
+    if not op.get_attr("seed") and not op.get_attr("seed2"):
+        return "has no seed"
+    if op._get_control_flow_context() is not None:
+        return "is in a branch or a loop"
+    return None
+
+
+def _kinds_with_state(needed: set[tf.Operation]) -> list[str]:
+    """Kinds of other random ops, and of those in functions (branches, loops) that are called; datasets keep their own."""
+    kinds = {op.type for op in needed if op.type in _OTHERS}
+    waiting = [
+        name
+        for op in needed
+        if not any(word in op.type for word in ("Dataset", "Iterator"))
+        for name in _called(op.node_def)
+    ]
+    if not waiting:
+        return sorted(kinds)
+    library = {
+        function.signature.name: function
+        for function in tf.compat.v1.get_default_graph().as_graph_def().library.function
+    }
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            if node.op in _STATELESS or node.op in _OTHERS:
+                kinds.add(f"{node.op} in a branch, loop or function")
+            waiting.extend(_called(node))
+    return sorted(kinds)
+
+
+def _called(node: Any) -> list[str]:
+    return [value.func.name for value in node.attr.values() if value.HasField("func") and value.func.name]
