@@ -184,11 +184,11 @@ class MultiheadAttention(BaseLayer):
         # Queries are scaled before the product, which would else overflow in float16.
         scores = tf.cast(tf.matmul(q * tf.cast(self.scale, q.dtype), k, transpose_b=True), wide)
         additive, sees = merge_masks(masks, position_bias, wide)
-        weights = tf.nn.softmax(scores if additive is None else scores + additive, axis=-1)
-        if sees is not None and not all_see:
-            weights = weights * tf.cast(sees, wide)
-        weights = self.to_compute(weights)
+        weights = self.to_compute(tf.nn.softmax(scores if additive is None else scores + additive, axis=-1))
         heads = tf.matmul(self.attention_dropout(weights, training=training), v)
+        if sees is not None and not all_see:
+            # On the heads, which are smaller; the weights are seldom looked at.
+            heads, weights = heads * self.to_compute(sees), weights * self.to_compute(sees)
         batch, _, length, _ = shape_of(heads)
         merged = tf.reshape(
             tf.transpose(heads, [0, 2, 1, 3]), [batch, length, self.num_heads * self.head_dim]

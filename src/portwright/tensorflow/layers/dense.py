@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import UserError
-from portwright.tensorflow.layers.activations import Activation, get_activation, is_gated
+from portwright.tensorflow.layers.activations import ACTIVATIONS, Activation, get_activation, is_gated, linear
 from portwright.tensorflow.layers.base import BaseLayer, check_sizes, last_width, shape_of
 from portwright.tensorflow.layers.initializers import InitializerSpec, get_initializer, in_parts
 
@@ -50,10 +50,8 @@ class Dense(BaseLayer):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        x = multiply(self.to_compute(inputs), self.to_compute(self.kernel))
-        if self.bias is not None:
-            x = tf.nn.bias_add(x, self.to_compute(self.bias))
-        return self.activation(x)
+        bias = None if self.bias is None else self.to_compute(self.bias)
+        return multiply(self.to_compute(inputs), self.to_compute(self.kernel), bias, self.activation)
 
 
 DenseLayer = Dense
@@ -88,21 +86,31 @@ class SharedWeightsDense(BaseLayer):
         expected = (self.units, inputs.shape[-1]) if transpose_kernel else (inputs.shape[-1], self.units)
         if not kernel.shape.is_compatible_with(expected):
             raise UserError(f"The shared kernel has shape {kernel.shape}.", f"Give {expected}.")
-        x = multiply(self.to_compute(inputs), self.to_compute(kernel), transpose=transpose_kernel)
-        if self.bias is not None:
-            x = tf.nn.bias_add(x, self.to_compute(self.bias))
-        return self.activation(x)
+        bias = None if self.bias is None else self.to_compute(self.bias)
+        return multiply(
+            self.to_compute(inputs),
+            self.to_compute(kernel),
+            bias,
+            self.activation,
+            transpose=transpose_kernel,
+        )
 
 
 SharedWeightsDenseLayer = SharedWeightsDense
 
 
-def multiply(x: Any, kernel: Any, *, transpose: bool = False) -> Any:
-    """One matrix product over the last dimension, whatever comes before it."""
+def multiply(
+    x: Any, kernel: Any, bias: Any = None, activation: Activation = linear, *, transpose: bool = False
+) -> Any:
+    """One matrix product over the last dimension, whatever comes before it, with its bias and activation."""
     width_in = last_width(x, "the input of a product")
-    if x.shape.rank == 2:
-        return tf.matmul(x, kernel, transpose_b=transpose)
-    *before, _ = shape_of(x)
-    width_out = kernel.shape[0 if transpose else 1]
-    product = tf.matmul(tf.reshape(x, [-1, width_in]), kernel, transpose_b=transpose)
-    return tf.reshape(product, [*before, width_out])
+    rows = x if x.shape.rank == 2 else tf.reshape(x, [-1, width_in])
+    product = tf.matmul(rows, kernel, transpose_b=transpose)
+    if bias is not None:
+        product = tf.nn.bias_add(product, bias)
+    # What follows the product directly is computed in the same kernel; a function of the user's gets the real shape.
+    is_known = activation in ACTIVATIONS.values()
+    product = activation(product) if is_known else product
+    if x.shape.rank != 2:
+        product = tf.reshape(product, [*shape_of(x)[:-1], product.shape[-1]])
+    return product if is_known else activation(product)
