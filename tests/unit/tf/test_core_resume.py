@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,9 @@ from portwright.errors import UserError
 from portwright.job.console import Console
 from portwright.job.signals import StopSignals
 from portwright.tensorflow import Estimator, EstimatorSpec, RunConfig
+from portwright.tensorflow.checkpoints import find_damage, newest_checkpoint
 from portwright.tensorflow.monitor import Monitor, watching
+from portwright.tensorflow.resume_point import read_point
 
 v1 = tf.compat.v1
 RANDOM = np.random.RandomState(0)
@@ -90,7 +96,7 @@ def train(
     record = Record(fail_at)
     estimator = Estimator(model_fn, str(folder), RunConfig(**settings))
     try:
-        estimator.train(input_fn, hooks=[record], max_steps=20)
+        estimator.train(input_fn, hooks=[record], max_steps=12)
     except InterruptedError:
         assert fail_at is not None
     return record.losses
@@ -111,36 +117,52 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("input_fn", [shuffled, uneven, randomised, generated, one_shot])
+@pytest.fixture(scope="module")
+def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """A training that nothing interrupted, and its losses."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    copy_start(start, folder)
+    return folder, train(folder, shuffled)
+
+
+@pytest.mark.parametrize("input_fn", [uneven, randomised, generated, one_shot])
 @pytest.mark.filterwarnings("ignore:Seed")
-def test_interrupted_twice_equals_uninterrupted(
-    input_fn: Callable[[], Any], start: Path, tmp_path: Path
-) -> None:
+def test_interrupted_equals_uninterrupted(input_fn: Callable[[], Any], start: Path, tmp_path: Path) -> None:
     copy_start(start, tmp_path / "whole")
     copy_start(start, tmp_path / "cut")
-    whole = train(tmp_path / "whole", input_fn)
-    assert sorted(whole) == list(range(1, 21))
+    losses = train(tmp_path / "whole", input_fn)
+    assert sorted(losses) == list(range(1, 13))
     first = train(tmp_path / "cut", input_fn, fail_at=6)
-    second = train(tmp_path / "cut", input_fn, fail_at=13)
-    third = train(tmp_path / "cut", input_fn)
-    assert [min(second), min(third)] == [5, 13]
-    assert {**first, **second, **third} == whole
+    second = train(tmp_path / "cut", input_fn)
+    assert min(second) == 5
+    assert {**first, **second} == losses
+
+
+def test_interrupted_twice_equals_uninterrupted(
+    whole: tuple[Path, dict[int, float]], start: Path, tmp_path: Path
+) -> None:
+    copy_start(start, tmp_path / "cut")
+    parts = [train(tmp_path / "cut", shuffled, fail_at) for fail_at in (6, 9, None)]
+    assert [min(part) for part in parts] == [1, 5, 9]
+    assert {step: loss for part in parts for step, loss in part.items()} == whole[1]
     for name in ("w", "dense/kernel", "beta1_power"):
         one, other = (
-            tf.train.load_variable(str(tmp_path / folder / "model.ckpt-20"), name)
-            for folder in ("whole", "cut")
+            tf.train.load_variable(str(folder / "model.ckpt-12"), name)
+            for folder in (whole[0], tmp_path / "cut")
         )
         assert np.array_equal(one, other)
 
 
 def test_without_a_seed_a_resumed_run_still_draws_on(start: Path, tmp_path: Path) -> None:
     copy_start(start, tmp_path / "one")
-    losses = train(tmp_path / "one", shuffled, fail_at=8, tf_random_seed=None)
-    again = train(tmp_path / "one", shuffled, tf_random_seed=None)
+    train(tmp_path / "one", shuffled, fail_at=5, tf_random_seed=None)
+    seed = json.loads((tmp_path / "one" / "resume" / "step-4" / "point.json").read_text(encoding="utf-8"))[
+        "seed"
+    ]
+    resumed = train(tmp_path / "one", shuffled, tf_random_seed=None)
     copy_start(start, tmp_path / "two")
-    other = train(tmp_path / "two", shuffled, tf_random_seed=None)
-    assert [losses[step] for step in range(1, 5)] != [other[step] for step in range(1, 5)]
-    assert min(again) == 9
+    seeded = train(tmp_path / "two", shuffled, tf_random_seed=seed)
+    assert resumed == {step: loss for step, loss in seeded.items() if step > 4}
 
 
 def test_a_training_that_ended_starts_its_input_anew_as_tf_estimator_does(
@@ -153,40 +175,48 @@ def test_a_training_that_ended_starts_its_input_anew_as_tf_estimator_does(
     estimator = Estimator(
         model_fn, str(tmp_path / "one"), RunConfig(tf_random_seed=7, save_checkpoints_steps=2)
     )
-    for step in (2, 4, 6):
+    for step in (2, 4):
         estimator.train(two_batches)
         assert estimator.get_variable_value("global_step") == step
 
 
-def test_a_monitor_can_have_the_input_go_on(start: Path, tmp_path: Path) -> None:
-    copy_start(start, tmp_path / "whole")
+def test_a_monitor_can_have_the_input_go_on(
+    whole: tuple[Path, dict[int, float]], start: Path, tmp_path: Path
+) -> None:
     copy_start(start, tmp_path / "parts")
-    whole = train(tmp_path / "whole", shuffled)
     parts: dict[int, float] = {}
     with watching(Monitor(continues_input=True)):
-        for max_steps in (5, 8, 20):
+        for max_steps in (4, 7, 12):
             record = Record()
             config = RunConfig(tf_random_seed=7, save_checkpoints_steps=4)
             estimator = Estimator(model_fn, str(tmp_path / "parts"), config)
             estimator.train(shuffled, hooks=[record], max_steps=max_steps)
             parts.update(record.losses)
-    assert parts == whole
+    assert parts == whole[1]
 
 
-def test_points_go_with_their_checkpoints(start: Path, tmp_path: Path) -> None:
-    copy_start(start, tmp_path / "one")
-    train(tmp_path / "one", shuffled, keep_checkpoint_max=2)
-    assert sorted(path.name for path in (tmp_path / "one" / "resume").iterdir()) == ["step-16", "step-20"]
+def test_points_go_with_their_checkpoints(whole: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    shutil.copytree(whole[0], tmp_path / "one")
+    for path in (tmp_path / "one").glob("model.ckpt-4.*"):
+        path.unlink()
+    with watching(Monitor()):
+        Estimator(model_fn, str(tmp_path / "one"), RunConfig(tf_random_seed=7)).train(shuffled, steps=1)
+    assert sorted(path.name for path in (tmp_path / "one" / "resume").iterdir()) == [
+        "step-12",
+        "step-13",
+        "step-8",
+    ]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "no index", "empty index", "no data"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no index", "empty index", "no data", "bad list"])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
-    damage: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: str, whole: tuple[Path, dict[int, float]], tmp_path: Path
 ) -> None:
-    copy_start(start, tmp_path / "one")
-    whole = train(tmp_path / "one", shuffled)
-    data = tmp_path / "one" / "model.ckpt-20.data-00000-of-00001"
-    index = tmp_path / "one" / "model.ckpt-20.index"
+    folder = tmp_path / "one"
+    shutil.copytree(whole[0], folder)
+    data = folder / "model.ckpt-12.data-00000-of-00001"
+    index = folder / "model.ckpt-12.index"
+    expected = str(folder / "model.ckpt-8")
     if damage == "truncated":
         data.write_bytes(data.read_bytes()[:-20])
     elif damage == "flipped":
@@ -195,15 +225,32 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
         index.unlink()
     elif damage == "empty index":
         index.write_bytes(b"")
-    else:
+    elif damage == "no data":
         data.unlink()
-    capsys.readouterr()
+    else:
+        (folder / "checkpoint").write_text("model_chec", encoding="utf-8")
+        expected = str(folder / "model.ckpt-12")
+    notes: list[str] = []
+    assert newest_checkpoint(str(folder), notes.append) == expected
+    if damage == "bad list":
+        assert "cannot be read; going by the files" in notes[0]
+    else:
+        assert "model.ckpt-12 is damaged" in notes[0]
+        assert "model.ckpt-8 instead" in notes[1]
+
+
+def test_training_goes_on_exactly_from_the_checkpoint_before_a_damaged_one(
+    whole: tuple[Path, dict[int, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole[0], tmp_path / "one")
+    (tmp_path / "one" / "model.ckpt-12.index").write_bytes(b"")
+    (tmp_path / "one" / "model.ckpt-12_temp").mkdir()  # of a save that was killed
     with watching(Monitor(console=Console())):
         again = train(tmp_path / "one", shuffled)
-    message = capsys.readouterr().err
-    assert "model.ckpt-20 is damaged" in message
-    assert "model.ckpt-16 instead" in message
-    assert again == {step: whole[step] for step in range(17, 21)}
+    assert "model.ckpt-12 is damaged" in capsys.readouterr().err
+    assert again == {step: loss for step, loss in whole[1].items() if step > 8}
+    assert find_damage(str(tmp_path / "one" / "model.ckpt-12")) is None
+    assert not (tmp_path / "one" / "model.ckpt-12_temp").exists()
 
 
 def test_when_all_checkpoints_are_damaged_nothing_is_overwritten(start: Path, tmp_path: Path) -> None:
@@ -211,6 +258,28 @@ def test_when_all_checkpoints_are_damaged_nothing_is_overwritten(start: Path, tm
     (tmp_path / "one" / "model.ckpt-0.index").write_bytes(b"")
     with pytest.raises(UserError, match="None of the 1 checkpoints"):
         train(tmp_path / "one", shuffled)
+
+
+@pytest.mark.parametrize("damage", ["not json", "checksum", "other keys", "elsewhere"])
+def test_a_damaged_point_starts_the_input_from_the_beginning_and_says_so(
+    damage: str, whole: tuple[Path, dict[int, float]], tmp_path: Path
+) -> None:
+    shutil.copytree(whole[0] / "resume", tmp_path / "resume")
+    point = tmp_path / "resume" / "step-12" / "point.json"
+    notes: list[str] = []
+    assert read_point(str(tmp_path), 12, notes.append) is not None
+    assert read_point(str(tmp_path), 3, notes.append) is None
+    assert not notes
+    if damage == "not json":
+        point.write_text("{", encoding="utf-8")
+    elif damage == "checksum":
+        (tmp_path / "resume" / "step-12" / "iterator-0").write_bytes(b"x")
+    elif damage == "other keys":
+        point.write_text('{"drawn": {}, "states": []}', encoding="utf-8")
+    else:
+        point.write_text(point.read_text(encoding="utf-8").replace("iterator-0", "../x"), encoding="utf-8")
+    assert read_point(str(tmp_path), 12, notes.append) is None
+    assert "starts from the beginning" in notes[0]
 
 
 def test_another_pipeline_starts_from_its_beginning_and_says_so(
@@ -223,7 +292,9 @@ def test_another_pipeline_starts_from_its_beginning_and_says_so(
     assert "not the one of the checkpoint" in capsys.readouterr().err
 
 
-def test_a_signal_saves_and_the_next_run_goes_on(start: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_and_the_next_run_goes_on(
+    whole: tuple[Path, dict[int, float]], start: Path, tmp_path: Path
+) -> None:
     class Ask(Record):
         def __init__(self, signals: StopSignals) -> None:
             super().__init__()
@@ -233,15 +304,36 @@ def test_a_signal_saves_and_the_next_run_goes_on(start: Path, tmp_path: Path) ->
             super().after_run(run_context, run_values)
             self._signals.requested = max(self.losses) == 6
 
-    copy_start(start, tmp_path / "whole")
     copy_start(start, tmp_path / "cut")
-    whole = train(tmp_path / "whole", shuffled)
     signals = StopSignals()
     record = Ask(signals)
     with watching(Monitor(signals=signals)):
         estimator = Estimator(
             model_fn, str(tmp_path / "cut"), RunConfig(tf_random_seed=7, save_checkpoints_steps=4)
         )
-        estimator.train(shuffled, hooks=[record], max_steps=20)
+        estimator.train(shuffled, hooks=[record], max_steps=12)
     assert estimator.get_variable_value("global_step") == 6
-    assert {**record.losses, **train(tmp_path / "cut", shuffled)} == whole
+    assert {**record.losses, **train(tmp_path / "cut", shuffled)} == whole[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "status"),
+    [(signal.SIGTERM, SystemExit, 85), (signal.SIGINT, KeyboardInterrupt, None)],
+)
+def test_a_script_that_gets_a_signal_saves_and_ends(
+    number: int, error: type[BaseException], status: int | None, start: Path, tmp_path: Path
+) -> None:
+    class Kill(Record):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            super().after_run(run_context, run_values)
+            if max(self.losses) == 3:
+                os.kill(os.getpid(), number)
+
+    copy_start(start, tmp_path / "one")
+    before = signal.getsignal(number)
+    estimator = Estimator(model_fn, str(tmp_path / "one"), RunConfig(tf_random_seed=7))
+    with pytest.raises(error) as caught:
+        estimator.train(shuffled, hooks=[Kill()], max_steps=12)
+    assert getattr(caught.value, "code", None) == status
+    assert estimator.get_variable_value("global_step") == 3
+    assert signal.getsignal(number) is before
