@@ -15,17 +15,12 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_canned.json").read_text())
 # Those that together go through every part; tests/estimator runs the others too.
 CASES = [
     ("v2", "dnn_binary_weighted_bn"),
-    ("v2", "dnn_vocabulary"),
     ("v2", "linear_classes"),
-    ("v2", "combined_regressor"),
     ("v2", "baseline_binary"),
     ("v2", "head_multi_label"),
     ("v2", "head_multi"),
-    ("v2", "head_thresholds"),
     ("v1", "dnn_binary_weighted_bn"),
     ("v1", "combined_binary"),
-    ("v1", "linear_regressor"),
-    ("v1", "baseline_classes"),
 ]
 
 

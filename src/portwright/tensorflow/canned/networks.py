@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,15 @@ class Linear:
     def logits(self, features: Any, units: int) -> Logits:
         """Named after the variable scope that is open here."""
         made: dict[Any, list[Any]] = {}
-        values = v1.feature_column.linear_model(
-            check_features(features),
-            list(self.feature_columns),
-            units=units,
-            sparse_combiner=self.sparse_combiner,
-            cols_to_vars=made,
-        )
+        with warnings.catch_warnings():  # of a call that TensorFlow's own linear_model makes
+            warnings.filterwarnings("ignore", message=".*add_variable")
+            values = v1.feature_column.linear_model(
+                check_features(features),
+                list(self.feature_columns),
+                units=units,
+                sparse_combiner=self.sparse_combiner,
+                cols_to_vars=made,
+            )
         bias = _flat(made.pop("bias"))
         weights = _flat(made.values())
         if units > 1:
