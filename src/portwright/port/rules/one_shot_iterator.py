@@ -38,7 +38,8 @@ class OneShotIterator(Rule):
 
     ## Safety
     Safe where the method becomes the function of tf.compat.v1. Unsafe where an input_fn returns the dataset instead:
-    the batches are the same, but random numbers of the graph, which count its operations, are not.
+    the shuffle is then a part of the step's graph, whose random operations are counted for their seeds, so that a shuffle
+    or dropout without a seed of its own draws others.
     """
 
     code = "PW625"
