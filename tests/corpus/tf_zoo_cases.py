@@ -148,18 +148,14 @@ def _unet(params: Params, place: Path, zoo: Path) -> None:
     params["model"].update(data_format="channels_last", encoder_filters=[4, 8], decoder_filters=[4])
 
 
-def _fine_tuning(params: Params, place: Path) -> None:
+def _fine_tuning(params: Params, place: Path, zoo: Path) -> None:
     """A small BERT where the folder looks for the pretrained one's params."""
-    pretrained: Params = {
-        "train_input": {"data_processor": "BertTfRecordsProcessor"},
-        "model": {**TINY, "use_segment_embedding": True, "dropout_rate": 0.1},
-        "optimizer": {},
-        "runconfig": {},
-    }
+    base = zoo / "transformers" / "tf" / "bert" / "configs" / "params_bert_base_msl128.yaml"
+    pretrained = yaml.safe_load(base.read_text())
+    pretrained["model"].update(TINY)
     (place / "pretrained.yaml").write_text(yaml.safe_dump(pretrained))
     data.write_vocab(place / "vocab.txt")
     params["model"]["pretrain_params_path"] = str(place / "pretrained.yaml")
-    params["model"].update(TINY, use_segment_embedding=True)
     _input(
         params,
         vocab_file=str(place / "vocab.txt"),
@@ -170,13 +166,13 @@ def _fine_tuning(params: Params, place: Path) -> None:
 
 
 def _classifier(params: Params, place: Path, zoo: Path) -> None:
-    _fine_tuning(params, place)
+    _fine_tuning(params, place, zoo)
     data.sentences(place / "tfds")
     _input(params, data_dir=str(place / "tfds"))
 
 
 def _qa(params: Params, place: Path, zoo: Path) -> None:
-    _fine_tuning(params, place)
+    _fine_tuning(params, place, zoo)
     data.answers(place / "train.tf_record")
     data.answers(place / "predict.tf_record", with_ids=True)
     params["train_input"]["data_file"] = str(place / "train.tf_record")
@@ -184,14 +180,14 @@ def _qa(params: Params, place: Path, zoo: Path) -> None:
 
 
 def _entities(params: Params, place: Path, zoo: Path) -> None:
-    _fine_tuning(params, place)
+    _fine_tuning(params, place, zoo)
     data.entities(place / "ner")
     _input(params, data_dir=str(place / "ner"), label_vocab_file=str(place / "ner" / "label2id.json"))
     params["model"]["num_classes"] = data.CLASSES
 
 
 def _summaries(params: Params, place: Path, zoo: Path) -> None:
-    _fine_tuning(params, place)
+    _fine_tuning(params, place, zoo)
     data.summaries(place / "sums")
     _input(params, data_dir=str(place / "sums"), max_cls_tokens=data.CLASSES)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from portwright.compat.contrib_initializers import xavier_initializer
-from portwright.compat.contrib_layers import finish
+from portwright.compat.contrib_layers import ZEROS, finish
 from portwright.compat.contrib_scopes import add_arg_scope
 from portwright.compat.contrib_variables import collect, model_variable
 from portwright.errors import UserError
@@ -39,7 +39,7 @@ def conv2d(
     normalizer_params: Mapping[str, Any] | None = None,
     weights_initializer: Any = None,
     weights_regularizer: Any = None,
-    biases_initializer: Any = tf.zeros_initializer(),
+    biases_initializer: Any = ZEROS,
     biases_regularizer: Any = None,
     reuse: Any = None,
     variables_collections: Any = None,
@@ -86,7 +86,7 @@ def conv2d_transpose(
     normalizer_params: Mapping[str, Any] | None = None,
     weights_initializer: Any = None,
     weights_regularizer: Any = None,
-    biases_initializer: Any = tf.zeros_initializer(),
+    biases_initializer: Any = ZEROS,
     biases_regularizer: Any = None,
     reuse: Any = None,
     variables_collections: Any = None,
@@ -141,7 +141,7 @@ def separable_conv2d(
     weights_initializer: Any = None,
     pointwise_initializer: Any = None,
     weights_regularizer: Any = None,
-    biases_initializer: Any = tf.zeros_initializer(),
+    biases_initializer: Any = ZEROS,
     biases_regularizer: Any = None,
     reuse: Any = None,
     variables_collections: Any = None,

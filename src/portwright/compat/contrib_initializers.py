@@ -50,9 +50,9 @@ xavier_initializer_conv2d = xavier_initializer
 
 
 def _check(scale: Any) -> bool:
-    if not isinstance(scale, numbers.Real) or scale < 0:
+    if not isinstance(scale, numbers.Real) or float(scale) < 0:
         raise UserError(f"the scale of a regularizer is {scale!r}.", "Give a number of 0 or more.")
-    return scale > 0
+    return float(scale) > 0
 
 
 def l1_regularizer(scale: float, scope: str | None = None) -> Regularizer:

@@ -12,6 +12,7 @@ from portwright.compat.contrib_scopes import add_arg_scope
 from portwright.compat.contrib_variables import collect, model_variable
 from portwright.errors import UserError, suggest
 
+ZEROS = tf.zeros_initializer()
 OPTIMIZER_SUMMARIES = ("learning_rate", "loss", "gradients", "gradient_norm")
 _OPTIMIZERS = {
     "Adagrad": tf.train.AdagradOptimizer,
@@ -53,7 +54,7 @@ def fully_connected(
     normalizer_params: Mapping[str, Any] | None = None,
     weights_initializer: Any = None,
     weights_regularizer: Any = None,
-    biases_initializer: Any = tf.zeros_initializer(),
+    biases_initializer: Any = ZEROS,
     biases_regularizer: Any = None,
     reuse: Any = None,
     variables_collections: Any = None,

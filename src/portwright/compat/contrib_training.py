@@ -20,6 +20,8 @@ _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 class HParams:
     """Named values, each of the type that it was given first."""
 
+    _types: dict[str, tuple[type, bool]]  # of each name: its type, and whether it is a list
+
     def __init__(self, hparam_def: Any = None, model_structure: Any = None, **kwargs: Any) -> None:
         self.__dict__["_types"] = {}
         for name, value in kwargs.items():
@@ -40,8 +42,7 @@ class HParams:
     def _check_name(self, name: str) -> tuple[type, bool]:
         if name not in self._types:
             raise KeyError(f"there is no hyperparameter '{name}'. {suggest(name, self._types)}")
-        found: tuple[type, bool] = self._types[name]
-        return found
+        return self._types[name]
 
     def set_hparam(self, name: str, value: Any) -> None:
         """Gives a name another value of its type."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # From where they are defined: this module is put into keras.mixed_precision while that is still being loaded.
-from tf_keras.src.mixed_precision import loss_scale_optimizer, policy
+from tf_keras.src.mixed_precision import loss_scale_optimizer, policy  # type: ignore[import-untyped]
 
 LossScaleOptimizer = loss_scale_optimizer.LossScaleOptimizer
 global_policy = policy.global_policy

@@ -17,7 +17,8 @@ ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
 def getargspec(func: Any) -> ArgSpec:
     """As inspect had it until Python 3.11; a class stands for its __new__ or __init__, which old code relied on."""
     if isinstance(func, type):
-        func = func.__init__ if func.__new__ is object.__new__ else func.__new__  # type: ignore[misc]
+        own = next((vars(c)["__new__"] for c in func.__mro__[:-1] if "__new__" in vars(c)), None)
+        func = own.__func__ if isinstance(own, staticmethod) else func.__init__  # type: ignore[misc]
     full = inspect.getfullargspec(func)
     if full.kwonlyargs:
         raise ValueError("Function has keyword-only parameters, use inspect.signature() instead")

@@ -62,6 +62,7 @@ def give_back_to_tensorflow(tensorflow: Any) -> None:
     tensorflow.estimator = estimator
     for version in ("v1", "v2"):
         api = getattr(tensorflow.compat, version)
+        module: Any
         for module in {
             id(m): m for m in (api, sys.modules.get(f"tensorflow.compat.{version}")) if m
         }.values():
@@ -122,6 +123,9 @@ def behave_as_v1() -> None:
     log.setLevel(logging.ERROR)  # it advises against what we ask for
     try:
         tf.compat.v1.disable_v2_behavior()
+        # Version 1's own kind of variable is left out: in TensorFlow 2 a loop's gradient that waits for an update of
+        # one (BatchNorm's, before minimize) never runs, and the step is skipped without a word.
+        tf.compat.v1.enable_resource_variables()
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"this program is written for TensorFlow 1, but was already used eagerly: {error}.",

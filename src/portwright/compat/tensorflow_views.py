@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from portwright.compat.not_lent import NotLentError, users_line
+from portwright.compat.not_lent import NotLentError, NotLentModuleError, users_line
 from portwright.compat.tensorflow_evidence import Api, is_users_file, judge_file, judge_program
 from portwright.errors import UserError
 
@@ -156,17 +156,20 @@ class ImportGate:
         return self._view_of(api)
 
     def _imported(self, name: str, path: str, rest: Any) -> Any:
-        """What `from tensorflow.a.b import c` takes c from, in a file that is not of TensorFlow 2."""
-        if (
-            not rest[2]
-            or name == "tensorflow"
-            or name.split(".")[1] in ("python", "contrib", "core", "compat")
-        ):
-            return None if not rest[2] or name == "tensorflow" else self._import(name, *rest)
+        """What `from tensorflow.a.b import c` takes c from; None where it is the view of the whole."""
+        fromlist = rest[2]
+        if not fromlist or name == "tensorflow":
+            return None
+        part = name.split(".")[1]
+        if part in ("compat", "contrib", "core", "python"):
+            module = self._import(name, *rest)
+            if part == "contrib":
+                _check_lent(module, fromlist)
+            return module
         api = self.api_of(path)
         found: Any = self._view_of(api)
-        for part in name.split(".")[1:]:
-            found = getattr(found, part, None)
+        for step in name.split(".")[1:]:
+            found = getattr(found, step, None)
         return found if found is not None and api is not Api.V2 else self._import(name, *rest)
 
     def _has(self, view: Any, name: str) -> bool:
@@ -199,6 +202,16 @@ class ImportGate:
 
         self._either = self._either or _like(v2, View("tensorflow", sources, {}))
         return self._either
+
+
+def _check_lent(module: Any, names: Sequence[str]) -> None:
+    """Python would only say that a name cannot be imported, and not what to do."""
+    for name in names:
+        try:
+            if name != "*":
+                getattr(module, name)
+        except NotLentError as error:
+            raise NotLentModuleError(error.message, error.cure, f"{module.__name__}.{name}") from None
 
 
 def _like(real: ModuleType, view: View) -> View:
