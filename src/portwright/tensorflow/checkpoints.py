@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import UserError
+from portwright.job.atomic import check_writable, explain_os_error
 
 _STEP = re.compile(r"-(\d+)$")
 _UNFINISHED = re.compile(r".*-\d+_temp$")
@@ -48,9 +49,8 @@ def newest_checkpoint(folder: str, note: Callable[[str], None]) -> str | None:
 
 def find_damage(checkpoint: str) -> str | None:
     """Reads every value of a checkpoint, against its checksum; says what is wrong, or None."""
-    files = sorted(tf.io.gfile.glob(_escape(checkpoint) + ".*"))
-    identity = tuple((name, *_size_and_time(name)) for name in files)
-    if identity and identity in _known_whole:
+    identity = _identity(checkpoint)
+    if identity in _known_whole:
         return None
     try:
         reader = tf.train.load_checkpoint(checkpoint)
@@ -74,6 +74,23 @@ def forget_damaged(folder: str, newest: str | None) -> None:
     checkpoint_management.update_checkpoint_state_internal(
         folder, newest, [*kept, newest], save_relative_paths=True
     )
+
+
+def make_folder(folder: str) -> None:
+    """Makes the folder, or says why it cannot be."""
+    if "://" in folder:
+        tf.io.gfile.makedirs(folder)
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        check_writable(Path(folder))
+    except OSError as error:
+        raise explain_os_error(error, Path(folder)) from error
+
+
+def trust(checkpoint: str) -> None:
+    """Spares a checkpoint that this process has just written from being read again to be checked."""
+    _known_whole.add(_identity(checkpoint))
 
 
 def clean_unfinished(folder: str) -> None:
@@ -115,6 +132,11 @@ def _listed(folder: str, note: Callable[[str], None]) -> list[str]:
 
 def _escape(path: str) -> str:
     return re.sub(r"([\[\]*?\\])", r"\\\1", path)
+
+
+def _identity(checkpoint: str) -> tuple[Any, ...]:
+    files = sorted(tf.io.gfile.glob([_escape(checkpoint) + ".index", _escape(checkpoint) + ".data-*"]))
+    return (checkpoint, *((name, *_size_and_time(name)) for name in files))
 
 
 def _exists(checkpoint: str) -> bool:

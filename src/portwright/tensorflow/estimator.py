@@ -190,6 +190,20 @@ class Estimator:
             experimental_mode,
         )
 
+    def export_savedmodel(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, Any] | None = None,
+        as_text: bool = False,
+        checkpoint_path: Any = None,
+        strip_default_attrs: bool = False,
+    ) -> bytes:
+        """The name that TensorFlow 1 had for `export_saved_model`."""
+        return self.export_saved_model(
+            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        )
+
     def experimental_export_all_saved_models(
         self,
         export_dir_base: Any,
@@ -220,6 +234,8 @@ class Estimator:
         offered = {"mode": mode, "params": self.params, "config": self.config}
         if input_context is not None:
             offered["input_context"] = input_context
+        if not callable(input_fn):
+            raise BadType(f"input_fn must be a function; received {input_fn!r}.", "Give the function itself.")
         with tf.compat.v1.device("/cpu:0"):
             return call_with(input_fn, offered)
 

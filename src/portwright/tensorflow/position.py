@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import NonFiniteError
-from portwright.tensorflow.checkpoints import saved_steps
+from portwright.tensorflow.checkpoints import saved_steps, step_in_name, trust
 from portwright.tensorflow.graph_walk import ancestors
 from portwright.tensorflow.input_state import InputState
 from portwright.tensorflow.monitor import Monitor
@@ -156,8 +156,12 @@ class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[
         write_point(position.model_dir, point, saved.states)
 
     def after_save(self, session: Any, global_step_value: Any) -> None:
-        if can_keep_points(self._position.model_dir):
-            prune_points(self._position.model_dir, saved_steps(self._position.model_dir))
+        folder = self._position.model_dir
+        saved = tf.train.latest_checkpoint(folder)
+        if saved is not None and step_in_name(saved) == global_step_value:
+            trust(saved)
+        if can_keep_points(folder):
+            prune_points(folder, saved_steps(folder))
 
     def end(self, session: Any, global_step_value: Any) -> None:
         # The last checkpoint may be older than the knowledge that it is the last.

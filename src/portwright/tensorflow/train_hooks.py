@@ -5,11 +5,15 @@ A step that no hook wants to see is run without any of the machinery of hooks.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from portwright.job.atomic import explain_os_error
 
 v1 = tf.compat.v1
 
@@ -69,6 +73,14 @@ class SaveCheckpoints(tf.compat.v1.train.CheckpointSaverHook):  # type: ignore[m
 
     def wants(self, step: int) -> bool:
         return _is_timed(self, step)
+
+    def _save(self, session: Any, step: Any) -> Any:
+        try:
+            return super()._save(session, step)
+        except tf.errors.OpError as error:
+            if "No space left" not in str(error) and "quota" not in str(error):
+                raise
+            raise explain_os_error(OSError(errno.ENOSPC, ""), Path(self._save_path)) from error
 
 
 class SaveSummaries(tf.compat.v1.train.SummarySaverHook):  # type: ignore[misc]

@@ -13,7 +13,13 @@ from tensorflow.python.training import training_util
 
 from portwright.tensorflow import updates
 from portwright.tensorflow.bad_input import BadValue
-from portwright.tensorflow.checkpoints import clean_unfinished, forget_damaged, saved_steps, step_of
+from portwright.tensorflow.checkpoints import (
+    clean_unfinished,
+    forget_damaged,
+    make_folder,
+    saved_steps,
+    step_of,
+)
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
@@ -125,6 +131,7 @@ def _find_point(
     """Where the input was, if the training that saved `checkpoint` was interrupted."""
     folder = estimator.model_dir
     if estimator.config.is_chief:
+        make_folder(folder)
         forget_damaged(folder, checkpoint)
         clean_unfinished(folder)
     if checkpoint is None or not can_keep_points(folder):
@@ -205,11 +212,10 @@ def _savers(estimator: Estimator, spec: Any, given: list[Any], listeners: list[A
                 "Set save_checkpoints_steps or save_checkpoints_secs in RunConfig.",
             )
         return ours
-    saver._listeners[:] = [
-        *listeners[:1],
-        *saver._listeners,
-        *(x for x in listeners[1:] if x not in saver._listeners),
-    ]
+    # A hook that served an earlier training still has the listener of that one.
+    others = [listener for listener in saver._listeners if not isinstance(listener, KeepPosition)]
+    new = [listener for listener in listeners[1:] if listener not in others]
+    saver._listeners[:] = [listeners[0], *others, *new]
     return ours
 
 

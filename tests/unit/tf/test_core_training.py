@@ -393,3 +393,23 @@ def test_the_estimator_of_cerebras_takes_host_calls_and_its_own_arguments(tmp_pa
     assert estimator.train(data, max_steps=2, use_cs=False) is estimator
     assert estimator.evaluate(data)["mean"] == pytest.approx(X[:, 0].mean())
     assert len(list(estimator.predict(data, num_samples=4))) == 4
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        make(tmp_path / "file" / "model").train(data)
+
+
+def test_an_input_function_must_be_one(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="input_fn must be a function"):
+        make(tmp_path).train(data())  # type: ignore[arg-type]
+
+
+def test_a_hook_that_saves_can_serve_twice(tmp_path: Path) -> None:
+    estimator = make(tmp_path)
+    saver = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=2)
+    for last in (2, 4):
+        estimator.train(endless, hooks=[saver], max_steps=last)
+        assert estimator.get_variable_value("global_step") == last
+    assert len(saver._listeners) == 1
