@@ -112,7 +112,7 @@ def make_stop_at_checkpoint_step_hook(
 def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     """Gives the metrics of each evaluated step, in order, from the event files in `eval_dir`."""
     found: dict[int, dict[str, float]] = {}
-    for event in _events(eval_dir):
+    for event in read_events(tf.io.gfile.join(eval_dir, "events.out.tfevents.*")):
         if event.HasField("summary"):
             values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
             if values:
@@ -120,8 +120,9 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     return dict(sorted(found.items()))
 
 
-def _events(eval_dir: str) -> Iterator[Any]:
-    for path in sorted(tf.io.gfile.glob(tf.io.gfile.join(eval_dir, "events.out.tfevents.*"))):
+def read_events(pattern: str) -> Iterator[Any]:
+    """The events of all files that match, as far as they are whole."""
+    for path in sorted(tf.io.gfile.glob(pattern)):
         try:
             yield from v1.train.summary_iterator(path)
         except (

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from portwright.tensorflow.argument_names import argument_names
 from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.early_stopping import read_events
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -190,9 +191,8 @@ class BestExporter(_SavedModelExporter):
 
     def _best_so_far(self, pattern: str) -> Metrics | None:
         best: Metrics | None = None
-        for path in sorted(tf.io.gfile.glob(pattern)):
-            for event in v1.train.summary_iterator(path):
-                values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
-                if values and (best is None or self._is_better(best, values)):
-                    best = values
+        for event in read_events(pattern):
+            values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
+            if values and (best is None or self._is_better(best, values)):
+                best = values
         return best

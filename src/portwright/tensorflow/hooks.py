@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from portwright.errors import suggest
 from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.checkpoints import step_of
+from portwright.tensorflow.resume_point import mark_ended, read_point
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -36,19 +38,17 @@ _POLICIES = ("fail", "ignore", "warn")
 
 
 class CheckpointInputPipelineHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Asks that the position in the input is saved with each checkpoint, as `tf.data.experimental` had it.
+    """Lets a training go on in its data where the one before ended, as the hook of `tf.data.experimental` did.
 
-    Our Estimator always does that, so a hook of this class has nothing left to do: it is accepted and checked, so that
-    code that asks for it runs unchanged.
+    Our Estimator keeps the position in the input beside every checkpoint, and by itself goes on from it after an
+    interruption; a training that ended as it should starts its data anew. Make a hook for each call of `train`.
     """
 
     def __init__(self, estimator: Estimator, external_state_policy: str | None = None) -> None:
         policy = getattr(external_state_policy, "name", external_state_policy)
         if policy is not None and str(policy).lower() not in _POLICIES:
             raise BadValue(f"external_state_policy is {policy!r}.", suggest(str(policy), _POLICIES))
-        self._estimator = estimator
-
-
-__all__ = sorted(
-    name for name, value in dict(globals()).items() if isinstance(value, type) and value is not Any
-)
+        latest = estimator.latest_checkpoint()
+        found = read_point(estimator.model_dir, step_of(latest), v1.logging.warning) if latest else None
+        if found is not None and found[0].ended == "steps":
+            mark_ended(estimator.model_dir, found[0].step, "")

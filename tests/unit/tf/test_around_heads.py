@@ -275,3 +275,21 @@ def test_features_that_are_no_dict(tmp_path: Path) -> None:
         pt.LinearRegressor(NUMERIC, str(tmp_path)).train(
             lambda: tf.data.Dataset.from_tensors((np.ones(2), np.ones(2))), steps=1
         )
+
+
+def test_logit_functions() -> None:
+    features = {"x": tf.constant([[1.0], [2.0]])}
+    calls = pt.experimental.call_logit_fn(lambda features, mode: features["x"], features, "train", {}, None)
+    assert calls is features["x"]
+    with pytest.raises(UserError, match="logit_fn gave a int"):
+        pt.experimental.call_logit_fn(lambda features: 3, features, "train", {}, None)
+    with tf.Graph().as_default():
+        inputs = {"x": tf.ones([2, 1])}
+        dnn = pt.experimental.dnn_logit_fn_builder(3, [4], NUMERIC, tf.nn.relu, None, None, False)
+        linear = pt.experimental.linear_logit_fn_builder(3, NUMERIC)
+        assert dnn(inputs, "train").shape.as_list() == linear(inputs).shape.as_list() == [2, 3]
+        names = [variable.name for variable in v1.global_variables()]
+        assert "hiddenlayer_0/kernel:0" in names
+        assert "linear_model/x/weights:0" in names
+    with pytest.raises(UserError, match="units is 'a'"):
+        pt.experimental.dnn_logit_fn_builder("a", [4], NUMERIC, tf.nn.relu, None, None, False)

@@ -160,3 +160,23 @@ def test_specs_that_parse_examples() -> None:
     assert pt.regressor_parse_example_spec([column], "y", label_dimension=3, label_default=(0.0,) * 3)[
         "y"
     ] == (tf.io.FixedLenFeature((3,), tf.float32, (0.0,) * 3))
+
+
+def test_a_second_training_starts_its_data_anew_unless_a_hook_asks_otherwise(tmp_path: Path) -> None:
+    x = {"age": np.random.default_rng(0).normal(size=40).astype(np.float32)}
+    y = (x["age"] * 3).astype(np.float32)
+    read_all = inputs.numpy_input_fn(x, y, batch_size=4, num_epochs=None, shuffle=True)
+
+    def train(name: str, stretches: list[int], with_hook: bool) -> Any:
+        config = pt.RunConfig(tf_random_seed=3, log_step_count_steps=None)
+        for steps in stretches:
+            model = pt.LinearRegressor(
+                [tf.feature_column.numeric_column("age")], str(tmp_path / name), config=config
+            )
+            hooks = [pt.CheckpointInputPipelineHook(model)] if with_hook else []
+            model.train(read_all, hooks=hooks, steps=steps)
+        return model.get_variable_value("linear/linear_model/age/weights").tolist()
+
+    whole = train("whole", [10], with_hook=False)
+    assert train("hook", [4, 6], with_hook=True) == whole
+    assert train("anew", [4, 6], with_hook=False) != whole

@@ -241,3 +241,37 @@ def test_a_task_without_a_role_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with pytest.raises(UnsupportedError, match="task 'evaluator'"):
         pt.train_and_evaluate(make(tmp_path), pt.TrainSpec(input_fn), pt.EvalSpec(input_fn))
+
+
+def test_an_event_file_that_was_cut_off_counts_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    estimator = make(tmp_path)
+    estimator.train(input_fn, max_steps=3)
+    estimator.evaluate(input_fn, steps=1)
+    (events,) = (tmp_path / "eval").glob("events.out.tfevents.*")
+    whole = early_stopping.read_eval_metrics(str(tmp_path / "eval"))
+    events.write_bytes(events.read_bytes() + b"\x18\0\0\0\0\0\0\0cut")
+    assert early_stopping.read_eval_metrics(str(tmp_path / "eval")) == whole
+    assert pt.BestExporter("best", serving_fn)._best_so_far(str(tmp_path / "eval/*.tfevents.*")) == whole[3]
+    assert early_stopping.read_eval_metrics(str(tmp_path / "gone")) == {}
+
+
+def test_a_worker_waits_for_the_chiefs_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator = make(tmp_path)
+    estimator.train(input_fn, max_steps=5)
+    slept: list[float] = []
+    monkeypatch.setattr(early_stopping.time, "sleep", slept.append)
+    hook = early_stopping._AwaitCheckpointHook(str(tmp_path), 6, 0.5)
+
+    class Context:
+        stopped = False
+
+        def request_stop(self) -> None:
+            self.stopped = True
+
+    context = Context()
+    for before in (3, 5):  # the step's number before it counted
+        hook.after_run(context, v1.train.SessionRunValues(before, None, None))
+    assert (slept, context.stopped) == ([0.5], False)
+    estimator.train(input_fn, max_steps=6)
+    hook.after_run(context, v1.train.SessionRunValues(5, None, None))
+    assert context.stopped
