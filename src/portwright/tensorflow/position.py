@@ -36,15 +36,15 @@ class Position:
         train_op: Any,
         loss: Any,
         model_dir: str,
-        seed: int | None,
+        own_seed: int,
         monitor: Monitor,
         point: ResumePoint | None = None,
     ) -> None:
         needed = ancestors([train_op, loss])
         self.input = InputState(needed)
-        self.random = RandomCounters(needed, None if point is None else point.drawn)
+        self.random = RandomCounters(needed, own_seed, None if point is None else point.drawn)
         self.point = point  # where to go on from
-        self.model_dir, self.seed, self.monitor = model_dir, seed, monitor
+        self.model_dir, self.own_seed, self.monitor = model_dir, own_seed, monitor
         self.num_runs = 0
         self.ended = ""
         self.has_started = False
@@ -91,7 +91,7 @@ class Position:
             problem = self.input.restore(session, states, point.state_runs)
         if problem:
             self.monitor.note(
-                f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead."
+                f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead, which is exact if the pipeline gives the same again."
             )
         self.input.skip(session, point.num_runs - (0 if problem else point.state_runs))
         self.num_runs = point.num_runs
@@ -146,7 +146,7 @@ class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[
         point = ResumePoint(
             step=int(global_step_value),
             num_runs=position.num_runs,
-            seed=position.seed,
+            own_seed=position.own_seed,
             ended=position.ended,
             input_digest=position.input.digest,
             drawn=position.random.drawn,

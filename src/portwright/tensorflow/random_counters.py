@@ -7,11 +7,13 @@ from the counter that the first run had reached.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 _STATELESS = {
     "RandomUniform": tf.raw_ops.StatelessRandomUniformV2,
@@ -34,9 +36,15 @@ _64_BITS = (1 << 64) - 1
 
 
 class RandomCounters:
-    """Counts what the random ops among `needed` draw; with `drawn`, they go on from there."""
+    """Counts what the random ops among `needed` draw; with `drawn`, they go on from there.
 
-    def __init__(self, needed: set[tf.Operation], drawn: Mapping[str, int] | None = None) -> None:
+    An op without a seed takes one at random when its kernel is made; here it takes one that comes of `own_seed`, which
+    is as good and can be kept.
+    """
+
+    def __init__(
+        self, needed: set[tf.Operation], own_seed: int, drawn: Mapping[str, int] | None = None
+    ) -> None:
         self.problems = [f"{kind} has a state that cannot be restored" for kind in _kinds_with_state(needed)]
         self._num_steps = 0
         self._static: dict[str, int] = {}  # values drawn in each step
@@ -44,7 +52,8 @@ class RandomCounters:
         self._start = dict(drawn or {})
         initializers = []
         for op in sorted((op for op in needed if op.type in _STATELESS), key=lambda op: op.name):
-            problem = _find_problem(op)
+            _give_seed(op, own_seed)
+            problem = "is in a branch or a loop" if op._get_control_flow_context() is not None else None
             if problem is None and drawn is not None and op.name not in drawn:
                 problem = "was not there before"
             if problem is not None:
@@ -108,12 +117,12 @@ def _draw_on(op: tf.Operation, num_drawn: int) -> Any:
     return counter.initializer
 
 
-def _find_problem(op: tf.Operation) -> str | None:
-    if not op.get_attr("seed") and not op.get_attr("seed2"):
-        return "has no seed"
-    if op._get_control_flow_context() is not None:
-        return "is in a branch or a loop"
-    return None
+def _give_seed(op: tf.Operation, own_seed: int) -> None:
+    if op.get_attr("seed") or op.get_attr("seed2"):
+        return
+    of_name = int.from_bytes(hashlib.sha256(op.name.encode()).digest()[:7], "big")
+    for name, seed in (("seed", own_seed), ("seed2", of_name)):
+        op._set_attr(name, attr_value_pb2.AttrValue(i=seed))
 
 
 def _kinds_with_state(needed: set[tf.Operation]) -> list[str]:

@@ -27,7 +27,7 @@ class ResumePoint:
 
     step: int
     num_runs: int  # steps that this input and these random ops have served
-    seed: int | None  # of the graph
+    own_seed: int  # of random ops that the user gave none
     ended: str  # "": interrupted; "steps" or "data": this is where it was to end
     input_digest: str
     drawn: dict[str, int] = field(default_factory=dict)  # values that each random op has drawn

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -47,20 +45,19 @@ def train(
     """Trains on from `checkpoint`, and returns the last loss; None when no step was made."""
     config = estimator.config
     point, states = _find_point(estimator, checkpoint, monitor)
-    seed = config.tf_random_seed if config.tf_random_seed is not None else _seed(point)
+    own_seed = secrets.randbelow(2**31 - 1) + 1 if point is None else point.own_seed
     with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
-        with _no_seed_warnings(is_ours=config.tf_random_seed is None):
-            v1.set_random_seed(seed)
-            estimator._create_and_assert_global_step(graph)
-            training_util._get_or_create_global_step_read(graph)
-            feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
-            with updates.recording_layers() as layers:
-                spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
+        v1.set_random_seed(config.tf_random_seed)
+        estimator._create_and_assert_global_step(graph)
+        training_util._get_or_create_global_step_read(graph)
+        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
+        with updates.recording_layers() as layers:
+            spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
         if checkpoint is None:
             estimator._maybe_warm_start(None)
         train_op = _with_updates(spec.train_op, layers, monitor)
         _add_loss_summary(spec.loss)
-        position = Position(train_op, spec.loss, estimator.model_dir, seed, monitor, point)
+        position = Position(train_op, spec.loss, estimator.model_dir, own_seed, monitor, point)
         with tf.control_dependencies([train_op]):
             number = tf.identity(v1.train.get_global_step().read_value())
         step = Step(train_op, spec.loss, number, position.random.sizes)
@@ -145,19 +142,6 @@ def _find_point(
     if point.ended == "data" or (point.ended and not monitor.continues_input):
         return None, []
     return point, states
-
-
-def _seed(point: ResumePoint | None) -> int:
-    """Without a seed of the user's every run draws other numbers; but a resumed one draws on."""
-    return point.seed if point is not None and point.seed is not None else secrets.randbelow(2**31 - 1)
-
-
-@contextlib.contextmanager
-def _no_seed_warnings(is_ours: bool) -> Iterator[None]:
-    with warnings.catch_warnings():
-        if is_ours:  # a user who set no seed need not hear about one
-            warnings.filterwarnings("ignore", message="Seed .* from outer graph might be getting used")
-        yield
 
 
 def _with_updates(train_op: Any, layers: list[Any], monitor: Monitor) -> Any:
