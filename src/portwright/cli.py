@@ -80,7 +80,8 @@ def run(
     compat: Annotated[
         str | None,
         typer.Option(
-            help="Lend the names of another library to the script: modelzoo (release 1.6, and layers of 2.x)."
+            help="Lend the names of another library to the script: modelzoo (PyTorch folders of release 1.6, and layers of "
+            "2.x) or estimator (tf.estimator, tf.contrib, and TensorFlow folders of 1.6; any script)."
         ),
     ] = None,
 ) -> None:
