@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from model_folder import NAMES, load, params_of
 
 from portwright.errors import UserError
+from portwright.tensorflow.input_check.check import look_at
 from portwright.tensorflow.models_common import text_examples
 from portwright.tensorflow.models_common.documentation_text import python_documentation, read_text_files
 from portwright.tensorflow.models_common.number_words import english, german
@@ -72,8 +73,10 @@ def test_batches_are_static_and_what_the_params_say(model: str) -> None:
     params = params_of(model)
     data = load(model, "data")
     for function, section in ((data.train_input_fn, "train_input"), (data.eval_input_fn, "eval_input")):
+        is_training = section == "train_input"
         with tf.Graph().as_default():
             dataset = function(params)
+            assert look_at(dataset, name=section, is_training=is_training).findings == ()
             for spec in tf.nest.flatten(dataset.element_spec):
                 assert spec.shape.is_fully_defined()
                 assert spec.shape[0] == params[section]["batch_size"]
@@ -144,6 +147,9 @@ def test_records_of_the_model_zoo_are_read(tmp_path: Path) -> None:
     }
     params = params_of("bert", train_input=changes, eval_input=changes)
     data = load("bert", "data")
+    for name in ("train_input", "eval_input"):
+        dataset = data.make_dataset(params, name, None)
+        assert look_at(dataset, name=name, is_training=name == "train_input").findings == ()
     found = batches(data.eval_input_fn(params))
     assert len(found) == 3  # of 15 samples, without the short last batch
     features, labels = found[0]
@@ -164,6 +170,54 @@ def test_records_of_the_model_zoo_are_read(tmp_path: Path) -> None:
                 parts = batches(data.eval_input_fn(one, context))
             seen += [int(features["input_ids"][0, 0]) for features, _ in parts]
         assert sorted(seen) == [*range(5), *range(10, 15), *range(20, 25)]
+
+
+def test_records_of_images_and_of_pairs_are_read(tmp_path: Path) -> None:
+    images = [{"image": [float(i)] * 32, "mask": [0.0, 1.0] * 8} for i in range(3)]
+    write_records(tmp_path / "images.tfrecords", images)
+    changes = {"data_dir": str(tmp_path), "image_shape": [4, 4, 2], "batch_size": 2}
+    params = params_of("unet", train_input=changes, eval_input=changes)
+    ((features, mask),) = batches(load("unet", "data").eval_input_fn(params))
+    assert features["image"].shape == (2, 4, 4, 2)
+    assert mask.tolist() == [[[0, 1, 0, 1]] * 4] * 2
+    with pytest.raises(UserError, match="no 'encoder_input_ids'"):
+        load("t5", "data").eval_input_fn(params_of("t5", eval_input={"data_dir": str(tmp_path)}))
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    sides = {
+        "encoder_input_ids": 3,
+        "encoder_mask": 3,
+        "decoder_input_ids": 2,
+        "decoder_mask": 2,
+        "labels": 2,
+    }
+    write_records(
+        pairs / "a.tfrecord", [{name: [i] * size for name, size in sides.items()} for i in range(2)]
+    )
+    lengths = {"src_max_sequence_length": 3, "tgt_max_sequence_length": 2}
+    params = params_of("t5", eval_input={"data_dir": str(pairs), "batch_size": 2} | lengths)
+    ((features, labels),) = batches(load("t5", "data").eval_input_fn(params))
+    assert features["encoder_input_ids"].tolist() == [[0] * 3, [1] * 3]
+    assert labels.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("model", "section", "changes", "message"),
+    [
+        ("t5", "train_input", {"tgt_max_sequence_length": 3}, "targets of src_max_sequence_length 48 have"),
+        ("t5", "train_input", {"extra_ids": 1}, "extra_ids is 1 of 1024 tokens"),
+        ("t5", "train_input", {"extra_ids": 1024}, "extra_ids is 1024 of 1024 tokens"),
+        ("unet", "train_input", {"image_shape": [30, 32, 1]}, "image_shape is"),
+        ("bert", "train_input", {"max_sequence_length": 4}, "leaves 0 tokens for text"),
+        ("transformer", "model", {"tgt_vocab_size": 8}, "tgt_vocab_size is 8"),
+        ("bert", "model", {"vocab_size": 20}, "vocab_size is 20"),
+        ("gpt2", "train_input", {"data_dir": "/absent"}, "has neither"),
+        ("roberta", "model", {"pad_token_id": 7, "max_position_embeddings": 80}, "pad_token_id is 7"),
+    ],
+)
+def test_what_cannot_be_is_told(model: str, section: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(model, "data").train_input_fn(params_of(model, **{section: changes}))
 
 
 def test_records_that_do_not_fit_are_told_before_the_run(tmp_path: Path) -> None:
@@ -208,7 +262,7 @@ def test_text_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UserError, match="have no text"):
         read_text_files([str(tmp_path)])
-    with pytest.raises(UserError, match="have no text"):
+    with pytest.raises(UserError, match="has neither"):
         read_text_files([str(tmp_path / "absent")])
 
 
@@ -321,6 +375,17 @@ def test_masking_takes_fifteen_in_a_hundred_and_can_be_undone() -> None:
     assert 0.7 < (replaced == vocabulary.ids[MASK]).mean() < 1.0
     np.testing.assert_array_equal(draw(0)["input_ids"], made["input_ids"])
     assert (draw(1)["input_ids"] != made["input_ids"]).any()
+
+
+def test_padding_stands_where_the_model_looks_for_it(tmp_path: Path) -> None:
+    data = load("roberta", "data")
+    params = params_of("roberta", model={"pad_token_id": 1, "max_position_embeddings": 60})
+    (features,) = batches(data.eval_input_fn(params), 1)
+    assert set(features["input_ids"][features["input_mask"] == 0].tolist()) == {1}
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a"]))
+    params["train_input"]["vocab_file"] = str(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match="pad_token_id is 1, and"):
+        data.train_input_fn(params)
 
 
 def test_pairs_say_truly_whether_they_follow() -> None:

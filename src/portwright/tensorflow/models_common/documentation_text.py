@@ -24,7 +24,13 @@ def python_documentation() -> list[Document]:
 def read_text_files(folders: list[str]) -> list[Document]:
     """The *.txt files of folders in UTF-8, a sentence or paragraph a line, documents apart by an empty line."""
     documents: list[Document] = []
-    for path in _text_files(folders):
+    files = [path for folder in folders for path in sorted(Path(folder).glob("*.txt"))]
+    if not files:
+        raise UserError(
+            f"data_dir {', '.join(repr(folder) for folder in folders)} has neither *.tfrecord* nor *.txt files.",
+            "Name a folder that has some, or leave data_dir out to use Python's documentation.",
+        )
+    for path in files:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -49,7 +55,3 @@ def split_sentences(text: str) -> Document:
             " ".join(part.split()) for part in _SENTENCE_END.split(paragraph) if _HAS_WORD.search(part)
         ]
     return sentences
-
-
-def _text_files(folders: list[str]) -> list[Path]:
-    return [path for folder in folders for path in sorted(Path(folder).glob("*.txt"))]

@@ -18,7 +18,8 @@ class InputParams(BaseModel):
     )
     shuffle_seed: int | None = Field(None, description="left out: runconfig's seed decides")
     shuffle_buffer: PositiveInt | None = Field(
-        None, description="samples to choose from; left out: ten batches"
+        None,
+        description="samples to choose from; left out: all of generated data and text, ten batches of files",
     )
     repeat: bool | None = Field(
         None, description="begin again at the end; left out: in training, not in evaluation"

@@ -47,7 +47,7 @@ def dataset_of_arrays(
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     if num_pipelines > 1:
         dataset = dataset.shard(num_pipelines, input_context.input_pipeline_id)
-    return _finish(dataset, options, training, make_batch)
+    return _finish(dataset, options, training, make_batch, num_samples)
 
 
 def dataset_of_records(
@@ -84,7 +84,7 @@ def dataset_of_records(
         narrow = {name: tf.cast(v, tf.int32) if v.dtype == tf.int64 else v for name, v in parsed.items()}
         return make_batch(narrow, number)
 
-    return _finish(dataset, options, training, parse)
+    return _finish(dataset, options, training, parse, 10 * options["batch_size"])
 
 
 def folders_of(data_dir: str | list[str]) -> list[str]:
@@ -137,24 +137,23 @@ def check_first_record(path: str, spec: Mapping[str, Any]) -> None:
 
 
 def _finish(
-    dataset: tf.data.Dataset, options: Mapping[str, Any], training: bool, make_batch: Callable[..., Batch]
+    dataset: tf.data.Dataset,
+    options: Mapping[str, Any],
+    training: bool,
+    make_batch: Callable[..., Batch],
+    shuffle_buffer: int,
 ) -> tf.data.Dataset:
-    batch_size = options["batch_size"]
     if options["cache"]:
         dataset = dataset.cache()
     if _shuffles(options, training):
-        buffer = options["shuffle_buffer"] or 10 * batch_size
-        dataset = dataset.shuffle(buffer, seed=options["shuffle_seed"])
+        dataset = dataset.shuffle(options["shuffle_buffer"] or shuffle_buffer, seed=options["shuffle_seed"])
     if _repeats(options, training):
         dataset = dataset.repeat()
-    dataset = dataset.batch(batch_size, drop_remainder=True)
+    dataset = dataset.batch(options["batch_size"], drop_remainder=True)
     # The number lets a map draw anew for each batch without a state of its own, which no checkpoint would hold.
-    dataset = dataset.enumerate()
-    dataset = dataset.map(
-        lambda number, batch: make_batch(batch, number),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    )
+    numbers = tf.data.Dataset.range(tf.int64.max)
+    dataset = tf.data.Dataset.zip((dataset, numbers))
+    dataset = dataset.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 

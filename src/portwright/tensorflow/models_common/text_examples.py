@@ -37,27 +37,33 @@ def load_documents(params: Mapping[str, Any], section: str) -> list[Document]:
 def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
     """vocab_file, or `size` tokens at most of the training text: the same for training and evaluation."""
     options = params["train_input"]
+    pad_id = params["model"].get("pad_token_id", 0)
     if options["vocab_file"] is None:
         if options["data_dir"] is None:
-            return _documentation_vocabulary(size, options["do_lower"])
-        return _learn(load_documents(params, "train_input"), size, options["do_lower"])
+            return _documentation_vocabulary(size, options["do_lower"], pad_id)
+        return _learn(load_documents(params, "train_input"), size, options["do_lower"], pad_id)
     vocabulary = Vocabulary.read(options["vocab_file"], lower_case=options["do_lower"])
     if len(vocabulary) > size:
         raise UserError(
             f"vocab_file has {len(vocabulary)} tokens, and the model has room for {size}.",
             f"Set model.vocab_size to at least {len(vocabulary)}.",
         )
+    if "pad_token_id" in params["model"] and vocabulary.ids[PAD] != pad_id:
+        raise UserError(
+            f"model.pad_token_id is {pad_id}, and {PAD} of vocab_file is {vocabulary.ids[PAD]}.",
+            f"Set model.pad_token_id to {vocabulary.ids[PAD]}.",
+        )
     return vocabulary
 
 
 @cache
-def _documentation_vocabulary(size: int, lower_case: bool) -> Vocabulary:
-    return _learn(python_documentation(), size, lower_case)
+def _documentation_vocabulary(size: int, lower_case: bool, pad_id: int) -> Vocabulary:
+    return _learn(python_documentation(), size, lower_case, pad_id)
 
 
-def _learn(documents: Sequence[Document], size: int, lower_case: bool) -> Vocabulary:
+def _learn(documents: Sequence[Document], size: int, lower_case: bool, pad_id: int) -> Vocabulary:
     texts = (sentence for document in documents for sentence in document)
-    return Vocabulary.learn(texts, size, lower_case=lower_case)
+    return Vocabulary.learn(texts, size, lower_case=lower_case, pad_id=pad_id)
 
 
 def text_samples(

@@ -48,13 +48,25 @@ class Vocabulary:
         return cls([line.strip() for line in lines if line.strip()], lower_case=lower_case)
 
     @classmethod
-    def learn(cls, texts: Iterable[str], size: int, *, lower_case: bool = True) -> Vocabulary:
-        """The special tokens, the letters that occur, then the most frequent words: `size` tokens or fewer."""
+    def learn(
+        cls, texts: Iterable[str], size: int, *, lower_case: bool = True, pad_id: int = 0
+    ) -> Vocabulary:
+        """The special tokens, the letters that occur, then the most frequent words: `size` tokens or fewer.
+
+        `pad_id` is where among the special tokens padding stands.
+        """
+        special = [token for token in SPECIAL_TOKENS if token != PAD]
+        if not 0 <= pad_id <= len(special):
+            raise UserError(
+                f"pad_token_id is {pad_id}, and a learned vocabulary has padding among its first tokens.",
+                f"Give 0 to {len(special)}, or a vocab_file of your own.",
+            )
+        special.insert(pad_id, PAD)
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(split_words(text, lower_case))
         letters = sorted({letter for word in counts for letter in word})
-        pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
+        pieces = [*special, *letters, *(f"##{letter}" for letter in letters)]
         if size < len(pieces):
             raise UserError(
                 f"vocab_size is {size}, and the letters of the text and the special tokens alone are {len(pieces)}.",
