@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -57,9 +56,9 @@ class Position:
         self.last_loss = loss
         self.random.count(sizes)
         number = float(loss)
-        if math.isnan(number):
+        if self.monitor.is_bad(number):
             raise NanLossError(
-                f"The loss is NaN after {self.num_runs} steps of this training.",
+                f"The loss is {number} after {self.num_runs} steps of this training.",
                 "Lower the learning rate, or look for values in the data that are not finite; the last checkpoint is from before.",
             )
         if self.monitor.on_log is not None:
@@ -81,7 +80,15 @@ class Position:
         self.has_started = True
 
     def _put_input_back(self, session: Any, point: ResumePoint, states: list[bytes]) -> None:
+        self.num_runs = point.num_runs
+        if not self.input.has_iterators:
+            if tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+                self.monitor.note(
+                    "The input is a queue, whose position cannot be restored: it starts from the beginning."
+                )
+            return
         if point.input_digest != self.input.digest:
+            self.num_runs = 0
             self.monitor.note(
                 "The input pipeline is not the one of the checkpoint: it starts from the beginning."
             )
@@ -94,7 +101,6 @@ class Position:
                 f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead, which is exact if the pipeline gives the same again."
             )
         self.input.skip(session, point.num_runs - (0 if problem else point.state_runs))
-        self.num_runs = point.num_runs
 
 
 class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -134,6 +134,7 @@ class Trainer:
             on_log=on_log,
             log_steps=self._config.log_steps,
             continues_input=True,
+            checks_losses=self._config.check_loss_values,
         )
         self.model.checkpoint = estimator.latest_checkpoint()
         seed_everything(self._config.seed)
