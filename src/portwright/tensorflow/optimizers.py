@@ -28,6 +28,7 @@ from portwright.tensorflow.gradient_clipping import (
 from portwright.tensorflow.loss_scale import LossScale
 from portwright.tensorflow.optimizer_rules import SGD, Adagrad, Adam, AdamW, Momentum
 from portwright.tensorflow.optimizer_rules_composed import Adafactor, Lamb, Lion, RMSprop
+from portwright.tensorflow.replicas import add_up, check_replicas, num_replicas, share
 from portwright.tensorflow.schedules import make_learning_rate
 from portwright.tensorflow.weight_decay import decay_rates, name_of
 
@@ -119,6 +120,7 @@ def make_train_op(
     train ops in one graph, all but one are made with `advance=False`, and leave it alone.
     """
     spec = read_optimizer(optimizer_params)
+    check_replicas(spec)
     _check_loss(loss)
     global_step = v1.train.get_or_create_global_step() if global_step is None else global_step
     variables = choose_variables(var_list)
@@ -149,6 +151,7 @@ def make_train_op(
         v1.summary.scalar("train/lr", learning_rate)
         if scale is not None:
             v1.summary.scalar("train/loss_scale", scale.factor)
+            v1.summary.scalar("train/skipped_updates", scale.num_skipped)
 
     def update(gradients: list[Any], *, logs: bool = False) -> Any:
         counter = global_step if advance else None
@@ -199,7 +202,11 @@ def _update(
 ) -> Any:
     """One update from the gradients of the whole batch."""
     norm = None
-    if logs or spec.max_gradient_norm is not None or spec.max_gradient_value is not None:
+    clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
+    is_shared = (clips or logs) and num_replicas() > 1
+    if is_shared:
+        gradients = add_up(gradients, variables)
+    if logs or clips:
         gradients = [without_duplicates(gradient) for gradient in gradients]
     if logs or spec.max_gradient_norm is not None:
         norm = gradient_norm(gradients)
@@ -208,6 +215,7 @@ def _update(
 
     def apply() -> Any:
         clipped = clip_gradients(gradients, spec.max_gradient_norm, spec.max_gradient_value, norm)
+        clipped = share(clipped) if is_shared else clipped
         return optimizer.apply_gradients(list(zip(clipped, variables, strict=True)))
 
     applied = apply() if scale is None else _if_finite(gradients, apply, scale)

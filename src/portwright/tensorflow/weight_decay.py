@@ -10,14 +10,15 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _BIAS = re.compile(r"(^|_)bias(es)?(_|\d|$)|^b$", re.IGNORECASE)
+_COPY = re.compile(r"/replica(_\d+)?$")
 _OF_NORM = ("beta", "gamma", "moving_mean", "moving_variance")
 _NORM_SCOPE = re.compile(r"norm|(^|_)(ln|bn)(_|\d|$)", re.IGNORECASE)
 _NO_NORM = re.compile(r"(weight|spectral)_?norm|normal(_|$)", re.IGNORECASE)
 
 
 def name_of(variable: Any) -> str:
-    """The name under which a checkpoint holds a variable."""
-    return str(variable.op.name) if hasattr(variable, "op") else str(variable.name).partition(":")[0]
+    """The name under which a checkpoint holds a variable, also a copy of one on a further device."""
+    return _COPY.sub("", str(variable.name).partition(":")[0])
 
 
 def is_decayed(name: str, rank: int | None, patterns: Sequence[str] | None) -> bool:
