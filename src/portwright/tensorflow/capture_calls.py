@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from portwright.errors import UserError
 from portwright.graph.graph import Phase, Ref
 from portwright.tensorflow.capture_literals import Literal, number_of
 from portwright.tensorflow.capture_phases import find_static, is_host, original
@@ -70,8 +71,9 @@ def _inline(
 
 def find_body(writer: Writer, op: Any, name: str, args: Sequence[Known]) -> Any:
     """The function's graph, with the shapes of this call."""
-    function = op.graph._get_function(name)
+    function = _find_function(writer, op, name)
     body = function.graph
+    writer.tape.graphs.append(body)
     if all(tensor.shape.is_fully_defined() for part in body.get_operations() for tensor in part.outputs):
         return body
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
@@ -81,13 +83,26 @@ def find_body(writer: Writer, op: Any, name: str, args: Sequence[Known]) -> Any:
         is_tensor = isinstance(known, Ref) and tensor.dtype.name not in ("resource", "variant")
         shapes.append(_shape(writer.tape.values[known.value].shape) if is_tensor else tensor.shape)  # type: ignore[union-attr]
     with op.graph.as_default():
-        known_body = function_def_to_graph(function.function_def, input_shapes=shapes)
+        known_body = function_def_to_graph(function.cached_definition, input_shapes=shapes)
     by_name = {part.name: part for part in body.get_operations()}
     for part in known_body.get_operations():
         first = by_name.get(part.name)
         if first is not None:
             writer.tape.set_place(part, writer.tape.place_of(first, writer.around_place))
     return known_body
+
+
+def _find_function(writer: Writer, op: Any, name: str) -> Any:
+    """In the op's graph, or in one that was followed on the way here: a copy with other shapes does not know its own."""
+    for graph in (op.graph, *reversed(writer.tape.graphs)):
+        found = graph._get_function(name)
+        if found is not None:
+            return found
+    place = writer.tape.place_of(op, writer.around_place)
+    raise UserError(
+        f"{place or op.name}: the body of {op.type}, the function {name!r}, is not in the graph.",
+        "Build the model from Python rather than from a saved graph.",
+    )
 
 
 def _shape(sizes: tuple[int, ...]) -> Any:
@@ -97,9 +112,13 @@ def _shape(sizes: tuple[int, ...]) -> Any:
 
 
 def _write_while(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...]) -> None:
-    condition = op.graph._get_function(op.get_attr("cond").name).graph
-    body = op.graph._get_function(op.get_attr("body").name).graph
+    condition = _find_function(writer, op, op.get_attr("cond").name).graph
+    body = _find_function(writer, op, op.get_attr("body").name).graph
     turns = count_turns(condition, body, args)
+    if turns is None and original(op) is not None:
+        turns = writer.tape.turns.get(original(op).name)  # the gradient of a loop turns as often as the loop
+    if turns is not None:
+        writer.tape.turns[op.name] = turns
     place = writer.tape.place_of(op, writer.around_place)
     if turns is None:
         writer.tape.notes.append(

@@ -56,6 +56,8 @@ class TensorFlowTape:
         self.places, self.scopes = places, scopes
         self.variables: dict[str, int] = {}  # name of the variable's op: its value
         self.layer_of_variable: dict[str, str] = {}
+        self.graphs: list[Any] = []  # of functions that were followed
+        self.turns: dict[str, int] = {}  # loop: how often it turns
         self.looped: set[int] = set()  # nodes inside a loop, whose next turn may read what they make
         self._node_of: dict[Any, int] = {}  # op: its node
         self._place_of: dict[Any, Place | None] = {}
