@@ -52,6 +52,7 @@ class Estimator:
     ) -> None:
         type(self)._assert_members_are_not_overridden(self)
         self._config = _complete_config(config, path_as_str(model_dir))
+        tf.compat.v1.logging.info("Using config: %s", vars(self._config))
         self._train_distribution = self._config.train_distribute
         self._eval_distribution = self._config.eval_distribute
         self._model_dir: str = self._config.model_dir

@@ -21,3 +21,17 @@ def ancestors(targets: Iterable[Any], cut: Iterable[Any] = ()) -> set[tf.Operati
         waiting.extend(tensor.op for tensor in op.inputs if tensor.name not in cut_names)
         waiting.extend(op.control_inputs)
     return seen
+
+
+def descendants(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """The ops and all that need them."""
+    waiting = list(ops)
+    seen: set[tf.Operation] = set()
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        waiting.extend(consumer for tensor in op.outputs for consumer in tensor.consumers())
+        waiting.extend(op._control_outputs)
+    return seen

@@ -41,6 +41,7 @@ class InputState:
         makers = _makers(handles)
         self.digest = _digest(handles, makers)
         self._num_shuffles = _count_shuffles(handles, makers)
+        self.has_iterators = bool(handles)
         self._draw = tf.group(*nexts) if nexts else None
         self._states = [
             tf.io.serialize_tensor(
@@ -66,7 +67,7 @@ class InputState:
         Between two passes tf.data drops the shuffle of the first, and with it the numbers that the second begins
         with; such a state is not to be trusted.
         """
-        if not self.refusal:
+        if self.has_iterators and not self.refusal:
             try:
                 states = [bytes(state) for state in session.run(self._states)]
             except tf.errors.OpError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tf_keras.src.engine import base_layer_v1  # type: ignore[import-untyped]
 
-from portwright.tensorflow.graph_walk import ancestors
+from portwright.tensorflow.graph_walk import ancestors, descendants
 
 
 @contextmanager
@@ -36,17 +36,18 @@ def missing_updates(layers: list[Any], train_op: Any) -> list[Any]:
     Those in the collection UPDATE_OPS are the model function's to run, as they always were. Those that hang on a
     placeholder were made while a Keras model was put together, and belong to no batch.
     """
+    if not layers:
+        return []
     known = {_op(update).name for update in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)}
     run = ancestors([train_op])
-    missing = []
-    for layer in layers:
-        for update in layer.updates:
-            op = _op(update)
-            if op.graph is not tf.compat.v1.get_default_graph() or op in run or op.name in known:
-                continue
-            if not any(needed.type == "Placeholder" for needed in ancestors([op])):
-                missing.append(op)
-    return missing
+    graph = tf.compat.v1.get_default_graph()
+    of_no_batch = descendants(op for op in graph.get_operations() if op.type == "Placeholder")
+    found = [_op(update) for layer in layers for update in layer.updates]
+    return [
+        op
+        for op in found
+        if op.graph is graph and op not in run and op.name not in known and op not in of_no_batch
+    ]
 
 
 def _op(update: Any) -> tf.Operation:

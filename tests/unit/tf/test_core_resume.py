@@ -335,3 +335,23 @@ def test_a_script_that_gets_a_signal_saves_and_ends(
     assert getattr(caught.value, "code", None) == status
     assert estimator.get_variable_value("global_step") == 3
     assert signal.getsignal(number) is before
+
+
+def test_an_input_without_a_position_resumes_in_silence_and_a_queue_with_a_word(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def constant() -> Any:
+        return tf.constant(X), tf.constant(Y)
+
+    def queue() -> Any:
+        x, y = v1.train.slice_input_producer([tf.constant(X), tf.constant(Y)], shuffle=False)
+        return v1.train.batch([x, y], 4)
+
+    for name, input_fn in (("constant", constant), ("queue", queue)):
+        copy_start(start, tmp_path / name)
+        first = train(tmp_path / name, input_fn, fail_at=6)
+        second = train(tmp_path / name, input_fn)
+        told = capsys.readouterr().err
+        if name == "constant":
+            assert (second[5], second[6]) == (first[5], first[6])
+        assert ("position cannot be restored" in told) == (name == "queue")
