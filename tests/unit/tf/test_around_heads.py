@@ -293,3 +293,26 @@ def test_logit_functions() -> None:
         assert "linear_model/x/weights:0" in names
     with pytest.raises(UserError, match="units is 'a'"):
         pt.experimental.dnn_logit_fn_builder("a", [4], NUMERIC, tf.nn.relu, None, None, False)
+
+
+def test_several_heads_are_summarized_by_name(tmp_path: Path) -> None:
+    def two_labels() -> Any:
+        x = np.linspace(-1, 1, 8, dtype=np.float32)
+        return tf.data.Dataset.from_tensors(({"x": x}, {"a": 2 * x, "b": x})).repeat(3)
+
+    head = pt.MultiHead([pt.RegressionHead(name="a"), pt.RegressionHead(name="b")])
+    config = pt.RunConfig(save_summary_steps=1, log_step_count_steps=None)
+    pt.LinearEstimator(head, NUMERIC, str(tmp_path), config=config).train(two_labels)
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    found = [
+        {v.tag: v.simple_value for v in event.summary.value}
+        for event in v1.train.summary_iterator(str(events))
+    ]
+    first = next(values for values in found if "loss" in values)
+    assert first["loss"] == pytest.approx(first["loss/a"] + first["loss/b"])
+    with pytest.raises(UserError, match="There are no labels for b"):
+        run(lambda: head.loss({"a": tf.ones([2])}, tf.ones([2, 2])))
+    with pytest.raises(UserError, match="labels are a"):
+        run(lambda: head.loss(tf.ones([2]), tf.ones([2, 2])))
+    with pytest.raises(UserError, match="heads need 2: a 1, b 1"):
+        run(lambda: head.predictions(tf.ones([2, 3])))

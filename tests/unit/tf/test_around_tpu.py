@@ -181,3 +181,27 @@ def test_a_tpu_is_refused_with_the_cure(tmp_path: Path) -> None:
 def test_an_input_fn_without_params_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"input_fn .* does not take params"):
         make(Seen(), tmp_path).train(lambda: None, steps=1)
+
+
+def test_a_host_call_writes_summaries(tmp_path: Path) -> None:
+    def host_fn(step: Any, loss: Any) -> Any:
+        with tf.summary.create_file_writer(str(tmp_path / "host")).as_default():
+            tf.summary.scalar("host_loss", loss[0], step=step[0])
+            return v1.summary.all_v2_summary_ops()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        loss = tf.reduce_mean(features["x"]) * v1.get_variable(
+            "weight", [], initializer=v1.ones_initializer()
+        )
+        step = v1.train.get_global_step()
+        tensors = [tf.reshape(step, [1]), tf.reshape(loss, [1])]
+        return tpu.TPUEstimatorSpec(
+            mode, loss=loss, train_op=v1.assign_add(step, 1), host_call=(host_fn, tensors)
+        )
+
+    config = tpu.RunConfig(model_dir=str(tmp_path / "model"), log_step_count_steps=None)
+    estimator = tpu.TPUEstimator(model_fn, config=config, use_tpu=False, train_batch_size=4)
+    estimator.train(Seen().input_fn, steps=3)
+    (events,) = (tmp_path / "host").iterdir()
+    tags = [value.tag for event in v1.train.summary_iterator(str(events)) for value in event.summary.value]
+    assert tags == ["host_loss"] * 3

@@ -98,9 +98,9 @@ class Head(abc.ABC):
             more = self._more_summaries(features, logits, labels)
         with tf.name_scope(""):
             for key, value in {"loss": loss, **more}.items():
-                v1.summary.scalar(self._key(key), value)
+                v1.summary.scalar(self._summary_key(key), value)
             if regularization_losses is not None:
-                v1.summary.scalar(self._key("regularization_loss"), tf.add_n(regularization_losses))
+                v1.summary.scalar(self._summary_key("regularization_loss"), tf.add_n(regularization_losses))
         return EstimatorSpec(mode, predictions, loss, train_op)
 
     def _metric_ops(
@@ -121,6 +121,9 @@ class Head(abc.ABC):
 
     def _more_summaries(self, features: Any, logits: Any, labels: Any) -> dict[str, Any]:
         return {}
+
+    def _summary_key(self, name: str) -> str:
+        return self._key(name)
 
     def _key(self, name: str) -> str:
         return f"{name}/{self.name}" if self.name else name

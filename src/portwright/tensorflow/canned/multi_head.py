@@ -101,6 +101,16 @@ class MultiHead(Head):
                 pass
         return super()._train_op(loss, optimizer, variables, train_op_fn, update_ops)
 
+    def _more_summaries(self, features: Any, logits: Any, labels: Any) -> dict[str, Any]:
+        parts = self._parts(logits)
+        return {
+            f"loss/{name}": head.loss(labels[name], parts[name], features)
+            for name, head in self._heads.items()
+        }
+
+    def _summary_key(self, name: str) -> str:
+        return name
+
     def _parts(self, logits: Any) -> Mapping[str, Any]:
         if isinstance(logits, Mapping):
             if missing := [name for name in self._heads if name not in logits]:
