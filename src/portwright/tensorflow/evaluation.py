@@ -69,7 +69,7 @@ def _metrics(spec: Any) -> tuple[Any, dict[str, Any]]:
 
 def _scaffold(scaffold: Any) -> Any:
     """A local_init_op of the user's knows nothing of the variables that metrics brought; both are run."""
-    if not scaffold.local_init_op:
+    if scaffold.local_init_op is None:
         return scaffold
     tf_evaluation._get_or_create_eval_step()
     return tf.compat.v1.train.Scaffold(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 from portwright.errors import NonFiniteError, UnsupportedError, UserError
+from portwright.job.console import Console
 from portwright.tensorflow import CerebrasEstimator, CSEstimatorSpec, Estimator, EstimatorSpec, RunConfig
 from portwright.tensorflow.monitor import Monitor, watching
+from portwright.tensorflow.own_monitor import showing_progress
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype=np.float32).reshape(6, 2) / 10
@@ -413,3 +416,29 @@ def test_a_hook_that_saves_can_serve_twice(tmp_path: Path) -> None:
         estimator.train(endless, hooks=[saver], max_steps=last)
         assert estimator.get_variable_value("global_step") == last
     assert len(saver._listeners) == 1
+
+
+def test_a_strategy_of_one_replica_trains_as_none(tmp_path: Path) -> None:
+    plain, alone = (
+        make(tmp_path / "plain"),
+        make(tmp_path / "alone", train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0")),
+    )
+    for estimator in (plain, alone):
+        estimator.train(data)
+    assert np.array_equal(plain.get_variable_value("w"), alone.get_variable_value("w"))
+
+
+def test_a_terminal_shows_a_bar_unless_losses_are_logged_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for verbosity, is_shown in ((v1.logging.WARN, True), (v1.logging.INFO, False)):
+        monkeypatch.setattr(v1.logging, "get_verbosity", lambda level=verbosity: level)
+        screen = Terminal()
+        monitor = Monitor(console=Console(stream=screen))
+        with showing_progress(monitor, 3, 10):
+            if monitor.on_log is not None:
+                monitor.on_log(7, {"loss": 0.25}, [0.25])
+        assert ("train 7/10" in screen.getvalue()) == is_shown
+        assert ("loss 0.2500" in screen.getvalue()) == is_shown
