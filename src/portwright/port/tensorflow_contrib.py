@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from portwright.compat.contrib_names import contrib_modules
 from portwright.port.tensorflow_homes import ESTIMATOR, INNER
 
 # The same function or class by another name below `tf`; * stands for the last part of the name.
@@ -108,6 +107,8 @@ def home_of(name: str) -> Home | None:
     """The home of a name below tf.contrib, where the same thing has one."""
     if name in HOMES:
         return Home("tensorflow", HOMES[name])
+    from portwright.compat.contrib_names import contrib_modules  # which chooses the Keras of this process
+
     module, _, last = name.rpartition(".")
     place = contrib_modules().get(f"tensorflow.contrib.{module}", {}).get(last, "")
     package, _, rest = place.partition(":")

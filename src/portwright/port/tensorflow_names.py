@@ -16,6 +16,7 @@ from portwright.port.tree import dotted_chain
 
 Kind = Literal["gone", "module", "other", "arguments"]
 _GENERATIONS = ("compat.v1.", "compat.v2.")
+_BASES = {"tensorflow": "", "tensorflow.compat.v1": "compat.v1.", "tensorflow.compat.v2": "compat.v2."}
 ALIAS = "ptf"
 
 
@@ -73,9 +74,6 @@ class Reference:
     generation: str  # "", "compat.v1." or "compat.v2.": how it is reached
     root: ast.Name | None  # what `tf` is called there; None where the name was imported by itself
 
-    def is_v2(self) -> bool:
-        return self.generation != "compat.v1."
-
 
 class TensorFlowNames:
     """Every name of TensorFlow's in a file."""
@@ -113,6 +111,22 @@ class TensorFlowNames:
             if not node.level and node.module and node.module.partition(".")[0] == "tensorflow"
             for alias in node.names
         ]
+
+    def spell(self, name: str) -> str | None:
+        """A name below `tf`, by what `tf` is called at the top of this file; None where it is not imported there."""
+        for bound, bindings in self._file.tree.scope.bindings.items():
+            base = (
+                _BASES.get(bindings[0].dotted)
+                if bindings[0].kind == "import" and not bindings[0].level
+                else None
+            )
+            if base is None or (not base and bindings[0].dotted != bound and "." in bound):
+                continue
+            if base == "compat.v1.":
+                return f"{bound}.{name.removeprefix(base)}"
+            if not base:
+                return f"{bound}.{name}"
+        return None
 
     @cached_property
     def is_version_1(self) -> bool:
@@ -187,8 +201,8 @@ class TensorFlowNames:
             if name.startswith(known):
                 name, generation = name.removeprefix(known), known
         chain = dotted_chain(node)
-        root = chain[0] if chain is not None and self._file.resolve(chain[0]) == "tensorflow" else None
-        return Reference(node, name, generation, root)
+        is_tf = chain is not None and self._file.resolve(chain[0]) in _BASES
+        return Reference(node, name, generation, chain[0] if is_tf and chain is not None else None)
 
 
 def tensorflow_of(file: File) -> TensorFlowNames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,11 +170,28 @@ def test_the_table_of_names() -> None:
     assert 700 < len(rows) < 1200
 
 
+def test_modules_of_contrib_by_other_names(tmp_path: Path) -> None:
+    text = (
+        "import tensorflow.compat.v1 as tf\nfrom tensorflow.contrib import cluster_resolver as resolver\n"
+        "from tensorflow.contrib import tpu as contrib_tpu\n\n"
+        "optimizer = contrib_tpu.CrossShardOptimizer(tf.train.AdamOptimizer())\nmode = tf.estimator.ModeKeys.TRAIN\n"
+        "spec = contrib_tpu.TPUEstimatorSpec(mode)\ncluster = resolver.TPUClusterResolver('x')\n"
+    )
+    assert port(text, tmp_path) == (
+        "import portwright.tensorflow as ptf\nimport tensorflow.compat.v1 as tf\n\n"
+        "optimizer = tf.train.AdamOptimizer()\nmode = ptf.ModeKeys.TRAIN\nspec = ptf.tpu.TPUEstimatorSpec(mode)\n"
+        "cluster = tf.distribute.cluster_resolver.TPUClusterResolver('x')\n"
+    )
+
+
 def test_check_loads_neither_framework() -> None:
     code = (
-        "import sys; from portwright.discover import find_rules; find_rules();"
+        "import os, sys; from portwright.discover import find_rules; find_rules();"
         "import portwright.port.keras_layout.api;"
-        "print([m for m in ('torch', 'tensorflow', 'keras') if m in sys.modules])"
+        "print([m for m in ('torch', 'tensorflow', 'keras') if m in sys.modules], os.environ.get('TF_USE_LEGACY_KERAS'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == "[] None"

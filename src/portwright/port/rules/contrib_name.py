@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
+from portwright.port.rewrite import remove_statement
 from portwright.port.rule import File, Rule
 from portwright.port.tensorflow_contrib import advice, home_of
 from portwright.port.tensorflow_names import Reference, is_legacy_keras, is_lent, lend, tensorflow_of
@@ -48,21 +49,30 @@ class ContribName(Rule):
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
-        for reference in tensorflow_of(file).references:
+        names = tensorflow_of(file)
+        for reference in names.references:
             first, _, rest = reference.name.partition(".")
-            if first != "contrib" or reference.root is None or rest.partition(".")[0] == "tpu":
+            if first != "contrib" or rest.partition(".")[0] == "tpu":
                 continue
+            if reference.root is None and not isinstance(reference.node, ast.Attribute):
+                continue  # the import itself is the place to mend
             edits, imports = _rewrite(file, reference, rest)
             message = f"tf.{reference.name} is gone from TensorFlow"
             cure = None if edits else advice(rest)
             yield self.report(file, reference.node, message, edits, imports, cure=cure)
-        for statement in {node for node, _, name in tensorflow_of(file).imports if _is_contrib(name)}:
+        for statement in {node for node, _, name in names.imports if _is_contrib(name)}:
             yield self._imported(file, statement)
         for plain in file.tree.all(ast.Import):
             for alias in plain.names:
                 if alias.name.startswith("tensorflow.contrib."):
+                    unused = (
+                        alias.asname is not None
+                        and len(plain.names) == 1
+                        and not _is_read(file, alias.asname)
+                    )
+                    edits = remove_statement(file, plain) if unused else []
                     cure = advice(alias.name.removeprefix("tensorflow.contrib."))
-                    yield self.report(file, plain, f"{alias.name} is gone", cure=cure)
+                    yield self.report(file, plain, f"{alias.name} is gone", edits, cure=cure)
 
     def _imported(self, file: File, statement: ast.ImportFrom) -> Finding:
         """`from tensorflow.contrib.layers import layer_norm`, where all of the names are now in one module of ours."""
@@ -80,10 +90,15 @@ class ContribName(Rule):
             ]
             lent = [] if is_lent(file) else lend(file)[1]
             edits = [*lent, file.replace(statement, f"from {package} import {', '.join(parts)}")]
+        elif not below and not any(_is_read(file, a.asname or a.name) for a in statement.names):
+            edits = remove_statement(file, statement)  # a module all of whose uses have been mended
         cure = None if edits else advice(names[0])
-        return self.report(
-            file, statement, f"{statement.module}.{statement.names[0].name} is gone", edits, cure=cure
-        )
+        message = f"{statement.module}.{statement.names[0].name} is gone"
+        return self.report(file, statement, message, edits, cure=cure)
+
+
+def _is_read(file: File, name: str) -> bool:
+    return any(n.id == name and isinstance(n.ctx, ast.Load) for n in file.tree.all(ast.Name))
 
 
 def _is_contrib(name: str) -> bool:
@@ -91,18 +106,21 @@ def _is_contrib(name: str) -> bool:
 
 
 def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], tuple[str, ...]]:
-    assert reference.root is not None
-    tf = reference.root.id
+    spell = tensorflow_of(file).spell
     if name == "layers.xavier_initializer":
         call = file.tree.parents.get(reference.node)
         if isinstance(call, ast.Call) and call.func is reference.node and _is_plain_xavier(call):
-            return [file.replace(reference.node, f"{tf}.compat.v1.glorot_uniform_initializer")], ()
+            text = spell("compat.v1.glorot_uniform_initializer")
+            if text is not None:
+                return [file.replace(reference.node, text)], ()
     home = home_of(name)
     if home is None:
         return [], ()
     if home.package == "tensorflow":
         needs_keras = is_legacy_keras(home.name.removeprefix("compat.v1.")) and not is_lent(file)
-        text = f"{tf}.{home.name}"
+        text = spell(home.name)
+        if text is None:
+            return [], ()
         return [*(lend(file)[1] if needs_keras else ()), file.replace(reference.node, text)], ()
     alias, early = lend(file)
     if home.package == "portwright.tensorflow":

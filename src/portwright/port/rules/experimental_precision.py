@@ -57,8 +57,8 @@ class ExperimentalPrecision(Rule):
             last = reference.name.removeprefix(_START)
             message = f"tf.{reference.name} is gone from TensorFlow"
             edits = []
-            if last in _HOMES and reference.root is not None and reference.node not in scaled:
-                text = f"{reference.root.id}.keras.mixed_precision.{_HOMES[last]}"
+            text = tensorflow_of(file).spell(f"keras.mixed_precision.{_HOMES.get(last)}")
+            if last in _HOMES and text is not None and reference.node not in scaled:
                 edits = [file.replace(reference.node, text)]
             yield self.report(file, reference.node, message, edits)
 

@@ -72,11 +72,10 @@ class KerasMetric(Rule):
 
 def _rewrite(file: File, call: ast.Call, kind: str) -> list[Edit]:
     statement = file.tree.statement_of(call)
-    root = next((n for n in ast.walk(call.func) if isinstance(n, ast.Name)), None)
+    twin = tensorflow_of(file).spell(f"compat.v1.metrics.{_TWINS.get(kind, '')}")
     if (
         kind not in _TWINS
-        or root is None
-        or file.resolve(root) != "tensorflow"
+        or twin is None
         or any(k.arg not in ("name", "dtype") for k in call.keywords)
         or len(call.args) > 1
         or any(not is_constant(a, None) and not isinstance(a, ast.Constant) for a in call.args)
@@ -113,7 +112,7 @@ def _rewrite(file: File, call: ast.Call, kind: str) -> list[Edit]:
     arguments = _arguments(file, update, kind)
     if arguments is None:
         return []
-    text = f"{name} = {root.id}.compat.v1.metrics.{_TWINS[kind]}({arguments})"
+    text = f"{name} = {twin}({arguments})"
     return [*remove_statement(file, statement), file.replace(update, text)]
 
 

@@ -61,16 +61,9 @@ class MissingPrefetch(Rule):
             chain = [step.name for step in pipelines.chain_of(value)]
             if not set(chain) & set(_BATCHES) or set(chain) & set(_READY):
                 continue  # batched elsewhere, or ready
-            tf = _name_of_tensorflow(file)
-            buffer = f"{tf}.data.AUTOTUNE" if tf else "-1"
+            buffer = tensorflow_of(file).spell("data.AUTOTUNE") or "-1"
             edits = insert_after(file, value, f".prefetch({buffer})")
             yield self.report(file, value, "nothing is made ahead of time", edits)
-
-
-def _name_of_tensorflow(file: File) -> str | None:
-    names = tensorflow_of(file)
-    root = next((r.root for r in names.references if r.root is not None and not r.generation), None)
-    return root.id if root is not None else None
 
 
 RULE = MissingPrefetch()

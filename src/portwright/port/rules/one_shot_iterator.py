@@ -53,15 +53,14 @@ class OneShotIterator(Rule):
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
-        tf = next((r.root.id for r in tensorflow_of(file).references if r.root is not None), None)
         for call in file.methods(*_METHODS):
             assert isinstance(call.func, ast.Attribute)
             dataset = call.func.value
             if call.args or call.keywords:
                 continue
             edits: list[Edit] = []
-            if tf is not None:
-                name = f"{tf}.compat.v1.data.{call.func.attr}"
+            name = tensorflow_of(file).spell(f"compat.v1.data.{call.func.attr}")
+            if name is not None:
                 edits = [file.replace(call, f"{name}({text_of(file, dataset)})")]
             yield self.report(file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits)
         for call, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):

@@ -13,6 +13,7 @@ _SESSIONS = (
     "train.Supervisor",
 )  # fmt: skip
 _GRAPH_ONLY = ("placeholder", "placeholder_with_default", "sparse_placeholder")
+_MODULES = ("tensorflow", "tensorflow.compat.v1")
 _SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution")
 
 
@@ -70,10 +71,10 @@ class SessionLoop(Rule):
         fed = [c for c, _ in names.calls(*_GRAPH_ONLY) if not _is_of_serving(file, c)]
         if not any(r.name in _SWITCHES for r in names.references):
             first = min([*sessions, *fed], key=lambda c: c.lineno, default=None)
-            root = next((r.root for r in names.references if r.root is not None), None)
+            text = names.spell("compat.v1.disable_eager_execution")
             statement = _import_of_tensorflow(file)
-            if first is not None and root is not None and statement is not None:
-                text = f"{root.id}.compat.v1.disable_eager_execution()"
+            if first is not None and text is not None and statement is not None:
+                text += "()"
                 yield self.report(
                     file, first, "TensorFlow 2 has no graph here unless it is told to",
                     _insert_behind_imports(file, statement, text), cure=f"Call {text} behind the imports.",
@@ -96,7 +97,7 @@ def _is_of_serving(file: File, call: ast.Call) -> bool:
 def _import_of_tensorflow(file: File) -> ast.stmt | None:
     """The import at the top of the file by which `tf` is known."""
     for node in file.tree.module.body:
-        if isinstance(node, ast.Import) and any(a.name == "tensorflow" for a in node.names):
+        if isinstance(node, ast.Import) and any(a.name in _MODULES for a in node.names):
             return node
     return None
 

@@ -54,6 +54,7 @@ class TensorFlow1Name(Rule):
         for reference in names.references:
             if (
                 reference.root is None
+                or reference.generation
                 or reference.name.partition(".")[0] in _OTHERS
                 or is_legacy_keras(reference.name)
             ):

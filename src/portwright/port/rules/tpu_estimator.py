@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -48,8 +49,8 @@ class TpuEstimator(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for reference in tensorflow_of(file).named(*_PLACES):
-            if reference.root is None:
-                continue
+            if reference.root is None and not isinstance(reference.node, ast.Attribute):
+                continue  # imported by itself
             rest = reference.name.partition("tpu.")[2]
             first, _, below = rest.partition(".")
             if first == "CrossShardOptimizer":
