@@ -197,3 +197,20 @@ def test_as_a_script(tf_folder: Folder) -> None:  # noqa: F811
     assert "using CPU" in done.stderr
     assert all(line.startswith(("train step", "note: ")) for line in done.stderr.splitlines()), done.stderr
     assert Path(done.stdout.split("checkpoint: ")[1].split("\n")[0] + ".index").is_file()
+
+
+def test_tensorflow_names_of_optimizers_and_the_logged_rate(user: Session) -> None:
+    user.folder.edit("configs/params.yaml", "AdamW", "momentum")
+    rate = "optimizer.learning_rate={scheduler: Linear, initial_learning_rate: 0.1, end_learning_rate: 0.0, total_iters: 100}"
+    outcome = user.json(
+        "CPU", "--mode", "train", *PARAMS, *SHORT, "-D", rate, "-D", "optimizer.weight_decay_rate=0"
+    )
+    assert outcome["values"]["train/learning_rate"] == pytest.approx(0.1 * (1 - 39 / 100))
+    lines = (user.folder.path / "model_dir" / "train" / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["values"]["learning_rate"] for line in lines]
+    assert rates == pytest.approx([0.1 * (1 - (step - 1) / 100) for step in (10, 20, 30, 40)])
+    resolved = yaml.safe_load((user.folder.path / "model_dir" / "train" / "params_train.yaml").read_text())
+    assert (resolved["optimizer"]["optimizer_type"], resolved["optimizer"]["momentum"]) == ("SGD", 0.9)
+    user.folder.edit("configs/params.yaml", "momentum", "momentun")
+    user.run("CPU", "--mode", "train", *PARAMS, status=2)
+    assert "configs/params.yaml:17: optimizer.optimizer_type: unknown optimizer 'momentun'" in user.stderr

@@ -11,6 +11,7 @@ from tensorflow.python.training import training_util
 
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.optimizers import LEARNING_RATE
 from portwright.tensorflow.run_model import WatchedModel, name_tensors
 
 v1 = tf.compat.v1
@@ -50,6 +51,30 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             bad = find_non_finite(self.arrays)
             if bad is not None:  # a relu makes zeros of them, so that the loss may never tell
                 self._warn(f"in the first batch {bad}.")
+
+
+class LearningRate(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Reads the learning rate of the steps that are logged, where make_train_op made the step."""
+
+    def __init__(self, is_logged: Callable[[int], bool]) -> None:
+        self._is_logged = is_logged
+        self._rate: Any = None
+        self._is_wanted = False
+        self.value: float | None = None
+
+    def begin(self) -> None:
+        rates = v1.get_collection(LEARNING_RATE)
+        self._rate = rates[0] if len(rates) == 1 else None
+
+    def wants(self, step: int) -> bool:
+        self._is_wanted = self._rate is not None and self._is_logged(step)
+        return self._is_wanted
+
+    def before_run(self, run_context: Any) -> Any:
+        return v1.train.SessionRunArgs(self._rate) if self._is_wanted else None
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.value = None if run_values.results is None else float(run_values.results)
 
 
 class OnBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -26,6 +26,7 @@ from portwright.tensorflow.gradient_clipping import (
     without_duplicates,
 )
 from portwright.tensorflow.loss_scale import LossScale
+from portwright.tensorflow.optimizer_names import OF_SGD, with_known_names
 from portwright.tensorflow.optimizer_rules import SGD, Adagrad, Adam, AdamW, Momentum
 from portwright.tensorflow.optimizer_rules_composed import Adafactor, Lamb, Lion, RMSprop
 from portwright.tensorflow.replicas import add_up, check_replicas, num_replicas, share
@@ -34,17 +35,8 @@ from portwright.tensorflow.weight_decay import decay_rates, name_of
 
 v1 = tf.compat.v1
 
+LEARNING_RATE = "portwright_learning_rate"  # the collection that has the rate of each train op, for a log
 SUPPORTED = ("Adafactor", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "RMSprop", "SGD")
-# Names of TensorFlow's world for settings of SGD.
-_OF_SGD: dict[str, dict[str, Any]] = {
-    "momentum": {"momentum": 0.9},
-    "nesterov": {"momentum": 0.9, "use_nesterov": True},
-}
-_SPELLINGS = {  # the TensorFlow model zoo's keys
-    "rmsprop_decay": "alpha",
-    "rmsprop_momentum": "momentum",
-    "use_bias_correction": "correct_bias",
-}
 
 
 def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerParams:
@@ -59,25 +51,17 @@ def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerPara
         raise UserError(
             f"The optimizer is {params!r}, of type {type(params).__name__}.", "Give the optimizer section."
         )
-    values = dict(params)
+    values = with_known_names(params)
     kind = values.get("optimizer_type", job.DEFAULT_OPTIMIZER)
     name = kind.strip().lower() if isinstance(kind, str) else ""
-    if name in _OF_SGD:
-        values = {**_OF_SGD[name], **values, "optimizer_type": "SGD"}
-        name = "sgd"
     schemas = {known.lower(): OPTIMIZERS[known] for known in SUPPORTED}
     if name not in schemas:
-        valid = {known.lower(): known for known in (*SUPPORTED, *_OF_SGD)}
+        valid = {known.lower(): known for known in (*SUPPORTED, *OF_SGD)}
         near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
         raise UserError(
             f"optimizer.optimizer_type is {kind!r}, which TensorFlow runs do not have.",
             suggest(valid[near[0]] if near else str(kind), valid.values()),
         )
-    for spelling, key in _SPELLINGS.items():
-        if spelling in values and key in schemas[name].model_fields:
-            values.setdefault(key, values.pop(spelling))
-    if values.get("loss_scaling_factor") == "tf_dynamic":
-        values["loss_scaling_factor"] = "dynamic"
     spec, problems = check_model(schemas[name], values, ("optimizer",))
     raise_problems(problems)
     assert spec is not None
@@ -125,6 +109,7 @@ def make_train_op(
     global_step = v1.train.get_or_create_global_step() if global_step is None else global_step
     variables = choose_variables(var_list)
     learning_rate = _learning_rate(spec, global_step)
+    v1.add_to_collection(LEARNING_RATE, learning_rate)
     optimizer = make_optimizer(spec, learning_rate, var_list=variables)
     scale = None if spec.loss_scaling_factor == 1.0 else LossScale(spec)
     wide = tf.cast(tf.reshape(loss, []), tf.float32)

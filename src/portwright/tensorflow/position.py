@@ -58,7 +58,7 @@ class Position:
         number = float(loss)
         if self.monitor.is_bad(number):
             raise NanLossError(
-                f"The loss is {number} after {self.num_runs} steps of this training.",
+                f"The loss is {str(number).replace('nan', 'NaN')} after {self.num_runs} steps of this training.",
                 "Lower the learning rate, or look for values in the data that are not finite; the last checkpoint is from before.",
             )
         if self.monitor.on_log is not None:

@@ -25,7 +25,7 @@ from portwright.tensorflow.run_checkpoints import (
 )
 from portwright.tensorflow.run_logging import quiet_tensorflow
 from portwright.tensorflow.run_parts import Parts
-from portwright.tensorflow.run_settings import check_settings
+from portwright.tensorflow.run_settings import check_settings, with_tensorflow_names
 from portwright.tensorflow.run_trainer import Trainer
 
 TRAINING = ("train", "train_and_eval")
@@ -33,7 +33,7 @@ TRAINING = ("train", "train_and_eval")
 
 def execute(arguments: Arguments, parts: Parts, console: Console, signals: StopSignals) -> Outcome:
     """Does what a command line asks."""
-    params = load_run_params(arguments, parts.default_params_fn)
+    params = load_run_params(arguments, with_tensorflow_names(parts.default_params_fn))
     own = ("save_summary_steps",)  # among the keys of a cluster, and yet TensorFlow's
     unused = [key for key in params.runconfig.cluster_keys() if key not in own]
     if unused and not arguments.target.has_cluster:

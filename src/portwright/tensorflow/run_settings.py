@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from portwright.errors import UserError
 from portwright.job.params import Params
+from portwright.tensorflow.optimizer_names import with_known_names
 
 _OF_TORCH = {  # key: what to do instead
     "precision": "Set model.mixed_precision, or whatever model.py reads.",
@@ -12,6 +17,22 @@ _OF_TORCH = {  # key: what to do instead
     "enable_distributed": "Leave it out: TF_CONFIG says which processes there are.",
     "sync_batchnorm": "Leave it out.",
 }
+
+
+def with_tensorflow_names(
+    default_params_fn: Callable[[dict[str, Any]], Any] | None,
+) -> Callable[[dict[str, Any]], Any]:
+    """Completes params as the user's function does, then renames what TensorFlow calls otherwise in `optimizer`."""
+
+    @functools.wraps(default_params_fn or with_tensorflow_names)
+    def complete(params: dict[str, Any]) -> Any:
+        returned = None if default_params_fn is None else default_params_fn(params)
+        completed = params if returned is None else returned
+        if isinstance(completed, Mapping) and isinstance(completed.get("optimizer"), Mapping):
+            completed = {**completed, "optimizer": with_known_names(completed["optimizer"])}
+        return completed
+
+    return complete
 
 
 def check_settings(params: Params) -> None:

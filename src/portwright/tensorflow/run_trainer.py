@@ -24,7 +24,7 @@ from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import step_of
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.failures import explain_non_finite
-from portwright.tensorflow.first_batch import FirstBatch, OnBatch, find_non_finite, reread_batch
+from portwright.tensorflow.first_batch import FirstBatch, LearningRate, OnBatch, find_non_finite, reread_batch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_config import RunConfig
@@ -124,7 +124,11 @@ class Trainer:
             told = dict(values)
             if first_batch.num_samples is not None and "steps_per_second" in told:
                 told["samples_per_second"] = told["steps_per_second"] * first_batch.num_samples
-            self._outcome.values["train/loss"] = told["loss"]
+            if rate.value is not None:
+                told["learning_rate"], rate.value = rate.value, None
+            self._outcome.values.update(
+                {f"train/{k}": told[k] for k in ("loss", "learning_rate") if k in told}
+            )
             log.write("train", step, told, losses if self._config.save_losses else ())
             progress.update(step, told)
 
@@ -136,11 +140,12 @@ class Trainer:
             continues_input=True,
             checks_losses=self._config.check_loss_values,
         )
+        rate = LearningRate(lambda step: monitor.is_logged(step, step == end))
         self.model.checkpoint = estimator.latest_checkpoint()
         seed_everything(self._config.seed)
         with watching(monitor):
             try:
-                estimator.train(input_fn, hooks=[first_batch], max_steps=end)
+                estimator.train(input_fn, hooks=[first_batch, rate], max_steps=end)
             except NonFiniteError as error:
                 step = start + num_losses + 1
                 fresh = self._first_step == 0  # a resumed input does not say where it was
