@@ -1,0 +1,208 @@
+"""Processes that train together: the chief and the workers of TF_CONFIG, each with a copy of the model and a share of the data.
+
+Every process builds the same graph on a server of its own. Gradients are averaged over the processes where they arise, so that clipping, loss
+scaling and any optimizer see those of the whole batch; only the chief writes files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import backprop
+from tensorflow.python.ops import collective_ops, gradients_util
+
+from portwright.errors import UserError
+from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.cluster import TaskType
+
+v1 = tf.compat.v1
+_GROUP = 1
+_keys = itertools.count(1)  # of collective ops: every process makes the same ones in the same order
+_servers: dict[str, Any] = {}  # TensorFlow cannot stop a server, so a process keeps the one it has
+
+
+class Processes:
+    """This process among those that train together."""
+
+    def __init__(self, tasks: Sequence[tuple[str, int, str]], rank: int) -> None:
+        self.tasks, self.rank, self.size = tuple(tasks), rank, len(tasks)
+        self.job, self.index, self.address = self.tasks[rank]
+        self._server = self._start_server()
+
+    @property
+    def target(self) -> str:
+        return str(self._server.target)
+
+    @property
+    def device(self) -> str:
+        return f"/job:{self.job}/replica:0/task:{self.index}"
+
+    @property
+    def peers(self) -> list[tuple[str, str]]:
+        """Name and address of every other process."""
+        others = [task for number, task in enumerate(self.tasks) if number != self.rank]
+        return [(f"{job} {index}", address) for job, index, address in others]
+
+    def session_config(self, given: Any) -> Any:
+        """The session's own options, and what collective ops need."""
+        config = v1.ConfigProto()
+        if given is not None:
+            config.CopyFrom(given)
+        job, index, _ = self.tasks[0]
+        config.experimental.collective_group_leader = f"/job:{job}/replica:0/task:{index}"
+        del config.device_filters[:]
+        config.device_filters.append(f"/job:{self.job}/task:{self.index}")
+        return config
+
+    def _start_server(self) -> Any:
+        cluster: dict[str, list[str]] = {}
+        for job, _, address in self.tasks:
+            cluster.setdefault(job, []).append(address)
+        key = f"{self.job} {self.index} {sorted(cluster.items())}"
+        if key in _servers:
+            return _servers[key]
+        if _servers:
+            raise UserError(
+                "this process belongs to another cluster already.", "Start a process for each TF_CONFIG."
+            )
+        try:
+            _servers[key] = tf.distribute.Server(
+                cluster, self.job, self.index, protocol="grpc", config=self.session_config(None)
+            )
+        except tf.errors.OpError as error:
+            raise UserError(
+                f"{self.job} {self.index} cannot listen at {self.address}: {str(error.message).splitlines()[0][:300]}",
+                "Is the port free, and the address one of this machine? TF_CONFIG names them.",
+            ) from error
+        return _servers[key]
+
+    # -- averaging -----------------------------------------------------------------------------------------
+
+    def sum(self, tensor: Any) -> Any:
+        """The sum of all processes' values."""
+        return self._reduce(tensor, "Add")
+
+    def least(self, tensor: Any) -> Any:
+        return self._reduce(tensor, "Min")
+
+    def _reduce(self, tensor: Any, operation: str) -> Any:
+        with v1.device(f"{self.device}/device:CPU:0"):
+            return collective_ops.all_reduce(tensor, self.size, _GROUP, next(_keys), operation, "Id")
+
+    def mean_all(self, gradients: Sequence[Any]) -> list[Any]:
+        """The means over all processes; those of one type travel together. What is None stays None."""
+        dense: list[Any] = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        means = list(dense)
+        for dtype in sorted({g.dtype.name for g in dense if g is not None}):
+            chosen = [i for i, g in enumerate(dense) if g is not None and g.dtype.name == dtype]
+            flat = tf.concat([tf.reshape(dense[i], [-1]) for i in chosen], 0)
+            summed = self.sum(flat) / tf.cast(self.size, dtype)
+            parts = tf.split(summed, [tf.size(dense[i]) for i in chosen], num=len(chosen))
+            for i, part in zip(chosen, parts, strict=True):
+                means[i] = tf.reshape(part, tf.shape(dense[i]))
+                means[i].set_shape(dense[i].shape)
+        return means
+
+    @contextlib.contextmanager
+    def averaging(self) -> Iterator[None]:
+        """Gradients of variables that are asked for in this block are those of all processes together."""
+        plain, of_tape = gradients_util._GradientsHelper, backprop.GradientTape.gradient
+
+        def helper(ys: Any, xs: Any, *rest: Any, **named: Any) -> Any:
+            found = plain(ys, xs, *rest, **named)
+            listed = list(xs) if isinstance(xs, list | tuple) else [xs]
+            return self.mean_all(found) if listed and all(map(_is_weight, listed)) else found
+
+        def gradient(tape: Any, target: Any, sources: Any, *rest: Any, **named: Any) -> Any:
+            found = of_tape(tape, target, sources, *rest, **named)
+            listed = tf.nest.flatten(sources)
+            if not listed or not all(map(_is_weight, listed)):
+                return found
+            return tf.nest.pack_sequence_as(sources, self.mean_all(tf.nest.flatten(found)))
+
+        gradients_util._GradientsHelper, backprop.GradientTape.gradient = helper, gradient
+        try:
+            yield
+        finally:
+            gradients_util._GradientsHelper, backprop.GradientTape.gradient = plain, of_tape
+
+    # -- the data ------------------------------------------------------------------------------------------
+
+    @property
+    def input_context(self) -> Any:
+        return tf.distribute.InputContext(
+            num_input_pipelines=self.size, input_pipeline_id=self.rank, num_replicas_in_sync=self.size
+        )
+
+    def next_batch(self, iterator: Any) -> Any:
+        """The iterator's next batch, or, where the data of one process have ended, the same error in all of them."""
+        optional = iterator.get_next_as_optional()
+        have = self.least(tf.cast(optional.has_value(), tf.int32))
+        with tf.control_dependencies([v1.Assert(have > 0, [ENDED])]):
+            return tf.nest.map_structure(tf.identity, optional.get_value(), expand_composites=True)
+
+
+ENDED = "the data of one of the processes have ended"
+
+
+def is_end_of_data(error: tf.errors.OpError) -> bool:
+    """Whether this is how `next_batch` says so."""
+    return isinstance(error, tf.errors.InvalidArgumentError) and ENDED in str(error.message)
+
+
+class StartTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives every process the chief's variables before the first step."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._copy: Any = None
+
+    def begin(self) -> None:
+        copies = []
+        for variable in v1.global_variables():
+            value = variable.read_value()
+            wide = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+            if not (wide.dtype.is_floating or wide.dtype.is_integer):
+                continue
+            own = wide if self._processes.rank == 0 else tf.zeros_like(wide)
+            chiefs = tf.cast(self._processes.sum(own), value.dtype)
+            copies.append(v1.assign(variable, chiefs) if self._processes.rank else chiefs)
+        self._copy = tf.group(*copies)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._copy)
+
+
+def find_processes(config: Any) -> Processes | None:
+    """The processes that TF_CONFIG names for training; None where this one is alone."""
+    if config.num_worker_replicas <= 1 or config.task_type == TaskType.EVALUATOR:
+        return None
+    jobs = config.cluster_spec.as_dict()
+    if TaskType.PS in jobs:
+        raise BadValue(
+            "TF_CONFIG names parameter servers ('ps').",
+            "Leave them out: every process keeps the variables, and gradients are averaged among chief and workers.",
+        )
+    if config.tf_random_seed is None:
+        raise BadValue(
+            "several processes train together, and tf_random_seed is None.",
+            "Give RunConfig a seed, so that all of them build the same model and order of data.",
+        )
+    chief = TaskType.MASTER if TaskType.MASTER in jobs else TaskType.CHIEF
+    tasks = [
+        (job, index, address)
+        for job in (chief, TaskType.WORKER)
+        for index, address in enumerate(jobs.get(job, []))
+    ]
+    own = (config.task_type, config.task_id)
+    return Processes(tasks, next(i for i, (job, index, _) in enumerate(tasks) if (job, index) == own))
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, tf.Variable | v1.Variable) or (
+        tf.is_tensor(value) and value.op.type in ("VarHandleOp", "VariableV2", "ReadVariableOp")
+    )
