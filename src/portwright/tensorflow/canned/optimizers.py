@@ -37,9 +37,10 @@ def keras_optimizer(given: Any, learning_rate: float | None = None) -> Any:
     if isinstance(made, legacy.Optimizer):
         # An instance that trained already has its variables in another graph.
         return made if made._iterations is None else type(made).from_config(made.get_config())
-    raise BadType(
-        f"The optimizer is a {type(made).__name__}.", "Give one of tf.keras.optimizers.legacy, or a name."
-    )
+    cure = "Give one of tf.keras.optimizers.legacy, or a name."
+    if isinstance(made, v1.train.Optimizer):
+        cure = f"{cure} The estimators in portwright.tensorflow.canned.v1 take those of tf.compat.v1.train."
+    raise BadType(f"The optimizer is a {type(made).__name__}.", cure)
 
 
 def v1_optimizer(given: Any, learning_rate: float) -> Any:
