@@ -233,6 +233,11 @@ def _learning_rate(spec: OptimizerParams, global_step: Any) -> Any:
 
 
 def _check_loss(loss: Any) -> None:
+    if tf.executing_eagerly():
+        raise UserError(
+            "make_train_op was called outside of a graph.",
+            "Call it in a model_fn, or `with tf.Graph().as_default()`.",
+        )
     if not tf.is_tensor(loss) or not loss.dtype.is_floating or loss.shape.num_elements() not in (1, None):
         shape = loss.shape if tf.is_tensor(loss) else type(loss).__name__
         raise UserError(

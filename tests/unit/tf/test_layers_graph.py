@@ -96,8 +96,8 @@ def run(policy: str, shape: tuple[int, int]) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("policy", "computed", "tolerance", "shapes"),
     [
-        ("mixed_float16", tf.float16, 0.02, [(1, 1), (3, 7)]),
-        ("mixed_bfloat16", tf.bfloat16, 0.1, [(1, 9)]),
+        ("mixed_float16", tf.float16, 0.02, [(3, 7)]),
+        ("mixed_bfloat16", tf.bfloat16, 0.1, [(1, 1)]),
         ("float64", tf.float64, 1e-4, [(1, 1)]),
     ],
 )

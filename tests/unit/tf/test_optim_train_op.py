@@ -64,6 +64,8 @@ def test_losses_that_cannot_be_trained_are_refused() -> None:
         with pytest.raises(UserError, match="depends on no trainable variable"):
             make_train_op(tf.reduce_sum(tf.stop_gradient(weight)), SGD)
         make_train_op(tf.reduce_sum(weight, keepdims=True), SGD)
+    with pytest.raises(UserError, match="outside of a graph"):
+        make_train_op(tf.constant(1.0), SGD)
     with tf.Graph().as_default(), pytest.raises(UserError, match="no variable to train"):
         make_train_op(tf.constant(1.0), SGD)
 
