@@ -17,7 +17,8 @@ def run_with(weights: Mapping[str, Any], build: Callable[[], Any]) -> Any:
         assert sorted(variables) == sorted(weights)
         for name, variable in variables.items():
             assert tuple(variable.shape) == weights[name].shape, name
-            session.run(variable.initializer, {variable.initializer.inputs[1]: weights[name]})
+        initializers = {name: variable.initializer for name, variable in variables.items()}
+        session.run(initializers, {op.inputs[1]: weights[name] for name, op in initializers.items()})
         return session.run(fetches)
 
 

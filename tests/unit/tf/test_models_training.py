@@ -97,8 +97,8 @@ def model_fn_of(model: str) -> Any:
 def test_loss_falls_and_what_was_trained_is_evaluated_and_predicts(model: str, tmp_path: Path) -> None:
     params, data, losses = small_params(model), load(model, "data"), Losses()
     estimator = Estimator(model_fn_of(model), str(tmp_path), RunConfig(tf_random_seed=1), params)
-    estimator.train(lambda: data.train_input_fn(params), hooks=[losses], max_steps=40)
-    assert len(losses.seen) == 40
+    estimator.train(lambda: data.train_input_fn(params), hooks=[losses], max_steps=30)
+    assert len(losses.seen) == 30
     assert np.mean(losses.seen[-5:]) < 0.9 * np.mean(losses.seen[:5])
 
     found = estimator.evaluate(lambda: data.eval_input_fn(params), steps=2)
@@ -149,7 +149,7 @@ def run_steps(model: str, **changes: Any) -> tuple[list[float], list[tuple[str, 
         assert spec.loss.dtype == tf.float32
         assert all(variable.dtype.base_dtype == tf.float32 for variable in tf.compat.v1.trainable_variables())
         session.run(tf.compat.v1.global_variables_initializer())
-        losses = [float(session.run([spec.loss, spec.train_op])[0]) for _ in range(3)]
+        losses = [float(session.run([spec.loss, spec.train_op])[0]) for _ in range(2)]
         types = [(op.type, op.outputs[0].dtype) for op in graph.get_operations() if op.outputs]
     return losses, types
 
