@@ -296,20 +296,13 @@ def schema(
 
 @app.command(short_help="List a run's checkpoints and verify their checksums.")
 def checkpoints(
-    model_dir: Annotated[Path, typer.Argument(help="The folder that holds checkpoint_*.")],
+    model_dir: Annotated[Path, typer.Argument(help="The folder that holds checkpoint_* or model.ckpt-*.")],
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run and verify each one's checksums; status 1 when one is bad."""
-    from portwright.runtime.checkpoint import list_checkpoints, verify_checkpoint
+    from portwright.job.checkpoint_list import describe_checkpoints
 
-    if not model_dir.is_dir():
-        from portwright.errors import UserError
-
-        raise UserError(f"'{model_dir}' is not a folder.", "Give the model_dir of a run.")
-    rows: list[dict[str, Any]] = [
-        {"step": c.step, "path": str(c.path), "problems": verify_checkpoint(c.path)}
-        for c in list_checkpoints(model_dir)
-    ]
+    rows = describe_checkpoints(model_dir)
     if as_json:
         _print_json({"checkpoints": rows})
     else:

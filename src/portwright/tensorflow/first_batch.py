@@ -25,6 +25,7 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._model, self._warn = model, warn
         self._tensors: dict[str, Any] = {}
         self._is_asked = False
+        self.is_seen = False  # whether there was a batch at all
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     @property
@@ -40,12 +41,11 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return not self._is_asked
 
     def before_run(self, run_context: Any) -> Any:
-        if self._is_asked or not self._tensors:
-            return None
-        self._is_asked = True
-        return v1.train.SessionRunArgs(self._tensors)
+        is_first, self._is_asked = not self._is_asked, True
+        return v1.train.SessionRunArgs(self._tensors) if is_first and self._tensors else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.is_seen = True
         if run_values.results is not None:
             self.arrays = {name: np.asarray(value) for name, value in run_values.results.items()}
             bad = find_non_finite(self.arrays)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portwright.job.optimizer import OPTIMIZERS
+from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS
 
 # Names of TensorFlow's world for settings of SGD.
 OF_SGD: dict[str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ _SPELLINGS = {  # the TensorFlow model zoo's keys
 def with_known_names(section: Mapping[str, Any]) -> dict[str, Any]:
     """The section under the names that both frameworks share; what is not known is left for the check of the section."""
     values = dict(section)
-    kind = values.get("optimizer_type")
+    kind = values.get("optimizer_type", DEFAULT_OPTIMIZER)
     name = kind.strip().lower() if isinstance(kind, str) else ""
     if name in OF_SGD:
         values = {**OF_SGD[name], **values, "optimizer_type": "SGD"}

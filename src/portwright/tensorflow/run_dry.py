@@ -99,7 +99,7 @@ class _Try:
             else:
                 outputs = self._predict()
                 described["predict"] = {name: list(np.shape(value)) for name, value in outputs.items()}
-        if not self._first.arrays:
+        if not self._first.is_seen:
             raise UserError(
                 f"{self._input.name} gave no batch: there are fewer samples than batch_size, and drop_remainder leaves "
                 "them out, or there are none at all.",
@@ -124,6 +124,8 @@ class _Try:
             **name_tensors(self._model.labels, "labels"),
         }
         for path, tensor in tensors.items():
+            if not hasattr(tensor, "shape"):
+                continue
             if not tensor.shape.is_fully_defined():
                 self._console.warning(
                     f"{name}: {path} has the shape {describe_shape(tensor.shape)}; accelerators want one that is known, "

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from portwright.errors import UserError
+from portwright.job.checkpoint_list import describe_checkpoints
 from portwright.tensorflow.run_checkpoints import find_given, list_checkpoints, take_weights
 
 v1 = tf.compat.v1
@@ -92,3 +93,14 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
         build(other=[2])
         with pytest.raises(UserError, match="no weight of this model"):
             take_weights(path, print)
+
+
+def test_a_folder_of_tensorflow_is_described(tmp_path: Path) -> None:
+    for step in (5, 10):
+        save(tmp_path, step, w=[200])
+    file = tmp_path / "model.ckpt-10.data-00000-of-00001"
+    file.write_bytes(file.read_bytes()[:-8])
+    rows = describe_checkpoints(tmp_path)
+    assert [(row["step"], bool(row["problems"])) for row in rows] == [(5, False), (10, True)]
+    with pytest.raises(UserError, match="is not a folder"):
+        describe_checkpoints(tmp_path / "nowhere")
