@@ -13,7 +13,7 @@ import tensorflow as tf
 from portwright.errors import UserError
 from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value
 from portwright.graph.repeats import mark_repeats
-from portwright.tensorflow.capture_build import BuiltStep, GetBatch, MakeSpec, build_step
+from portwright.tensorflow.capture_build import BuiltStep, GetBatch, MakeSpec, build_step, uncollected
 from portwright.tensorflow.capture_guess import depends_on_values, guess_shapes
 from portwright.tensorflow.capture_optimizer import (
     CountedOptimizer,
@@ -50,8 +50,9 @@ def capture_step(
     UserError for a tensor whose size is not known, since every number of a plan would be wrong.
     """
     start = time.perf_counter()
-    built = build_step(get_batch, make_spec, mode=mode, batch_size=batch_size, described=described)
-    return capture_built(built, root=root, start=start)
+    with uncollected():
+        built = build_step(get_batch, make_spec, mode=mode, batch_size=batch_size, described=described)
+        return capture_built(built, root=root, start=start)
 
 
 def capture_built(built: BuiltStep, *, root: Path | None = None, start: float | None = None) -> Captured:

@@ -54,7 +54,7 @@ def build_step(
     graph = tf.Graph()
     made: list[Any] = []
     optimizers: list[str] = []
-    with graph.as_default(), _kept_policy(), _watching(made, optimizers), _uncollected():
+    with graph.as_default(), _kept_policy(), _watching(made, optimizers):
         tf.compat.v1.set_random_seed(_SEED)
         global_step = tf.compat.v1.train.get_or_create_global_step(graph)
         features, labels = _describe(described) if described is not None else get_batch(mode)
@@ -210,7 +210,7 @@ def _resize(batch: Any, batch_size: int) -> Any:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """A graph of a hundred thousand ops is all alive while it is built: to look for garbage in it again and again only takes time."""
     was_on = gc.isenabled()
     gc.disable()

@@ -82,7 +82,6 @@ def share_slots(
     A slot's name has that of its parameter in it; one that has none goes to a parameter of its shape, the others to the first.
     """
     shared: dict[str, int] = {}
-    longest_first = sorted(parameters, key=len, reverse=True)
     turn: dict[tuple[int, ...], int] = {}
     for name, (shape, dtype) in slots.items():
         if not shape:
@@ -90,7 +89,7 @@ def share_slots(
         size = ITEM_BYTES.get(dtype, 0)
         for dimension in shape:
             size *= dimension
-        owner = next((p for p in longest_first if f"/{p}/" in f"/{name}/" or f"/{p}_" in f"/{name}"), None)
+        owner = _owner(name, parameters)
         if owner is None:
             alike = [p for p, value in parameters.items() if value.shape == shape] or list(parameters)[:1]
             if not alike:
@@ -99,6 +98,19 @@ def share_slots(
             turn[shape] = turn.get(shape, 0) + 1
         shared[parameters[owner].name] = shared.get(parameters[owner].name, 0) + size
     return shared
+
+
+def _owner(slot: str, parameters: Mapping[str, Value]) -> str | None:
+    """The parameter whose whole name is in a slot's, the longest: dense/kernel of training/dense/kernel/m or dense/kernel_m."""
+    parts = slot.split("/")
+    for length in range(len(parts), 0, -1):
+        for first in range(len(parts) - length + 1):
+            name = "/".join(parts[first : first + length])
+            while name:
+                if name in parameters:
+                    return name
+                name = name.rpartition("_")[0] if "_" in name.rpartition("/")[2] else ""
+    return None
 
 
 _FUSED = {

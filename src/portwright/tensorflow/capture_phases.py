@@ -212,15 +212,12 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     are_marked = any(hasattr(op, "_original_op") for op in gradients)  # a tape's are not
     parameter_shapes = _parameter_shapes(kept)
     for op in kept:
-        sources = {tensor.op for tensor in op.inputs}
-        if sources & (behind | gradients):
-            behind.add(op)
-        if (
-            sources & fed
-            or any((tensor.op, tensor.value_index) in cut for tensor in op.inputs)
-            or any(is_source(s) for s in sources)
-        ):
-            fed.add(op)
+        for tensor in op.inputs:
+            source = tensor.op
+            if source in behind or source in gradients:
+                behind.add(op)
+            if source in fed or is_source(source) or (source, tensor.value_index) in cut:
+                fed.add(op)
         if op in before_loss or loss is None:
             phases[op] = "forward"
         elif op in gradients or op in towards_gradients:
