@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.training import device_setter
 
-from portwright.errors import UnsupportedError
 from portwright.tensorflow import evaluation, prediction, training
 from portwright.tensorflow.argument_names import argument_names, call_with
 from portwright.tensorflow.bad_input import BadType, BadValue
 from portwright.tensorflow.checkpoints import newest_checkpoint, step_of
+from portwright.tensorflow.estimator_setup import (
+    check_listeners,
+    check_model_fn,
+    check_strategy,
+    complete_config,
+    make_device_fn,
+    make_warm_start_settings,
+)
 from portwright.tensorflow.host_call import host_call_to_eval_metric_ops
 from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, current_monitor
 from portwright.tensorflow.own_monitor import showing_progress, watched
-from portwright.tensorflow.run_config import RunConfig, TaskType, default_session_config, path_as_str
+from portwright.tensorflow.run_config import RunConfig, TaskType, path_as_str
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
 
-_MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "self", "config"}
 _MAY_BE_OVERRIDDEN = {
     "model_fn",
     "latest_checkpoint",
@@ -51,17 +55,17 @@ class Estimator:
         warm_start_from: Any = None,
     ) -> None:
         type(self)._assert_members_are_not_overridden(self)
-        self._config = _complete_config(config, path_as_str(model_dir))
+        self._config = complete_config(config, path_as_str(model_dir))
         tf.compat.v1.logging.info("Using config: %s", vars(self._config))
         self._train_distribution = self._config.train_distribute
         self._eval_distribution = self._config.eval_distribute
         self._model_dir: str = self._config.model_dir
         self._session_config = self._config.session_config
-        self._device_fn = self._config.device_fn or _device_setter(self._config)
-        _check_model_fn(model_fn, params)
+        self._device_fn = self._config.device_fn or make_device_fn(self._config)
+        check_model_fn(model_fn, params)
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
-        self._warm_start_settings = _warm_start_settings(warm_start_from)
+        self._warm_start_settings = make_warm_start_settings(warm_start_from)
 
     @property
     def model_dir(self) -> str:
@@ -105,8 +109,8 @@ class Estimator:
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and value <= 0:
                 raise BadValue(f"{name} must be more than 0; received {value}.")
-        _check_strategy(self._train_distribution, "train_distribute")
-        all_hooks, listeners = list(check_hooks(hooks)), _check_listeners(saving_listeners)
+        check_strategy(self._train_distribution, "train_distribute")
+        all_hooks, listeners = list(check_hooks(hooks)), check_listeners(saving_listeners)
         with watched() as monitor:
             checkpoint = newest_checkpoint(self._model_dir, monitor.note)
             done = 0 if checkpoint is None else step_of(checkpoint)
@@ -132,7 +136,7 @@ class Estimator:
         """Returns the metrics over `steps` batches, or all; without a checkpoint those of a fresh model."""
         if steps is not None and steps <= 0:
             raise BadValue(f"steps must be more than 0; received {steps}.")
-        _check_strategy(self._eval_distribution, "eval_distribute")
+        check_strategy(self._eval_distribution, "eval_distribute")
         all_hooks = list(check_hooks(hooks))
         checkpoint = self._choose_checkpoint(checkpoint_path, "evaluate")
         return evaluation.evaluate(self, input_fn, steps, all_hooks, checkpoint, name)
@@ -297,84 +301,3 @@ class Estimator:
                 f"{type(self).__name__} overrides {', '.join(overridden)} of Estimator.",
                 "Put what it does into model_fn, or name the methods otherwise.",
             )
-
-
-def _complete_config(config: RunConfig | None, model_dir: str | None) -> RunConfig:
-    config = RunConfig() if config is None else config
-    if not isinstance(config, RunConfig):
-        raise BadValue(f"config must be a RunConfig; received {config!r}.")
-    if config.session_config is None:
-        config = config.replace(session_config=default_session_config())
-    if model_dir is not None and config.model_dir is not None and config.model_dir != model_dir:
-        raise BadValue(
-            f"model_dir is {model_dir!r} in the constructor and {config.model_dir!r} in RunConfig.",
-            "Give one of them, or the same twice.",
-        )
-    if model_dir:
-        return config.replace(model_dir=model_dir)
-    if config.model_dir is None:
-        made = tempfile.mkdtemp()
-        tf.compat.v1.logging.warning("Using temporary folder as model directory: %s", made)
-        return config.replace(model_dir=made)
-    return config
-
-
-def _check_model_fn(model_fn: Any, params: Any) -> None:
-    if model_fn is None:
-        raise BadValue("model_fn is None.", "Give Estimator a model function.")
-    names = set(argument_names(model_fn))
-    if "features" not in names:
-        raise BadValue(f"model_fn ({model_fn}) has no argument features.", "Give it one.")
-    if params is not None and "params" not in names:
-        raise BadValue(
-            f"params were given, but model_fn ({model_fn}) has no argument params.",
-            f"Give it one. Received: params={params}.",
-        )
-    if params is None and "params" in names:
-        tf.compat.v1.logging.warning("model_fn (%s) takes params, but Estimator was given none.", model_fn)
-    if unknown := sorted(names - _MODEL_FN_ARGUMENTS):
-        raise BadValue(
-            f"model_fn ({model_fn}) has arguments that an Estimator cannot give: {', '.join(unknown)}.",
-            "It may have features, labels, mode, params, config; bind others with functools.partial.",
-        )
-
-
-def _check_strategy(strategy: Any, name: str) -> None:
-    """One replica computes what no strategy would; several are not run in silence as one."""
-    num_replicas = getattr(strategy, "num_replicas_in_sync", 1)
-    if num_replicas > 1:
-        raise UnsupportedError(
-            f"RunConfig's {name} is a {type(strategy).__name__} of {num_replicas} replicas.",
-            "Leave it out to train on one device.",
-        )
-
-
-def _check_listeners(listeners: Any) -> list[Any]:
-    found = list(listeners or ())
-    for listener in found:
-        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-            raise BadType(
-                f"saving_listeners must hold CheckpointSaverListener objects; received {listener!r}."
-            )
-    return found
-
-
-def _device_setter(config: RunConfig) -> Any:
-    if config.num_ps_replicas == 0:
-        return None
-    job = f"/job:{config.task_type}/task:{config.task_id}" if config.task_type else "/job:worker"
-    return tf.compat.v1.train.replica_device_setter(
-        ps_tasks=config.num_ps_replicas,
-        worker_device=job,
-        merge_devices=True,
-        ps_ops=list(device_setter.STANDARD_PS_OPS),
-        cluster=config.cluster_spec,
-    )
-
-
-def _warm_start_settings(warm_start_from: Any) -> Any:
-    if warm_start_from is None:
-        return None
-    from portwright.tensorflow.warm_start import settings_from
-
-    return settings_from(warm_start_from)

@@ -115,8 +115,8 @@ def _digest(handles: Sequence[Any], makers: Sequence[tf.Operation]) -> str:
     """Tells one input pipeline from another by its ops, its shapes and its small constants, such as batch sizes."""
     lines = [f"{handle.op.type} {handle.op.get_attr('output_shapes')}" for handle in handles]
     for op in sorted(ancestors(makers), key=lambda op: op.name):
-        value = tf.get_static_value(op.outputs[0]) if op.type == "Const" else None
-        small = value.tolist() if value is not None and value.size <= 16 else ""
+        is_small = op.type == "Const" and op.outputs[0].shape.num_elements() <= 16  # not the data itself
+        small = tf.get_static_value(op.outputs[0]).tolist() if is_small else ""
         lines.append(f"{op.type} {[str(tensor.shape) for tensor in op.outputs]} {small}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

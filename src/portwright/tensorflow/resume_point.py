@@ -42,15 +42,15 @@ def write_point(model_dir: str, point: ResumePoint, states: Sequence[bytes]) -> 
     with atomic_directory(_folder(model_dir, point.step)) as folder:
         for (name, _), state in zip(names, states, strict=True):
             (folder / name).write_bytes(state)
-        (folder / _POINT).write_text(_as_json(replace(point, states=names)), encoding="utf-8")
+        (folder / _POINT).write_text(point_as_json(replace(point, states=names)), encoding="utf-8")
 
 
 def mark_ended(model_dir: str, step: int, ended: str) -> None:
     """Notes that a training ended at `step` because it was to."""
     path = _folder(model_dir, step) / _POINT
     if path.is_file():
-        point = _from_json(path.read_text(encoding="utf-8"))
-        atomic_write_text(path, _as_json(replace(point, ended=ended)))
+        point = point_from_json(path.read_text(encoding="utf-8"))
+        atomic_write_text(path, point_as_json(replace(point, ended=ended)))
 
 
 def read_point(
@@ -61,7 +61,7 @@ def read_point(
     if not folder.is_dir():
         return None
     try:
-        point = _from_json((folder / _POINT).read_text(encoding="utf-8"))
+        point = point_from_json((folder / _POINT).read_text(encoding="utf-8"))
         states = [(folder / name).read_bytes() for name, _ in point.states]
         if point.step != step or [_checksum(state) for state in states] != [sum for _, sum in point.states]:
             raise ValueError("its checksums do not fit")
@@ -96,11 +96,13 @@ def _checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _as_json(point: ResumePoint) -> str:
+def point_as_json(point: ResumePoint) -> str:
+    """As it is kept in a file."""
     return json.dumps(asdict(point), indent=1) + "\n"
 
 
-def _from_json(text: str) -> ResumePoint:
+def point_from_json(text: str) -> ResumePoint:
+    """Reads what `point_as_json` wrote; a ValueError, TypeError or KeyError where it is something else."""
     values: dict[str, Any] = json.loads(text)
     values["drawn"] = {str(name): int(count) for name, count in values["drawn"].items()}
     values["states"] = tuple((name, checksum) for name, checksum in values["states"])

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import Position
+from portwright.tensorflow.processes import ENDED, is_end_of_data
 from portwright.tensorflow.train_hooks import counts_steps, skip_step, wants_step
 
 
@@ -22,10 +23,12 @@ class Step:
     loss: Any
     number: Any
     sizes: Any  # of random draws that are not known beforehand; None without any
+    agreement: Any = None  # with the other processes of this training; None where this one is alone
 
     @property
     def fetches(self) -> list[Any]:
-        return [self.train_op, self.loss, self.number, *([] if self.sizes is None else [self.sizes])]
+        stops = [] if self.agreement is None else [self.agreement.stops]
+        return [self.train_op, self.loss, self.number, *stops, *([] if self.sizes is None else [self.sizes])]
 
 
 def run_steps(
@@ -42,7 +45,7 @@ def run_steps(
     The end of the data is an OutOfRangeError, which the session's block takes for a good end.
     """
     # Only a session of this process can be called past its wrappers: another's may have to be made anew.
-    quick = session._tf_sess().make_callable(step.fetches) if not session._tf_sess().sess_str else None
+    quick = session._tf_sess().make_callable(step.fetches) if step.agreement is None and not session._tf_sess().sess_str else None
     counting = [hook for hook in hooks if counts_steps(hook)]
     number, log = first_step, _Log(monitor, position, first_step)
     signals = monitor.signals
@@ -50,7 +53,7 @@ def run_steps(
         while not session.should_stop():
             wanted = [wants_step(hook, number + 1) for hook in hooks]  # each is asked: some keep count by it
             if quick is None or any(wanted):
-                _, _, number, *_ = session.run(step.fetches)
+                _, _, number, *rest = session.run(step.fetches)
             else:
                 _, loss, number, *sizes = quick()
                 position.advance(loss, sizes[0] if sizes else None)
@@ -62,13 +65,25 @@ def run_steps(
             if is_last:
                 position.ended = "steps"
                 break
-            if signals is not None and signals.requested:
+            if step.agreement is not None:
+                if rest[0] > 0:
+                    if signals is not None:
+                        signals.follow("another process")
+                    break
+                if signals is not None and signals.requested:
+                    step.agreement.ask_to_stop(session._tf_sess())
+            elif signals is not None and signals.requested:
                 break
         else:
             position.ended = "steps"  # a hook asked for it
     except (tf.errors.OutOfRangeError, StopIteration):
         position.ended = "data"
         raise
+    except tf.errors.InvalidArgumentError as error:
+        if not is_end_of_data(error):
+            raise
+        position.ended = "data"
+        raise tf.errors.OutOfRangeError(None, None, ENDED) from error
     finally:
         log.close(int(number))
 
