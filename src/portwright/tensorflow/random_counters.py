@@ -96,7 +96,10 @@ def _draw_on(op: tf.Operation, num_drawn: int) -> Any:
         counter = tf.compat.v1.Variable(
             num_drawn * _COUNTS_A_VALUE, dtype=tf.int64, collections=[], trainable=False, use_resource=True
         )
-        amount = tf.reduce_prod(tf.cast(op.inputs[0], tf.int64)) * _COUNTS_A_VALUE
+        size = op.outputs[0].shape.num_elements()
+        if size is None:
+            size = tf.reduce_prod(tf.cast(op.inputs[0], tf.int64))
+        amount = size * _COUNTS_A_VALUE
         start = tf.cast(counter.assign_add(amount, read_value=True) - amount, tf.uint64)
         arguments = {
             "shape": op.inputs[0],
