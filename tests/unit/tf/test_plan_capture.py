@@ -88,6 +88,36 @@ def test_forward_products_equal_those_of_tensorflows_profiler(net: Any, shape: t
     assert products(capture_built(built).graph)[0] * shape[0] == theirs
 
 
+def test_gradients_of_convolutions_count_as_tensorflows_profiler_says() -> None:
+    from unit.tf.plan_models import make_model_fn
+
+    from portwright.graph.plans.flops import flops_of_node
+    from portwright.tensorflow.capture import capture_built
+    from portwright.tensorflow.capture_build import build_step, of_functions
+
+    def net(x: Any) -> Any:
+        for width in (6, 5):
+            x = layers.Conv2D(width, 3, padding="same")(x)
+        return layers.Dense(10)(layers.Flatten()(x))
+
+    built = build_step(*of_functions(make_model_fn(net), make_input_fn((4, 9, 9, 3)), None, None))
+    graph = capture_built(built).graph
+    for kind in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
+        ours = sum(flops_of_node(graph, node)[0] for node in graph.nodes if node.op == f"tf.{kind}")
+        made = [op for op in built.graph.get_operations() if op.type == kind]
+        # The gradient of the batch is in the graph, and not in the step.
+        theirs = [int(_statistics(built.graph, op)) for op in made if op.outputs[0].shape != (4, 9, 9, 3)]
+        assert ours == sum(theirs) > 0
+
+
+def _statistics(graph: Any, op: Any) -> int:
+    from tensorflow.python.framework import ops as framework
+    from tensorflow.python.profiler.internal import flops_registry
+
+    assert flops_registry is not None  # importing it registers the formulas
+    return framework.get_stats_for_node_def(graph, op.node_def, "flops").value  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("equation", "other", "products_of_all"),
     [("abc,cd->abd", (6, 7), 2 * 4 * 5 * 6 * 7), ("a...c,cd->a...d", (6, 7), 2 * 4 * 5 * 6 * 7), ("abc,abc->a", (4, 5, 6), 240)],
