@@ -209,3 +209,45 @@ def test_text_of_several_lines_and_unicode(tmp_path: Path) -> None:
     _, out = make(text + "    model.compile('adam', 'mse')\n    model.fit(x, x)\n\n\nmain()\n", tmp_path)
     tree = ast.parse((out / "data.py").read_text(encoding="utf-8"))
     assert "eins\n  zwei ä" in [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+
+
+def test_modules_of_the_script_go_along(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("import more\n\n\ndef widen(a):\n    return a\n")
+    (tmp_path / "more.py").write_text("")
+    text = "from helpers import widen\n" + HEAD + DATA + "x = widen(x)\n" + MODEL + COMPILE + FIT
+    _, out = make(text, tmp_path)
+    assert (out / "helpers.py").read_text() == (tmp_path / "helpers.py").read_text()
+    assert (out / "more.py").is_file()
+    assert "from helpers import widen" in (out / "data.py").read_text()
+
+
+def test_a_module_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "utils.py").write_text("def widen(a):\n    return a\n")
+    result, out = make(
+        "from utils import widen\n" + HEAD + DATA + "x = widen(x)\n" + MODEL + COMPILE + FIT, tmp_path
+    )
+    assert not out.exists()
+    assert "utils.py of its own" in result.left[0].message
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("x, z, y, w = train_test_split(np.ones((8, 4)), np.ones(8))\n", True),
+        ("x, z, y, w = train_test_split(np.ones((8, 4)), np.ones(8), random_state=3)\n", False),
+        ("x = np.random.rand(8, 4)\ny = np.zeros(8)\n", True),
+        ("np.random.seed(1)\nx = np.random.rand(8, 4)\ny = np.zeros(8)\n", False),
+        ("x = np.random.default_rng(0).random((8, 4))\ny = np.zeros(8)\n", False),
+    ],
+)
+def test_data_drawn_without_a_seed_are_told(data: str, told: bool, tmp_path: Path) -> None:
+    head = "from sklearn.model_selection import train_test_split\n" + HEAD
+    result, _ = make(head + data + MODEL + COMPILE + FIT, tmp_path)
+    assert any("without a seed" in f.message for f in result.left) == told
+
+
+def test_arguments_of_older_and_newer_keras(tmp_path: Path) -> None:
+    _, out = make(HEAD + DATA + MODEL + COMPILE + "model.fit(x, y, nb_epoch=7)\n", tmp_path)
+    assert params_of(out)["runconfig"]["num_epochs"] == 7
+    result, _ = make(HEAD + DATA + MODEL + COMPILE + "model.fit(x, y, wings=7)\n", tmp_path)
+    assert "fit() is given wings" in result.left[0].message

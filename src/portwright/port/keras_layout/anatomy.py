@@ -27,6 +27,9 @@ _FIT = (
 _EVALUATE = ("x", "y", "batch_size", "verbose", "sample_weight", "steps", "callbacks")
 
 
+_RENAMED = {"nb_epoch": "epochs"}  # of Keras 1
+
+
 @dataclass
 class Anatomy:
     """The parts of a script that a layout is made of."""
@@ -194,7 +197,15 @@ def _arguments(call: ast.Call, names: tuple[str, ...]) -> dict[str, ast.expr]:
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
         raise RefusalError(call, "its arguments come from a list or dict", "Write them out.")
     found = dict(zip(names, call.args, strict=False))
-    found.update({k.arg: k.value for k in call.keywords if k.arg is not None})
+    found.update({_RENAMED.get(k.arg, k.arg): k.value for k in call.keywords if k.arg is not None})
+    strange = [name for name in found if name not in names]
+    if strange:
+        what = call.func.attr if isinstance(call.func, ast.Attribute) else "it"
+        raise RefusalError(
+            call,
+            f"{what}() is given {strange[0]}, which is not known here",
+            "Leave it out, or say it in params.yaml.",
+        )
     return {
         name: value
         for name, value in found.items()

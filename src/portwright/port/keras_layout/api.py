@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.port.api import PortResult
+from portwright.port.apply import _imports_of
 from portwright.port.check import UNREADABLE, Selection, unreadable
 from portwright.port.files import show
 from portwright.port.finding import Finding, Safety
@@ -38,6 +39,7 @@ def port_keras(script: Path, selection: Selection, allow: tuple[Safety, ...], ou
     targets = tuple(sorted(selection.targets))
     try:
         made, plan = make_files(read_source(script), script.name)
+        _copy_modules(script.absolute(), made)
     except UnreadableError as error:
         return PortResult(
             [], [], [replace(unreadable(script, error, targets), path=show(script))], "", [], []
@@ -68,6 +70,23 @@ def port_keras(script: Path, selection: Selection, allow: tuple[Safety, ...], ou
         ),
         dissolved=_rows(script, plan.dissolved, "into"),
     )
+
+
+def _copy_modules(script: Path, made: Made) -> None:
+    """The project's own modules that the files import, and those that these import."""
+    waiting, seen = [script], {script}
+    while waiting:
+        for module in _imports_of(waiting.pop()):
+            if module in seen or script.parent not in module.parents:
+                continue
+            seen.add(module)
+            waiting.append(module)
+            name = module.relative_to(script.parent).as_posix()
+            if name in made.files:
+                raise RefusalError(
+                    None, f"the script has a {name} of its own", f"Rename it: the layout has a {name}."
+                )
+            made.files[name] = module.read_bytes()
 
 
 def make_files(source: Source, name: str) -> tuple[Made, Plan]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -208,11 +209,13 @@ class Writer:
             ]
             entries += [f'"{name}": {name},' for name in sorted(self._load_returns)]
             body = [*lines, "return {", *(f"    {e}" for e in entries), "}"]
+            functions += [_LOAD_DATA.strip()]
             functions.append(
                 _function(
-                    "load_data(params)", "What the script reads and prepares, as it is done there.", body
+                    "read_data(params)", "What the script reads and prepares, as it is done there.", body
                 )
             )
+            self._judge_randomness(lines)
         functions += self.data.functions
         functions.append(self._input_fn("train", plan.train))
         if plan.evaluation is not None:
@@ -225,6 +228,16 @@ class Writer:
                 functions += [_SPLIT.strip()]
         functions.append((_COUNT_ARRAYS if plan.train.kind == "arrays" else _COUNT_DATASET).strip())
         self.data.functions = functions
+
+    def _judge_randomness(self, lines: Sequence[str]) -> None:
+        """Data that are split or drawn at random must be the same in training and in evaluation."""
+        seeded = any(is_seed(self.script.flow[i]) for i in self._load_slice)
+        text = "\n".join(lines)
+        split = "train_test_split(" in text and "random_state" not in text
+        if not seeded and (split or _DRAWS.search(text)):
+            message = "the data are split or drawn at random without a seed: a run that evaluates gets others than the one that trained"
+            cure = "Give train_test_split a random_state, or seed the generator before; the script itself did all in one process."
+            self.plan.not_said(self.plan.anatomy.fit["x"], message, cure)
 
     def _input_fn(self, name: str, feed: Feed) -> str:
         repeat = ".repeat()" if name == "train" else ""
@@ -407,7 +420,10 @@ def _legacy(statement: Statement) -> str:
     """An import of Keras as TensorFlow's own: `keras` alone is Keras 3, which does not build graphs."""
     node = statement.node
     if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "keras":
-        return ast.unparse(ast.ImportFrom(f"tensorflow.{node.module}", node.names, 0))
+        if node.module == "keras.utils" and [a.name for a in node.names] == ["np_utils"]:
+            return f"from tensorflow.keras import utils as {node.names[0].asname or 'np_utils'}"
+        module = re.sub(r"^(keras\.layers)\.\w+$|^(keras\.utils)\.np_utils$", r"\1\2", node.module)
+        return ast.unparse(ast.ImportFrom(f"tensorflow.{module}", node.names, 0))
     if isinstance(node, ast.Import) and [a.name for a in node.names] == ["keras"]:
         name = node.names[0].asname
         return "from tensorflow import keras" + (f" as {name}" if name else "")
@@ -475,6 +491,19 @@ _DATA_HEAD = """
 import portwright.tensorflow  # before TensorFlow, since it chooses the Keras
 import numpy as np
 """
+_DRAWS = re.compile(
+    r"\b(?:np|numpy)\.random\.(?!seed|default_rng\(\d|RandomState\(\d)|\brandom\.(?:shuffle|sample|random)\("
+)
+_LOAD_DATA = '''
+_LOADED = {}
+
+
+def load_data(params):
+    """What read_data gives, read once."""
+    if not _LOADED:
+        _LOADED.update(read_data(params))
+    return _LOADED
+'''
 _MAKE_DATASET = '''
 def make_dataset(features, labels, options, params):
     """One pass over arrays, in batches."""
