@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from portwright.discover import find_models, find_targets
+from portwright.discover import find_all_models, find_targets
 from portwright.docs_conversion import conversion_page
 from portwright.docs_legal import legal_page
 from portwright.docs_poptorch import poptorch_page
@@ -128,7 +128,7 @@ def _cli() -> Iterator[str]:
             yield f"- {names}: {getattr(parameter, 'help', '') or ''}"
         yield ""
     yield "Targets: " + ", ".join(f"{t.name} ({t.summary})" for t in find_targets().values()) + "."
-    yield "Reference models: " + ", ".join(find_models()) + "."
+    yield "Reference models: " + ", ".join(find_all_models()) + "."
 
 
 def _run_help() -> str:
