@@ -88,6 +88,11 @@ class StopSignals:
             raise KeyboardInterrupt
         self._request(name, ExitStatus.INTERRUPTED)
 
+    def follow(self, reason: str) -> None:
+        """Stops as if a signal to requeue had come here, because one came to another process of the run."""
+        if not self.requested:
+            self._request(reason, ExitStatus.REQUEUE)
+
     def _request(self, reason: str, exit_status: ExitStatus) -> None:
         self.reason = reason
         self.exit_status = exit_status

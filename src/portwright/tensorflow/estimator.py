@@ -26,6 +26,7 @@ from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, current_monitor
 from portwright.tensorflow.own_monitor import showing_progress, watched
+from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_config import RunConfig, TaskType, path_as_str
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
 
@@ -244,8 +245,11 @@ class Estimator:
         with tf.compat.v1.device("/cpu:0"):
             return call_with(input_fn, offered)
 
-    def _get_feed(self, input_fn: Callable[..., Any], mode: str) -> Feed:
-        return make_feed(self._call_input_fn(input_fn, mode))
+    def _get_feed(self, input_fn: Callable[..., Any], mode: str, processes: Processes | None = None) -> Feed:
+        if processes is None:
+            return make_feed(self._call_input_fn(input_fn, mode))
+        shares = getattr(input_fn, "takes_input_context", "input_context" in argument_names(input_fn))
+        return make_feed(self._call_input_fn(input_fn, mode, processes.input_context), processes, shares)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
         offered: dict[str, Any] = {"mode": mode, "params": self.params, "config": config}

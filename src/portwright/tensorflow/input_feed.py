@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from portwright.tensorflow.bad_input import BadValue
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,25 @@ class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[mis
         session.run(self._initializer)
 
 
-def make_feed(result: Any) -> Feed:
-    """Takes a dataset, an iterator, a pair (features, labels), or features alone."""
+def make_feed(result: Any, processes: Processes | None = None, is_shared: bool = True) -> Feed:
+    """Takes a dataset, an iterator, a pair (features, labels), or features alone.
+
+    Of several processes each takes its own share of the batches, unless the input function gave it one already.
+    """
     hooks: tuple[Any, ...] = ()
     if result is None:
         raise BadValue("input_fn returned nothing.", "Return a dataset, or (features, labels).")
+    if processes is not None and not isinstance(result, tf.data.Dataset):
+        raise BadValue(
+            "several processes train together, and input_fn does not return a dataset.",
+            "Return the tf.data.Dataset itself.",
+        )
     if isinstance(result, tf.data.Dataset):
+        if processes is not None and not is_shared:
+            result = result.shard(processes.size, processes.rank)
         iterator = tf.compat.v1.data.make_initializable_iterator(result)
         hooks = (InitializeIterator(iterator),)
-        result = iterator.get_next()
+        result = iterator.get_next() if processes is None else processes.next_batch(iterator)
     elif isinstance(result, tf.compat.v1.data.Iterator):
         hooks = (InitializeIterator(result),) if result._initializer is not None else ()
         result = result.get_next()

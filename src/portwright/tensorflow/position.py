@@ -87,7 +87,10 @@ class Position:
                     "The input is a queue, whose position cannot be restored: it starts from the beginning."
                 )
             return
-        if point.input_digest not in (self.input.digest, ""):  # "": of another process, which has its own data
+        if point.input_digest not in (
+            self.input.digest,
+            "",
+        ):  # "": of another process, which has its own data
             self.num_runs = 0
             self.monitor.note(
                 "The input pipeline is not the one of the checkpoint: it starts from the beginning."

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.ops import collective_ops, gradients_util
@@ -21,6 +24,7 @@ from portwright.tensorflow.cluster import TaskType
 
 v1 = tf.compat.v1
 _GROUP = 1
+_PATIENCE_SECONDS = 5.0  # before a process says for whom it waits
 _keys = itertools.count(1)  # of collective ops: every process makes the same ones in the same order
 _servers: dict[str, Any] = {}  # TensorFlow cannot stop a server, so a process keeps the one it has
 
@@ -79,6 +83,34 @@ class Processes:
                 "Is the port free, and the address one of this machine? TF_CONFIG names them.",
             ) from error
         return _servers[key]
+
+    def wait_for_peers(
+        self, note: Callable[[str], None], is_stopped: Callable[[], bool], seconds: float
+    ) -> None:
+        """Returns when every other process listens; says for whom it waits."""
+        start, is_told = time.monotonic(), False
+        while missing := [f"{name} at {address}" for name, address in self.peers if not answers(address)]:
+            waited = time.monotonic() - start
+            if waited > seconds or is_stopped():
+                raise UserError(
+                    f"{', '.join(missing)} did not answer within {waited:.0f} s.",
+                    "Start the same command in every process of TF_CONFIG's cluster.",
+                )
+            if waited > _PATIENCE_SECONDS and not is_told:
+                is_told = True
+                note(f"waiting for {', '.join(missing)}.")
+            time.sleep(0.2)
+
+    def hear_chief(self, text: str) -> str:
+        """What the chief says; every process calls it, and all wait until the last one has."""
+        with tf.Graph().as_default(), v1.device(self.device):
+            size_in, words_in = v1.placeholder(tf.int32, []), v1.placeholder(tf.int32, [None])
+            size, words = self.sum(size_in), self.sum(words_in)
+            with v1.Session(self.target, config=self.session_config(None)) as session:
+                own = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+                length = int(session.run(size, {size_in: 0 if self.rank else len(own)}))
+                heard = session.run(words, {words_in: np.zeros(length, np.int32) if self.rank else own})
+        return str(heard.astype(np.uint8).tobytes().decode())
 
     # -- averaging -----------------------------------------------------------------------------------------
 
@@ -154,29 +186,6 @@ def is_end_of_data(error: tf.errors.OpError) -> bool:
     return isinstance(error, tf.errors.InvalidArgumentError) and ENDED in str(error.message)
 
 
-class StartTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives every process the chief's variables before the first step."""
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._copy: Any = None
-
-    def begin(self) -> None:
-        copies = []
-        for variable in v1.global_variables():
-            value = variable.read_value()
-            wide = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
-            if not (wide.dtype.is_floating or wide.dtype.is_integer):
-                continue
-            own = wide if self._processes.rank == 0 else tf.zeros_like(wide)
-            chiefs = tf.cast(self._processes.sum(own), value.dtype)
-            copies.append(v1.assign(variable, chiefs) if self._processes.rank else chiefs)
-        self._copy = tf.group(*copies)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        session.run(self._copy)
-
-
 def find_processes(config: Any) -> Processes | None:
     """The processes that TF_CONFIG names for training; None where this one is alone."""
     if config.num_worker_replicas <= 1 or config.task_type == TaskType.EVALUATOR:
@@ -206,3 +215,13 @@ def _is_weight(value: Any) -> bool:
     return isinstance(value, tf.Variable | v1.Variable) or (
         tf.is_tensor(value) and value.op.type in ("VarHandleOp", "VariableV2", "ReadVariableOp")
     )
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except OSError:
+        return False

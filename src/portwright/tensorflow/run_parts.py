@@ -67,6 +67,7 @@ class InputFn:
     ) -> None:
         self.name, self.section = name, section
         self._function, self._mode, self._params = function, mode, params
+        self.takes_input_context = "input_context" in _parameters(function)
 
     def __call__(self, input_context: Any = None) -> Any:
         positional, named = self._arguments(input_context)

@@ -45,7 +45,11 @@ def run_steps(
     The end of the data is an OutOfRangeError, which the session's block takes for a good end.
     """
     # Only a session of this process can be called past its wrappers: another's may have to be made anew.
-    quick = session._tf_sess().make_callable(step.fetches) if step.agreement is None and not session._tf_sess().sess_str else None
+    quick = (
+        session._tf_sess().make_callable(step.fetches)
+        if step.agreement is None and not session._tf_sess().sess_str
+        else None
+    )
     counting = [hook for hook in hooks if counts_steps(hook)]
     number, log = first_step, _Log(monitor, position, first_step)
     signals = monitor.signals

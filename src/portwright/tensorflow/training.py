@@ -20,9 +20,12 @@ from portwright.tensorflow.checkpoints import (
 )
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor
+from portwright.tensorflow.peer_watch import watching_peers
 from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
+from portwright.tensorflow.processes import Processes, find_processes
 from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
+from portwright.tensorflow.start_together import Agreement, Beginning, StartTogether, as_the_chief
 from portwright.tensorflow.train_hooks import CountRate, LogLoss, SaveCheckpoints, SaveSummaries, sees_steps
 from portwright.tensorflow.train_loop import Step, run_steps
 
@@ -44,15 +47,28 @@ def train(
 ) -> Any:
     """Trains on from `checkpoint`, and returns the last loss; None when no step was made."""
     config = estimator.config
+    processes = _find_processes(config, monitor)
     point, states = _find_point(estimator, checkpoint, monitor)
     own_seed = secrets.randbelow(2**31 - 1) + 1 if point is None else point.own_seed
-    with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+    if processes is not None:
+        begun = as_the_chief(processes, Beginning(checkpoint, point, states, own_seed))
+        checkpoint, point, states, own_seed = begun.checkpoint, begun.point, begun.states, begun.own_seed
+    with contextlib.ExitStack() as building:
+        graph = building.enter_context(tf.Graph().as_default())
+        building.enter_context(graph.device(estimator._device_fn))
+        if processes is not None:
+            building.enter_context(graph.device(processes.device))
         v1.set_random_seed(config.tf_random_seed)
         estimator._create_and_assert_global_step(graph)
         training_util._get_or_create_global_step_read(graph)
-        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN)
-        with updates.recording_layers() as layers:
+        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN, processes)
+        with updates.recording_layers() as layers, contextlib.ExitStack() as differentiating:
+            if processes is not None:
+                differentiating.enter_context(processes.averaging())
             spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
+        agreement = None if processes is None else Agreement(processes, spec.loss)
+        if agreement is not None:
+            spec = spec._replace(loss=agreement.loss)
         if checkpoint is None:
             estimator._maybe_warm_start(None)
         train_op = _with_updates(spec.train_op, layers, monitor)
@@ -60,11 +76,22 @@ def train(
         position = Position(train_op, spec.loss, estimator.model_dir, own_seed, monitor, point)
         with tf.control_dependencies([train_op]):
             number = tf.identity(v1.train.get_global_step().read_value())
-        step = Step(train_op, spec.loss, number, position.random.sizes)
+        step = Step(train_op, spec.loss, number, position.random.sizes, agreement)
         start = StartPosition(position, states)
-        worker_hooks = [*feed.hooks, start, *hooks]
+        together = [] if processes is None else [StartTogether(processes)]
+        worker_hooks = [*feed.hooks, *together, start, *hooks]
         return _run(
-            estimator, spec, step, position, worker_hooks, steps, max_steps, listeners, monitor, checkpoint
+            estimator,
+            spec,
+            step,
+            position,
+            worker_hooks,
+            steps,
+            max_steps,
+            listeners,
+            monitor,
+            checkpoint,
+            processes,
         )
 
 
@@ -79,6 +106,7 @@ def _run(
     listeners: list[Any],
     monitor: Monitor,
     checkpoint: str | None,
+    processes: Processes | None,
 ) -> Any:
     config = estimator.config
     if config.log_step_count_steps is not None:
@@ -100,26 +128,46 @@ def _run(
         with explaining_restore(checkpoint):
             session = stack.enter_context(
                 v1.train.MonitoredTrainingSession(
-                    master=config.master,
-                    is_chief=config.is_chief,
+                    master=config.master if processes is None else processes.target,
+                    # Every process of several has variables of its own to initialise.
+                    is_chief=config.is_chief or processes is not None,
                     checkpoint_dir=estimator.model_dir,
                     scaffold=spec.scaffold,
                     hooks=hooks,
-                    chief_only_hooks=chief_hooks,
+                    chief_only_hooks=chief_hooks if config.is_chief else [],
                     save_checkpoint_secs=0,  # these three are among our own hooks
                     save_summaries_steps=0,
                     log_step_count_steps=0,
-                    config=config.session_config,
+                    config=config.session_config
+                    if processes is None
+                    else processes.session_config(config.session_config),
                     max_wait_secs=config.session_creation_timeout_secs,
                     save_graph_def=config.checkpoint_save_graph_def,
                 )
             )
         first = int(session._tf_sess().run(v1.train.get_global_step()))
         last = first + steps if steps is not None else max_steps
-        run_steps(session, step, position, watched, first, last, monitor)
+        if processes is None:
+            run_steps(session, step, position, watched, first, last, monitor)
+        else:
+            with watching_peers(processes, session):
+                run_steps(session, step, position, watched, first, last, monitor)
+                step.agreement.end_together(session._tf_sess())
     if not position.num_runs:
         v1.logging.warning("No training step was made: the input may be empty.")
     return position.last_loss
+
+
+def _find_processes(config: Any, monitor: Monitor) -> Processes | None:
+    processes = find_processes(config)
+    if processes is not None:
+        signals = monitor.signals
+        processes.wait_for_peers(
+            monitor.note,
+            lambda: signals is not None and signals.requested,
+            config.session_creation_timeout_secs,
+        )
+    return processes
 
 
 def _find_point(
