@@ -170,6 +170,14 @@ def test_the_table_of_names() -> None:
     assert 700 < len(rows) < 1200
 
 
+def test_what_is_lent_already_is_not_lent_again(tmp_path: Path) -> None:
+    head = "from portwright.tensorflow import Estimator\nimport tensorflow as tf\n"
+    after = port(head + "\nnorm = tf.contrib.layers.layer_norm\n", tmp_path)
+    assert after == head + "from portwright.compat import contrib_norms\n\nnorm = contrib_norms.layer_norm\n"
+    after = port(head + "from tensorflow.contrib.layers import layer_norm\n\nnorm = layer_norm\n", tmp_path)
+    assert after == head + "from portwright.compat.contrib_norms import layer_norm\n\nnorm = layer_norm\n"
+
+
 def test_modules_of_contrib_by_other_names(tmp_path: Path) -> None:
     text = (
         "import tensorflow.compat.v1 as tf\nfrom tensorflow.contrib import cluster_resolver as resolver\n"

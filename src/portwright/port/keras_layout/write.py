@@ -507,11 +507,17 @@ def load_data(params):
 _MAKE_DATASET = '''
 def make_dataset(features, labels, options, params):
     """One pass over arrays, in batches."""
-    arrays = tf.nest.map_structure(np.asarray, (features, labels))
+    arrays = tf.nest.map_structure(as_array, (features, labels))
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     if options.get("shuffle"):
         dataset = dataset.shuffle(count_samples(arrays), seed=params["runconfig"]["seed"])
     return dataset.batch(options["batch_size"], drop_remainder=options["drop_last"])
+
+
+def as_array(values):
+    """Numbers with a point in the precision that Keras computes in."""
+    array = np.asarray(values)
+    return array.astype(tf.keras.backend.floatx()) if np.issubdtype(array.dtype, np.floating) else array
 
 
 def count_samples(arrays):
