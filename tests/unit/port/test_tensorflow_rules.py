@@ -170,6 +170,20 @@ def test_the_table_of_names() -> None:
     assert 700 < len(rows) < 1200
 
 
+def test_the_switch_comes_before_what_shares_a_line_with_the_import(tmp_path: Path) -> None:
+    after = port("import tensorflow as tf; x = tf.placeholder(tf.float32)\n", tmp_path)
+    assert after == (
+        "import tensorflow as tf; tf.compat.v1.disable_eager_execution(); x = tf.compat.v1.placeholder(tf.float32)\n"
+    )
+
+
+def test_a_switch_that_is_there_is_not_set_again(tmp_path: Path) -> None:
+    text = (
+        "import tensorflow.compat.v1 as tf\n\ntf.disable_eager_execution()\nx = tf.placeholder(tf.float32)\n"
+    )
+    assert codes(text, tmp_path) == set()
+
+
 def test_what_is_lent_already_is_not_lent_again(tmp_path: Path) -> None:
     head = "from portwright.tensorflow import Estimator\nimport tensorflow as tf\n"
     after = port(head + "\nnorm = tf.contrib.layers.layer_norm\n", tmp_path)

@@ -109,6 +109,10 @@ def _insert_behind_imports(file: File, statement: ast.stmt, text: str) -> list[E
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             break
         last = node
+    behind = body[body.index(last) + 1 : body.index(last) + 2]
+    if behind and behind[0].lineno == last.end_lineno:  # on one line with what would run too early
+        _, end = file.source.span(last)
+        return [Edit(end, end, f"; {text}")]
     start, end = file.source.line_span(last.end_lineno or last.lineno)
     end = start + len(file.source.data[start:end].rstrip(b"\r\n"))
     newline = file.source.newline
