@@ -106,7 +106,7 @@ _TABLE: dict[str, Attributes] = {
         ),
         "AllReduceCrossDeviceOps": f"{_V1}:distribute:HierarchicalCopyAllReduce",
     },
-    "eager": _from(_V1, "GradientTape", "Variable", "executing_eagerly", "py_func", defun="function"),
+    "eager": _from(_V1, "enable_eager_execution", "GradientTape", "Variable", "executing_eagerly", "py_func", defun="function"),
     "estimator": {
         **_from(f"{_OURS}.experimental", *_STOPPING),
         **_from(_OURS, "add_metrics", "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),

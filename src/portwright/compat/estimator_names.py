@@ -64,12 +64,17 @@ def _of_ours(*names: str) -> dict[str, str]:
     return {name: place_of(name) for name in names}
 
 
-def _tf_estimator() -> dict[str, Attributes]:
-    package = "tensorflow.estimator"
+V1_ESTIMATOR = "tensorflow.compat.v1.estimator"  # what tf.estimator means in a file of TensorFlow 1
+_CANNED_V1: Attributes = {name: f"{_OURS}.canned.v1:{name}" for name in _CANNED}
+
+
+def _tf_estimator(package: str, canned: Attributes) -> dict[str, Attributes]:
+    """The public package; the canned estimators of version 1 take its optimizers, and sum their losses."""
     parts = ("experimental", "export", "inputs", "tpu")
     return {
         package: {
-            **_of_ours(*_BASE, *_HOOKS, *_CANNED, *_HEADS, *_EXPORTERS),
+            **_of_ours(*_BASE, *_HOOKS, *_HEADS, *_EXPORTERS),
+            **canned,
             **{part: f"{package}.{part}" for part in parts},
         },
         f"{package}.experimental": _of_ours(*_EXPERIMENTAL),
@@ -208,14 +213,15 @@ def make_finder() -> LendingFinder:
     private = ("tensorflow_estimator.python.estimator", "tensorflow.python.estimator")
     api = "tensorflow_estimator.python.estimator.api._v1.estimator"
     lent = {
-        **_tf_estimator(),
+        **_tf_estimator("tensorflow.estimator", _of_ours(*_CANNED)),
+        **_tf_estimator(V1_ESTIMATOR, _CANNED_V1),
+        **_tf_estimator(api, _CANNED_V1),
         **{name: held for package in private for name, held in _private_estimator(package).items()},
         "tensorflow_estimator": {
             "estimator": "tensorflow.estimator",
             "__version__": f"{_HERE}.estimator_parts:VERSION",
         },
         "tensorflow_estimator.python": {"estimator": private[0]},
-        **{name.replace("tensorflow.estimator", api): held for name, held in _tf_estimator().items()},
         f"{private[0]}.api": {},
         f"{private[0]}.api._v1": {"estimator": api},
         **contrib_modules(),
@@ -239,6 +245,7 @@ def make_finder() -> LendingFinder:
         lent,
         whole=(
             "tensorflow.estimator",
+            V1_ESTIMATOR,
             "tensorflow.contrib",
             "tensorflow_estimator",
             "tensorflow.python.estimator",

@@ -59,3 +59,11 @@ def explain_import_error(script: Path, error: ImportError) -> PortwrightError:
     return UserError(
         f"{where}: {error}.", f"Install a release of {package or 'it'} that has it, or see --debug."
     )
+
+
+def explain_syntax_error(error: SyntaxError) -> UserError:
+    """What to tell a user whose file this Python cannot read: old code is often Python 2's."""
+    return UserError(
+        f"{error.filename}:{error.lineno}: {error.msg}.",
+        "If the code is Python 2's, turn it with lib2to3 or by hand first; otherwise mend the line.",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -58,15 +59,15 @@ class _ThenLoader(Loader):
 
 def give_back_to_tensorflow(tensorflow: Any) -> None:
     """tf.estimator, also under tf.compat, and tf.compat.v1.contrib."""
-    estimator = importlib.import_module("tensorflow.estimator")
-    tensorflow.estimator = estimator
+    tensorflow.estimator = importlib.import_module("tensorflow.estimator")
+    of_v1 = importlib.import_module("tensorflow.compat.v1.estimator")
     for version in ("v1", "v2"):
         api = getattr(tensorflow.compat, version)
         module: Any
         for module in {
             id(m): m for m in (api, sys.modules.get(f"tensorflow.compat.{version}")) if m
         }.values():
-            module.estimator = estimator
+            module.estimator = of_v1 if version == "v1" else tensorflow.estimator
             if version == "v1":
                 module.contrib = importlib.import_module("tensorflow.contrib")
     _let_flags_be_defined_again()
@@ -82,14 +83,31 @@ def _let_flags_be_defined_again() -> None:
 
 
 def give_back_to_keras(tf_keras: Any) -> None:
-    """Layers take what they took before 2.3: their policy's types may be set, and convolutions have no groups."""
+    """Layers are again as before: their policy's types may be set, convolutions have no groups, a graph's seed counts."""
     layer = importlib.import_module("tf_keras.src.engine.base_layer").Layer
     for name in ("compute_dtype", "variable_dtype", "dtype_policy"):
         there = vars(layer)[name]
         if there.fset is None:
             setattr(layer, name, property(there.fget, _setter(name), there.fdel, there.__doc__))
+    generator = importlib.import_module("tf_keras.src.backend").RandomGenerator
+    generator._create_seed = _from_the_graphs_seed(generator._create_seed)
     for convolution in (tf_keras.layers.Conv1D, tf_keras.layers.Conv2D, tf_keras.layers.Conv3D):
         convolution.__init__ = _without_groups(convolution.__init__)
+
+
+def _from_the_graphs_seed(create: Callable[..., int]) -> Callable[..., int]:
+    """Initializers without a seed of their own draw from that of their graph again, as until 2.6, and not from Python's."""
+
+    def create_seed(self: Any, user_specified_seed: int | None) -> int:
+        import tensorflow as tf
+
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if user_specified_seed is not None or graph is None or graph.seed is None:
+            return create(self, user_specified_seed)
+        drawn = graph.__dict__.setdefault("_portwright_seeds", random.Random(graph.seed))
+        return int(drawn.randint(1, 10**9))
+
+    return create_seed
 
 
 def _without_groups(init: Callable[..., None]) -> Callable[..., None]:

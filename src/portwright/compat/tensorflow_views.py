@@ -187,7 +187,7 @@ class ImportGate:
             return self._v2
         own_1: dict[str, Callable[[], Any]] = {
             **own,
-            "estimator": lambda: importlib.import_module("tensorflow.estimator"),
+            "estimator": lambda: importlib.import_module("tensorflow.compat.v1.estimator"),
             "contrib": lambda: importlib.import_module("tensorflow.contrib"),
             "examples": lambda: importlib.import_module("tensorflow.examples"),
             "__version__": lambda: VERSION_1,

@@ -44,7 +44,7 @@ def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None
     if compat is None:
         runpy.run_path(str(script), run_name="__main__")
         return
-    from portwright.compat.lend import explain_import_error, lend
+    from portwright.compat.lend import explain_import_error, explain_syntax_error, lend
 
     lend(compat, str(script))
     try:
@@ -53,6 +53,8 @@ def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None
         if "--debug" in arguments:
             raise
         raise explain_import_error(script, error) from error
+    except SyntaxError as error:
+        raise explain_syntax_error(error) from error
 
 
 def _add_params(script: Path, arguments: list[str]) -> None:
