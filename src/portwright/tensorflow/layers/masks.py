@@ -22,7 +22,8 @@ LOWEST = -1e30
 def create_autoregressive_mask(num_queries: int, num_keys: int | None = None, num_past: int = 0) -> Any:
     """The bool mask [queries, keys] that hides the keys after each query; the first query stands at `num_past`."""
     num_keys = num_past + num_queries if num_keys is None else num_keys
-    return tf.constant(np.triu(np.ones((num_queries, num_keys), bool), 1 + num_past))
+    # Computed, not a constant: one of 2,048 x 2,048 in each layer makes a graph large and slow to build.
+    return tf.range(num_queries)[:, None] + num_past < tf.range(num_keys)[None, :]
 
 
 def create_sliding_window_mask(
