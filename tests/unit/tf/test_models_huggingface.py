@@ -12,6 +12,7 @@ from forward import run_with
 from model_folder import load, params_of
 
 from portwright.errors import UserError
+from portwright.tensorflow import Estimator
 from portwright.tensorflow.models_common.bert import Bert
 from portwright.tensorflow.models_common.gpt import Gpt
 from portwright.tensorflow.models_common.huggingface import from_huggingface, write_checkpoint
@@ -265,6 +266,36 @@ def test_names_that_do_not_fit_are_told() -> None:
     assert "gpt2" in error.value.cure
     with pytest.raises(UserError, match=r"'classifier\.weight' is no weight of bert"):
         from_huggingface("bert", {"classifier.weight": np.zeros((2, 2))})
+
+
+def test_an_estimator_starts_from_weights_of_huggingface(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=20,
+        n_embd=WIDTH,
+        n_layer=2,
+        n_head=HEADS,
+        n_inner=FILTER,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    weights = from_huggingface("gpt2", shake(transformers.GPT2LMHeadModel(config)).state_dict())
+    write_checkpoint(weights, tmp_path / "pretrained" / "model.ckpt")
+    params = params_of("gpt2", model=SIZES) | {"optimizer": {"optimizer_type": "SGD", "learning_rate": 1e-12}}
+    labels, counted = next_tokens()
+
+    def input_fn() -> Any:
+        return constants({"input_ids": IDS, "input_mask": counted}), tf.constant(labels)
+
+    estimator = Estimator(
+        load("gpt2", "model").model_fn,
+        str(tmp_path / "run"),
+        params=params,
+        warm_start_from=str(tmp_path / "pretrained" / "model.ckpt"),
+    )
+    estimator.train(input_fn, steps=1)
+    for name, array in weights.items():
+        np.testing.assert_allclose(estimator.get_variable_value(name), array, atol=1e-9)
 
 
 def test_a_checkpoint_of_weights_can_be_read(tmp_path: Path) -> None:
