@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_passed_over(user: Session) -> None:
     newest = user.folder.path / "model_dir" / "model.ckpt-40.data-00000-of-00001"
     newest.write_bytes(newest.read_bytes()[:-500] + b"x" * 500)
     user.run("CPU", "--mode", "train", *PARAMS, *SHORT)
-    assert "damaged" in user.stderr
+    assert "model.ckpt-40 is damaged" in user.stderr
     assert "resuming from" in user.stderr
     assert "model.ckpt-20 at step 20" in user.stderr
 
