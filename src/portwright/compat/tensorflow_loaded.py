@@ -7,6 +7,7 @@ import importlib
 import logging
 import random
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -98,14 +99,15 @@ def give_back_to_keras(tf_keras: Any) -> None:
 def _from_the_graphs_seed(create: Callable[..., int]) -> Callable[..., int]:
     """Initializers without a seed of their own draw from that of their graph again, as until 2.6, and not from Python's."""
 
+    drawn: weakref.WeakKeyDictionary[Any, random.Random] = weakref.WeakKeyDictionary()
+
     def create_seed(self: Any, user_specified_seed: int | None) -> int:
         import tensorflow as tf
 
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         if user_specified_seed is not None or graph is None or graph.seed is None:
             return create(self, user_specified_seed)
-        drawn = graph.__dict__.setdefault("_portwright_seeds", random.Random(graph.seed))
-        return int(drawn.randint(1, 10**9))
+        return drawn.setdefault(graph, random.Random(graph.seed)).randint(1, 10**9)
 
     return create_seed
 
