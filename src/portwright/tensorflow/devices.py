@@ -12,7 +12,7 @@ def why_not(target: Target) -> str | None:
     import tensorflow as tf
 
     if target.tensorflow_device is None:
-        from portwright.tensorflow.plan import can_judge
+        from portwright.tensorflow.planning.plan import can_judge
 
         able = [other.name for other in find_targets().values() if other.tensorflow_device is not None]
         plans = " --validate_only and --compile_only plan a step for it." if can_judge(target) else ""

@@ -147,7 +147,7 @@ def _compile(
     outcome: Outcome,
 ) -> None:
     """Plans the step of each phase; --compile_only also writes what was found out to compile_dir."""
-    from portwright.tensorflow.graph_capture import compile_step
+    from portwright.tensorflow.planning.compile_step import compile_step
 
     folder = arguments.compile_dir or model_dir / "compile"
     estimator = Estimator(

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.capture import Captured, capture_step
-from portwright.tensorflow.capture_build import of_functions
+from portwright.tensorflow.capturing.build import of_functions
+from portwright.tensorflow.capturing.capture import Captured, capture_step
 from portwright.tensorflow.spec import EstimatorSpec
 
 v1 = tf.compat.v1

@@ -71,8 +71,8 @@ def test_products_are_those_of_the_shapes() -> None:
 def test_forward_products_equal_those_of_tensorflows_profiler(net: Any, shape: tuple[int, ...]) -> None:
     from unit.tf.plan_models import make_model_fn
 
-    from portwright.tensorflow.capture import capture_built
-    from portwright.tensorflow.capture_build import build_step, of_functions
+    from portwright.tensorflow.capturing.build import build_step, of_functions
+    from portwright.tensorflow.capturing.capture import capture_built
 
     built = build_step(*of_functions(make_model_fn(net), make_input_fn(shape), None, None), mode="eval")
     options = v1.profiler.ProfileOptionBuilder(v1.profiler.ProfileOptionBuilder.float_operation())
@@ -92,8 +92,8 @@ def test_gradients_of_convolutions_count_as_tensorflows_profiler_says() -> None:
     from unit.tf.plan_models import make_model_fn
 
     from portwright.graph.plans.flops import flops_of_node
-    from portwright.tensorflow.capture import capture_built
-    from portwright.tensorflow.capture_build import build_step, of_functions
+    from portwright.tensorflow.capturing.build import build_step, of_functions
+    from portwright.tensorflow.capturing.capture import capture_built
 
     def net(x: Any) -> Any:
         for width in (6, 5):

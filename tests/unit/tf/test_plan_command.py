@@ -124,7 +124,7 @@ def test_what_cannot_be_planned_is_said(
 ) -> None:
     import dataclasses
 
-    from portwright.tensorflow.plan_subject import load_step
+    from portwright.tensorflow.planning.subject import load_step
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(UserError, match=words):

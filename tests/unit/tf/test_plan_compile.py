@@ -11,8 +11,8 @@ from unit.tf.plan_models import capture_net, layers, make_input_fn, make_model_f
 from portwright.errors import UnsupportedError, UserError
 from portwright.graph.plans.wish import Wish, parse_targets
 from portwright.tensorflow import CerebrasEstimator
-from portwright.tensorflow.graph_capture import compile_step
-from portwright.tensorflow.plan import TensorFlowSubject, plan_step
+from portwright.tensorflow.planning.compile_step import compile_step
+from portwright.tensorflow.planning.plan import TensorFlowSubject, plan_step
 
 
 def make_estimator(folder: Path, net: Any = mlp, **options: Any) -> CerebrasEstimator:

@@ -63,8 +63,8 @@ def plan_request(request: Request, wish: Wish) -> Planned:
         from portwright.tensorflow import prepare
 
         prepare()
-        from portwright.tensorflow.plan import plan_step
-        from portwright.tensorflow.plan_subject import load_step
+        from portwright.tensorflow.planning.plan import plan_step
+        from portwright.tensorflow.planning.subject import load_step
 
         return plan_step(load_step(request), wish)
     from portwright.graph.plans.planning import plan_subject

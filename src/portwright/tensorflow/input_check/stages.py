@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.graph.graph import Place
-from portwright.tensorflow.capture_places import OpPlaces
+from portwright.tensorflow.capturing.places import OpPlaces
 
 _KINDS = {  # how the name of an op begins, the longest first: what it does
     "MapAndBatch": "map_and_batch",

@@ -1,0 +1,146 @@
+"""What a step's optimizer keeps and computes, counted from the graph itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from portwright.graph.graph import ITEM_BYTES, Node, Value
+from portwright.graph.plans.optimizer_state import OptimizerCost
+
+_BY_UPDATE = {  # ResourceApply...: the name that a plan shows
+    "Adam": "Adam",
+    "AdamWithAmsgrad": "Adam",
+    "AdaMax": "Adamax",
+    "Adadelta": "Adadelta",
+    "Adagrad": "Adagrad",
+    "AdagradV2": "Adagrad",
+    "AdagradDA": "AdagradDA",
+    "AddSign": "AddSign",
+    "CenteredRMSProp": "RMSprop",
+    "Ftrl": "Ftrl",
+    "FtrlV2": "Ftrl",
+    "GradientDescent": "SGD",
+    "KerasMomentum": "SGD",
+    "Momentum": "SGD",
+    "PowerSign": "PowerSign",
+    "ProximalAdagrad": "ProximalAdagrad",
+    "ProximalGradientDescent": "SGD",
+    "RMSProp": "RMSprop",
+}
+
+
+@dataclass(frozen=True)
+class CountedOptimizer(OptimizerCost):
+    """An optimizer whose state is the variables that the graph really has."""
+
+    slots: Mapping[str, int] = field(default_factory=dict)  # parameter: bytes
+    flops: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return True
+
+    def bytes_of(self, value: Value) -> int:
+        return self.slots.get(value.name, 0)
+
+    def update_flops(self, parameters: Iterable[Value]) -> int:
+        return self.flops
+
+    @property
+    def formula(self) -> str:
+        if not self.name:
+            return "no optimizer: the step does not train"
+        return f"{self.name}: the variables beside the model's own that the graph's update writes or reads; scalars are left out"
+
+
+def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
+    """By its update ops, or by the class that was made: where the class says more (AdamW of Adam), or the update is in plain ops."""
+    classes = [name.removesuffix("Optimizer") for name in made]
+    for name in types:
+        stem = _stem(name)
+        if stem in _BY_UPDATE:
+            found = _BY_UPDATE[stem]
+            return next((each for each in classes if each.startswith(found)), found)
+    return next((name for name in classes if name), "optimizer of model_fn")
+
+
+def _stem(name: str) -> str:
+    """Adam of ResourceApplyAdam; '' for an op that is no update."""
+    for prefix in ("ResourceSparseApply", "ResourceApply", "SparseApply", "Apply"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return ""
+
+
+def share_slots(
+    slots: Mapping[str, tuple[tuple[int, ...], str]], parameters: Mapping[str, Value]
+) -> dict[str, int]:
+    """Bytes of optimizer variables by the parameter they belong to; `parameters` are by the variable's name.
+
+    A slot's name has that of its parameter in it; one that has none goes to a parameter of its shape, the others to the first.
+    """
+    shared: dict[str, int] = {}
+    turn: dict[tuple[int, ...], int] = {}
+    for name, (shape, dtype) in slots.items():
+        if not shape:
+            continue
+        size = ITEM_BYTES.get(dtype, 0)
+        for dimension in shape:
+            size *= dimension
+        owner = _owner(name, parameters)
+        if owner is None:
+            alike = [p for p, value in parameters.items() if value.shape == shape] or list(parameters)[:1]
+            if not alike:
+                continue
+            owner = alike[turn.get(shape, 0) % len(alike)]
+            turn[shape] = turn.get(shape, 0) + 1
+        shared[parameters[owner].name] = shared.get(parameters[owner].name, 0) + size
+    return shared
+
+
+def _owner(slot: str, parameters: Mapping[str, Value]) -> str | None:
+    """The parameter whose whole name is in a slot's, the longest: dense/kernel of training/dense/kernel/m or dense/kernel_m."""
+    parts = slot.split("/")
+    for length in range(len(parts), 0, -1):
+        for first in range(len(parts) - length + 1):
+            name = "/".join(parts[first : first + length])
+            while name:
+                if name in parameters:
+                    return name
+                name = name.rpartition("_")[0] if "_" in name.rpartition("/")[2] else ""
+    return None
+
+
+_FUSED = {
+    "Adam": 13,
+    "SGD": 2,
+    "RMSprop": 8,
+    "Adagrad": 6,
+    "Adadelta": 12,
+    "Adamax": 10,
+    "Ftrl": 12,
+}  # an element, as torch's twins
+
+
+def count_update(nodes: Iterable[Node], values: Any) -> int:
+    """Arithmetic of one update: fused update ops by their kind, plain ops one an element."""
+    from portwright.graph.plans.flops import flops_of_node
+
+    class _View:
+        pass
+
+    total = 0
+    view: Any = _View()
+    view.values = values
+    for node in nodes:
+        if node.phase != "optimizer":
+            continue
+        stem = _stem(node.op.removeprefix("tf."))
+        if stem in _BY_UPDATE:
+            sizes = [values[i].num_elements for i in node.inputs]
+            total += max(sizes, default=0) * _FUSED.get(_BY_UPDATE[stem], 12)
+        else:
+            total += sum(flops_of_node(view, node))
+    return total

@@ -1,0 +1,262 @@
+"""What of a TensorFlow graph belongs to a step, and to which part of it: forward, backward or the optimizer.
+
+The walk starts at what an Estimator would run and goes back along inputs and control inputs, up to what the input function
+gave. Gradient ops know the op that they are a gradient of; the optimizer is what comes behind them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portwright.graph.graph import Phase
+
+_GRADIENTS = re.compile(r"(^|/)(gradients(_\d+)?|gradient_tape)/")
+_HOST_NAMES = """Assert Print PrintV2 PrintV3 CheckNumerics CheckNumericsV2 IsVariableInitialized VarIsInitializedOp Timestamp SaveV2 RestoreV2
+    MergeV2Checkpoints ShardedFilename WriteSummary FlushSummaryWriter CreateSummaryFileWriter SummaryWriter StringFormat
+    DebugIdentityV2 DebugNumericSummaryV2"""
+_HOST_TYPES = frozenset(_HOST_NAMES.split())
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable", "TemporaryVariable")
+_SOURCES = (
+    "IteratorGetNext",
+    "IteratorGetNextSync",
+    "Placeholder",
+    "PlaceholderV2",
+    "QueueDequeueManyV2",
+    "QueueDequeueV2",
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The ops of a step in the order in which they can run."""
+
+    ops: tuple[tuple[Any, Phase], ...]
+    static: frozenset[Any]  # ops whose results are known before the step runs
+    num_host: int  # asserts, summaries, counters and schedules: left out
+
+
+def is_host(op: Any) -> bool:
+    """Whether an op serves people or files rather than the step's numbers."""
+    return op.type in _HOST_TYPES or "Summary" in op.type
+
+
+def is_variable(op: Any) -> bool:
+    return op.type in _VARIABLES
+
+
+def is_source(op: Any) -> bool:
+    """Whether an op gives data that does not come from the graph itself."""
+    return op.type in _SOURCES
+
+
+def original(op: Any) -> Any:
+    """The forward op that an op is a part of the gradient of, or None; a tape's gradients have its name in theirs."""
+    found = getattr(op, "_original_op", None)
+    if found is None and "gradient_tape/" in op.name:
+        name = op.name.partition("gradient_tape/")[2].rpartition("/")[0]
+        try:
+            return op.graph.get_operation_by_name(name) if name else None
+        except KeyError:
+            return None
+    return found
+
+
+def find_step(
+    fetches: Sequence[Any], loss: Any, cut: frozenset[tuple[Any, int]], counters: frozenset[str]
+) -> Step:
+    """Sorts into phases all that `fetches` (ops) need, up to the tensors `cut`; `counters` are variables that only count steps."""
+    reached, num_host = _reach(fetches, cut, counters)
+    ordered = _order(reached)
+    static = find_static(ordered)
+    live = _find_live(reached, fetches, loss)
+    kept = [op for op in ordered if op in live and op not in static and not is_variable(op)]
+    schedules = _find_schedules(kept, static, counters)
+    kept = [op for op in kept if op not in schedules]
+    phases = _find_phases(kept, loss, cut)
+    rank = {"forward": 0, "backward": 1, "optimizer": 2}
+    kept.sort(key=lambda op: rank[phases[op]])  # stable: each phase keeps its order
+    return Step(tuple((op, phases[op]) for op in kept), static, num_host + len(schedules))
+
+
+def _reach(
+    fetches: Iterable[Any], cut: frozenset[tuple[Any, int]], counters: frozenset[str]
+) -> tuple[set[Any], int]:
+    made = {op for op, _ in cut}
+    reached: set[Any] = set()
+    hosts: set[Any] = set()
+    pending = list(fetches)
+    while pending:
+        op = pending.pop()
+        if op in reached or op in hosts:
+            continue
+        if is_host(op) or _counts(op, counters):
+            hosts.add(op)
+            if not is_host(op):  # the step's counter, or the number that it adds, waits for the updates
+                pending += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+            continue
+        reached.add(op)
+        if op in made or is_source(op):
+            continue
+        pending += [tensor.op for tensor in op.inputs]
+        pending += op.control_inputs
+    return reached - made, len(hosts)
+
+
+def _order(reached: set[Any]) -> list[Any]:
+    """As they were made, which is an order in which they can run; but old loops rewire their ops afterwards."""
+    made = sorted(reached, key=lambda op: op._id)
+    if not any(op.type == "LoopCond" for op in made):
+        return made
+    ordered: dict[Any, None] = {}
+    for end in made:
+        pending = [end]
+        seen: set[Any] = set()
+        while pending:
+            op = pending[-1]
+            before = [
+                tensor.op
+                for tensor in op.inputs
+                if tensor.op in reached
+                and tensor.op not in ordered
+                and tensor.op not in seen
+                and tensor.op.type != "NextIteration"
+            ]
+            if op in ordered or (op in seen and not before) or not before:
+                ordered.setdefault(op)
+                pending.pop()
+            else:
+                seen.add(op)
+                pending += before
+    return list(ordered)
+
+
+def _find_live(reached: set[Any], fetches: Sequence[Any], loss: Any) -> set[Any]:
+    """What changes a variable or reaches the loss. The rest only waits: TensorFlow makes gradients of a layer wait for one another,
+    so that a session also computes the gradient of the batch itself, which no compiler keeps."""
+    ends = [op for op in reached if _acts(op)]
+    ends += [op for op in fetches if op.type != "NoOp"]
+    return _ancestors([*ends, *([loss.op] if loss is not None else [])], reached)
+
+
+def _acts(op: Any) -> bool:
+    """Whether an op does more than to compute what others read."""
+    if op.type.startswith(("Assign", "Apply", "Scatter", "SparseApply", "ResourceApply", "ResourceScatter")):
+        return True
+    if op.type in ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc"):
+        return True
+    return not op.outputs and op.type not in ("NoOp", "ControlTrigger")
+
+
+def _counts(op: Any, counters: frozenset[str]) -> bool:
+    """Whether an op moves a counter of steps on."""
+    if not op.type.startswith("Assign") or not op.inputs:
+        return False
+    return op.inputs[0].op.name in counters
+
+
+def find_static(ordered: list[Any]) -> frozenset[Any]:
+    """What the compiler folds: constants, and what is computed of them and of shapes that are known."""
+    static: set[Any] = set()
+    for op in ordered:
+        if op.type == "Const":
+            static.add(op)
+        elif op.type in ("Shape", "ShapeN", "Size", "Rank", "VariableShape"):
+            if op.type == "VariableShape" or all(tensor.shape.is_fully_defined() for tensor in op.inputs):
+                static.add(op)
+        elif op.type in ("ZerosLike", "OnesLike"):
+            if op.inputs[0].shape.is_fully_defined() and op.inputs[0].dtype.name not in (
+                "variant",
+                "resource",
+            ):
+                static.add(op)
+        elif (
+            op.inputs
+            and all(tensor.op in static for tensor in op.inputs)
+            and not op.op_def.is_stateful
+            and not op.type.startswith(("Stateless", "Tensor", "Empty"))
+            and op.type not in ("While", "If", "Case", "PartitionedCall", "Enter", "Switch", "Merge")
+            and not any(tensor.dtype.name in ("variant", "resource") for tensor in op.outputs)
+        ):
+            static.add(op)
+    return frozenset(static)
+
+
+def _find_schedules(kept: list[Any], static: frozenset[Any], counters: frozenset[str]) -> set[Any]:
+    """What is made of step counters alone, such as a learning rate: the host computes it once a step."""
+    found: set[Any] = set()
+    for op in kept:
+        if op.type.startswith(("Assign", "ResourceApply", "Random", "Stateless")) or not op.inputs:
+            continue
+        sources = [tensor.op for tensor in op.inputs]
+        counting = [s for s in sources if s in found or s.name in counters]
+        if counting and all(s in static or s in counting for s in sources):
+            found.add(op)
+    return found
+
+
+def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) -> Mapping[Any, Phase]:
+    inside = set(kept)
+    before_loss = _ancestors([loss.op] if loss is not None else [], inside)
+    gradients = {
+        op
+        for op in kept
+        if op not in before_loss and (original(op) is not None or _GRADIENTS.search(op.name))
+    }
+    towards_gradients = _ancestors(gradients, inside) - before_loss
+    phases: dict[Any, Phase] = {}
+    behind: set[Any] = set()  # depends on a gradient
+    fed: set[Any] = set()  # depends on the batch
+    are_marked = any(hasattr(op, "_original_op") for op in gradients)  # a tape's are not
+    parameter_shapes = _parameter_shapes(kept)
+    for op in kept:
+        for tensor in op.inputs:
+            source = tensor.op
+            if source in behind or source in gradients:
+                behind.add(op)
+            if source in fed or is_source(source) or (source, tensor.value_index) in cut:
+                fed.add(op)
+        if op in before_loss or loss is None:
+            phases[op] = "forward"
+        elif op in gradients or op in towards_gradients:
+            phases[op] = "backward"
+        elif op in behind:
+            is_part = not are_marked and _reads_activation(op, phases, parameter_shapes)
+            phases[op] = "backward" if is_part else "optimizer"
+        else:
+            phases[op] = "forward" if op in fed else "optimizer"
+    return phases
+
+
+def _parameter_shapes(kept: list[Any]) -> set[Any]:
+    reads = (tensor for op in kept if op.type == "ReadVariableOp" for tensor in op.outputs)
+    return {tuple(tensor.shape.as_list()) for tensor in reads if tensor.shape.rank is not None}
+
+
+def _reads_activation(op: Any, phases: Mapping[Any, Phase], parameter_shapes: set[Any]) -> bool:
+    """Whether it still computes a gradient: it reads what the backward pass made and no parameter has the shape of."""
+    if op.type.startswith(("Resource", "Assign")):
+        return False
+    for tensor in op.inputs:
+        is_sized = tensor.shape.rank and tensor.shape.is_fully_defined()
+        if (
+            phases.get(tensor.op) == "backward"
+            and is_sized
+            and tuple(tensor.shape.as_list()) not in parameter_shapes
+        ):
+            return True
+    return False
+
+
+def _ancestors(ops: Iterable[Any], inside: set[Any]) -> set[Any]:
+    found: set[Any] = set()
+    pending = list(ops)
+    while pending:
+        op = pending.pop()
+        if op in found or op not in inside:
+            continue
+        found.add(op)
+        pending += [tensor.op for tensor in op.inputs]
+    return found

@@ -1,0 +1,331 @@
+"""Writes the ops of a TensorFlow step down as nodes and values, functions and loops taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from portwright.graph.graph import ITEM_BYTES, Kind, Node, Phase, Place, Ref, Value
+from portwright.tensorflow.capturing.literals import Literal, literal_of
+from portwright.tensorflow.capturing.phases import is_variable, original
+from portwright.tensorflow.capturing.places import OpPlaces
+from portwright.tensorflow.capturing.scopes import Scopes
+from portwright.tensorflow.capturing.shapes import UnknownShape
+
+# What hands its first input on as it is.
+PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
+    RefEnter RefExit RefIdentity"""
+PASSING = frozenset(PASSING_NAMES.split())
+_VIEWS_NAMES = "Reshape Squeeze ExpandDims"
+_VIEWS = frozenset(_VIEWS_NAMES.split())
+_REDUCTIONS_NAMES = "Sum Mean Prod Max Min All Any"
+_REDUCTIONS = frozenset(_REDUCTIONS_NAMES.split())
+_KEPT_ATTRIBUTES_NAMES = """transpose_a transpose_b adj_x adj_y strides padding data_format dilations ksize axis keep_dims equation is_training
+    epsilon explicit_paddings batch_dims num_split N shrink_axis_mask new_axis_mask begin_mask end_mask ellipsis_mask sorted
+    exclusive reverse alpha message"""
+_KEPT_ATTRIBUTES = frozenset(_KEPT_ATTRIBUTES_NAMES.split())
+
+_ACTING = (
+    "tf.PyFunc",
+    "tf.EagerPyFunc",
+    "tf.LoopCond",
+    "tf.Assign",
+    "tf.Apply",
+    "tf.SparseApply",
+    "tf.Scatter",
+    "tf.Merge",
+)
+_RESULTS = {
+    "FusedBatchNormV3": 5,
+    "FusedBatchNormGradV3": 3,
+}  # behind these stands scratch of one kind of processor
+
+Key = tuple[Any, int]  # a tensor: its op, and which of its results
+Known = Ref | Literal | None  # what is known of a tensor: a value, a number of the host, nothing (a handle)
+
+
+class TensorFlowTape:
+    """Values and nodes in the order in which they are written."""
+
+    def __init__(self, places: OpPlaces, scopes: Scopes) -> None:
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self.notes: list[str] = []
+        self.guesses: dict[str, tuple[int, ...]] = {}  # tensor: the shape that is assumed of it
+        self.places, self.scopes = places, scopes
+        self.variables: dict[str, int] = {}  # name of the variable's op: its value
+        self.layer_of_variable: dict[str, str] = {}
+        self.graphs: list[Any] = []  # of functions that were followed
+        self.turns: dict[str, int] = {}  # loop: how often it turns
+        self.looped: set[int] = set()  # nodes inside a loop, whose next turn may read what they make
+        self._node_of: dict[Any, int] = {}  # op: its node
+        self._place_of: dict[Any, Place | None] = {}
+        self._layer_of: dict[Any, str] = {}
+
+    def shape_of(self, tensor: Any) -> tuple[int, ...] | None:
+        """None where it is not known, and nothing is assumed."""
+        if tensor.shape.is_fully_defined():
+            return tuple(tensor.shape.as_list())
+        return self.guesses.get(tensor.name)
+
+    def add_value(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        kind: Kind = "activation",
+        name: str = "",
+        base: int | None = None,
+        requires_grad: bool = False,
+    ) -> Ref:
+        index = len(self.values)
+        self.values.append(
+            Value(index, shape, dtype, kind, name, index if base is None else base, requires_grad)
+        )
+        return Ref(index)
+
+    def add_node(
+        self,
+        op: Any,
+        phase: Phase,
+        args: tuple[Any, ...],
+        outputs: tuple[int, ...],
+        module: str,
+        place: Place | None,
+        trips: int = 1,
+    ) -> None:
+        inputs = tuple(dict.fromkeys(ref.value for ref in _refs(args)))
+        args = tuple(arg.value if isinstance(arg, Literal) else arg for arg in args)
+        kwargs = _attributes(op)
+        if trips != 1:
+            kwargs["trips"] = trips
+        odd = {t.dtype.name for t in (*op.inputs, *op.outputs)} - ITEM_BYTES.keys() - {"resource", "variant"}
+        if odd:
+            kwargs["other_dtypes"] = tuple(sorted(odd))
+        forward = -1
+        if phase == "backward" and original(op) is not None:
+            forward = self._node_of.get(original(op), -1)
+        index = len(self.nodes)
+        self._node_of[op] = index
+        self.nodes.append(
+            Node(index, f"tf.{op.type}", phase, args, kwargs, inputs, outputs, module, place, "", forward)
+        )
+
+    def add_constant(self, tensor: Any, phase: Phase, layer: str, place: Place | None) -> Ref:
+        """What the compiler folds into a tensor: made where it is first read."""
+        ref = self.add_value(tuple(tensor.shape.as_list()), tensor.dtype.name)
+        layer, place = self.layer_of(tensor.op, layer), self.place_of(tensor.op, place)
+        self.nodes.append(Node(len(self.nodes), "tf.Const", phase, (), {}, (), (ref.value,), layer, place))
+        return ref
+
+    def drop_dead(self, wanted: set[int]) -> None:
+        """Takes out what reaches neither an update nor the values `wanted`, such as a gradient of the batch inside a function."""
+        wanted, live = set(wanted), set()
+        for node in reversed(self.nodes):
+            made = {self.values[value].base for value in node.outputs} | set(node.outputs)
+            acts = not node.outputs or node.op.startswith(_ACTING) or node.index in self.looped
+            if acts or made & wanted:
+                live.add(node.index)
+                wanted.update(node.inputs)
+                wanted.update(self.values[value].base for value in node.inputs)
+        numbers = {node.index: number for number, node in enumerate(n for n in self.nodes if n.index in live)}
+        self.nodes = [
+            replace(node, index=numbers[node.index], forward=numbers.get(node.forward, -1))
+            for node in self.nodes
+            if node.index in live
+        ]
+
+    def place_of(self, op: Any, around: Place | None) -> Place | None:
+        """The line of an op, of a gradient that of its forward op, inside a function that of the call where it has none."""
+        if op not in self._place_of:
+            first = original(op)
+            self._place_of[op] = (
+                self.place_of(first, around) if first is not None else self.places.find(op) or around
+            )
+        return self._place_of[op]
+
+    def set_place(self, op: Any, place: Place | None) -> None:
+        """For an op that no line of the user's made, such as a copy of one."""
+        self._place_of[op] = place
+
+    def layer_of(self, op: Any, around: str) -> str:
+        if op not in self._layer_of:
+            first = original(op)
+            if first is not None:
+                found = self.layer_of(first, around)
+            else:
+                found = self.scopes.of_op(op.name) or around or self._layer_of_weights(op)
+            self._layer_of[op] = found
+        return self._layer_of[op]
+
+    def layer_of_update(self, op: Any) -> str:
+        """Of an optimizer's op: that of the weight it is about; what is about none stays with the one before."""
+        return self.layer_of(op, "") or (self.nodes[-1].module if self.nodes else "")
+
+    def _layer_of_weights(self, op: Any) -> str:
+        """An op outside of every scope belongs to the layer whose weight it reads."""
+        for tensor in op.inputs:
+            source = tensor.op
+            if source.type == "ReadVariableOp":
+                source = source.inputs[0].op
+            if source.name in self.layer_of_variable:
+                return self.layer_of_variable[source.name]
+        return ""
+
+
+class Writer:
+    """Writes one graph, or the body of a function, onto a tape."""
+
+    def __init__(
+        self, tape: TensorFlowTape, env: dict[Key, Known], static: Iterable[Any], trips: int = 1
+    ) -> None:
+        self.tape, self.env, self.static, self.trips = tape, env, frozenset(static), trips
+        self.around_layer = ""
+        self.around_place: Place | None = None
+        self.phase: Phase = "forward"
+        self.has_old_loops = self.is_looping = False
+
+    def write(self, ops: Iterable[tuple[Any, Phase]]) -> None:
+        ops = list(ops)
+        self.has_old_loops = self.has_old_loops or any(op.type == "LoopCond" for op, _ in ops)
+        for op, phase in ops:
+            self.write_op(op, phase)
+
+    def known(self, tensor: Any) -> Known:
+        key = key_of(tensor)
+        if key not in self.env:
+            self.env[key] = self._first_seen(tensor)
+        return self.env[key]
+
+    def _first_seen(self, tensor: Any) -> Known:
+        op = tensor.op
+        if is_variable(op):
+            index = self.tape.variables.get(op.name)
+            return None if index is None else Ref(index)
+        if op in self.static:
+            literal = literal_of(tensor)
+            if literal is not None:
+                return literal
+            if tensor.dtype.name not in ITEM_BYTES or not tensor.shape.is_fully_defined():
+                return None
+            return self.tape.add_constant(tensor, self.phase, self.around_layer, self.around_place)
+        return None  # a loop's way back, or a handle of something that is not a variable
+
+    def write_op(self, op: Any, phase: Phase) -> None:
+        self.phase = phase
+        from portwright.tensorflow.capturing.calls import write_call
+        from portwright.tensorflow.capturing.old_loops import loops_around, write_in_loop
+
+        args = tuple(self.known(tensor) for tensor in op.inputs)
+        loops = loops_around(op) if self.has_old_loops else []
+        if loops and write_in_loop(self, op, phase, args, loops):
+            return
+        if op.type in PASSING or (op.type in _REDUCTIONS and _keeps_shape(op)):
+            self.env[op, 0] = args[0] if args else None
+            return
+        if op.type == "IdentityN":
+            for tensor, given in zip(op.outputs, args, strict=True):
+                self.env[key_of(tensor)] = given
+            return
+        if write_call(self, op, phase, args):
+            return
+        self.write_plain(op, phase, args)
+
+    def write_plain(self, op: Any, phase: Phase, args: tuple[Known, ...]) -> None:
+        """One node for one op."""
+        place = self.tape.place_of(op, self.around_place)
+        is_update = phase == "optimizer" and not self.around_layer
+        layer = self.tape.layer_of_update(op) if is_update else self.tape.layer_of(op, self.around_layer)
+        made: list[int] = []
+        grows = any(isinstance(arg, Ref) and self.tape.values[arg.value].requires_grad for arg in args)
+        for position, tensor in enumerate(op.outputs):
+            ref = self._make(op, tensor, position, args, phase, place, grows)
+            self.env[key_of(tensor)] = ref
+            if isinstance(ref, Ref):
+                made.append(ref.value)
+        if self.is_looping:
+            self.tape.looped.add(len(self.tape.nodes))
+        self.tape.add_node(op, phase, args, tuple(made), layer, place, self.trips)
+
+    def _make(
+        self,
+        op: Any,
+        tensor: Any,
+        position: int,
+        args: tuple[Known, ...],
+        phase: Phase,
+        place: Place | None,
+        grows: bool,
+    ) -> Known:
+        dtype = tensor.dtype.base_dtype.name
+        if dtype == "variant":
+            return list_value(self, op, args)
+        if dtype not in ITEM_BYTES or position >= _RESULTS.get(op.type, len(op.outputs)):
+            return None
+        shape = self.tape.shape_of(tensor)
+        if shape is None:
+            if phase == "optimizer":
+                return None  # what it takes is counted by the parameters' sizes
+            raise UnknownShape(tensor, place)
+        first = args[0] if args else None
+        base = first.value if op.type in _VIEWS and isinstance(first, Ref) else None
+        if base is not None:
+            base = self.tape.values[base].base
+        return self.tape.add_value(shape, dtype, base=base, requires_grad=grows and phase == "forward")
+
+
+def key_of(tensor: Any) -> Key:
+    return tensor.op, tensor.value_index
+
+
+def list_value(writer: Writer, op: Any, args: tuple[Known, ...]) -> Known:
+    """What a list of tensors takes: as many elements as the loop around it has turns."""
+    values = writer.tape.values
+    if op.type == "TensorListFromTensor" and isinstance(args[0], Ref):
+        whole = values[args[0].value]
+        return writer.tape.add_value(whole.shape, whole.dtype, base=whole.base)
+    if op.type in ("TensorListPushBack", "TensorListSetItem"):
+        item = args[1] if op.type == "TensorListPushBack" else args[2]
+        if isinstance(item, Ref):
+            element = values[item.value]
+            if values[element.base].kind == "parameter":  # the same weight at every turn
+                return writer.tape.add_value(element.shape, element.dtype, base=element.base)
+            return writer.tape.add_value((writer.trips, *element.shape), element.dtype)
+        return args[0]
+    first = args[0] if args else None
+    return first if isinstance(first, Ref) else None
+
+
+def _refs(args: Iterable[Any]) -> Iterable[Ref]:
+    return (arg for arg in args if isinstance(arg, Ref))
+
+
+def _keeps_shape(op: Any) -> bool:
+    """A sum over no dimension, as gradients of broadcasting ops have."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    return bool(
+        before.is_fully_defined()
+        and after.is_fully_defined()
+        and before == after
+        and before.num_elements() != 1
+    )
+
+
+def _attributes(op: Any) -> dict[str, Any]:
+    """The settings that a kernel or a count may depend on."""
+    found: dict[str, Any] = {}
+    for name in _attribute_names(op):
+        value = op.get_attr(name)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+_NAMES: dict[str, tuple[str, ...]] = {}  # by op type: asking an op for what it has is slow
+
+
+def _attribute_names(op: Any) -> tuple[str, ...]:
+    if op.type not in _NAMES:
+        _NAMES[op.type] = tuple(attr.name for attr in op.op_def.attr if attr.name in _KEPT_ATTRIBUTES)
+    return _NAMES[op.type]
