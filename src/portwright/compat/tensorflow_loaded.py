@@ -97,7 +97,7 @@ def give_back_to_keras(tf_keras: Any) -> None:
 
 
 def _from_the_graphs_seed(create: Callable[..., int]) -> Callable[..., int]:
-    """Initializers without a seed of their own draw from that of their graph again, as until 2.6, and not from Python's."""
+    """Initializers without a seed of their own draw from their graph's again, and not from Python's generator."""
 
     drawn: weakref.WeakKeyDictionary[Any, random.Random] = weakref.WeakKeyDictionary()
 
