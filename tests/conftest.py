@@ -7,13 +7,15 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from warm_python import WarmPython
 
+pytest_plugins = ["tensorflow_tests"]
 # CI tries the same examples each time, so that a change is judged by itself; elsewhere new ones are drawn.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
@@ -47,15 +49,32 @@ def model_folder(tmp_path: Path) -> Path:
 RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture
-def run_script() -> RunScript:
-    """Runs a model folder's run.py in a process of its own."""
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    warm = WarmPython()
+    yield warm
+    warm.close()
 
-    def run(folder: Path, *arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> Any:
+
+@pytest.fixture
+def run_script(request: pytest.FixtureRequest, warm_python: WarmPython) -> RunScript:
+    """Runs a model folder's run.py in a process of its own; `fresh` imports torch in it anew, as a user's does."""
+    is_quick = "e2e" in request.path.parts and request.node.get_closest_marker("vendor") is None
+
+    def run(
+        folder: Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        fresh: bool = False,
+    ) -> Any:
+        whole = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400", **(env or {})}
+        if is_quick and not fresh:
+            return warm_python.run(arguments, folder, whole, timeout)
         return subprocess.run(
             [sys.executable, "run.py", *arguments],
             cwd=folder,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "400", **(env or {})},
+            env=whole,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from warm_python import WarmPython
 
 ARGUMENTS = (
     "CPU", "--mode", "train", "--params", "configs/params.yaml", "--max_steps", "20",
@@ -60,25 +62,38 @@ def losses(model_dir: Path) -> list[float]:
     return [json.loads(line)["values"]["loss"] for line in lines]
 
 
+def run_ranks(warm: WarmPython, folder: Path, num_processes: int, *arguments: str) -> None:
+    """What torchrun would start, without its own process and without importing torch in each."""
+    with socket.create_server(("localhost", 0)) as listening:
+        port = listening.getsockname()[1]
+    envs = [
+        {
+            **os.environ,
+            "NO_COLOR": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
+        for rank in range(num_processes)
+    ]
+    for done in warm.run_together(arguments, folder, envs, timeout=300):
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp64", 1e-12)])
-def test_processes_equal_one(small_folder: Path, run_script, precision: str, tolerance: float) -> None:
+def test_processes_equal_one(
+    small_folder: Path, run_script, warm_python: WarmPython, precision: str, tolerance: float
+) -> None:
     common = (*ARGUMENTS, "-D", f"runconfig.precision={precision}")
     one = run_script(small_folder, *common, "--model_dir", "one")
     assert one.returncode == 0, one.stderr
     whole = load_file(small_folder / "one" / "checkpoint_20" / "model.safetensors")
     for name, num_processes, strategy in (("ddp", 2, "ddp"), ("fsdp", 2, "fsdp"), ("ddp3", 3, "ddp")):
-        status, output = finish(
-            torchrun(
-                small_folder,
-                num_processes,
-                *common,
-                "-D",
-                f"runconfig.distributed={strategy}",
-                "--model_dir",
-                name,
-            )
-        )
-        assert status == 0, output
+        spread_over = ("-D", f"runconfig.distributed={strategy}", "--model_dir", name)
+        run_ranks(warm_python, small_folder, num_processes, *common, *spread_over)
         spread = load_file(small_folder / name / "checkpoint_20" / "model.safetensors")
         assert whole.keys() == spread.keys()
         difference = max((whole[k] - spread[k]).abs().max().item() for k in whole)

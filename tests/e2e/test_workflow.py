@@ -38,7 +38,7 @@ def test_new_train_eval_predict_resume(tmp_path: Path, run_script) -> None:
     assert "float32[64, 1, 8, 8]" in validated.stdout
     assert not (folder / "model_dir").exists() or not list((folder / "model_dir").rglob("*.safetensors"))
 
-    trained = run_script(folder, "CPU", "--mode", "train", *PARAMS, "--json")
+    trained = run_script(folder, "CPU", "--mode", "train", *PARAMS, "--json", fresh=True)
     assert trained.returncode == 0, trained.stderr
     outcome = json.loads(trained.stdout)
     assert outcome["step"] == 1000
