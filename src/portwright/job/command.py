@@ -31,8 +31,8 @@ def answer(
     """
     as_json = "--json" in argv
     with stdout_to_stderr() if as_json else nullcontext():
-        document, lines = _attempt(argv, work, explain)
-    if process_number() == 0:
+        document, lines, is_shown = _attempt(argv, work, explain)
+    if is_shown and process_number() == 0:
         _print_result([json.dumps(document, indent=2, default=str, allow_nan=False)] if as_json else lines)
     if document["status"] != ExitStatus.OK:
         raise SystemExit(document["status"])
@@ -65,8 +65,8 @@ def process_number() -> int:
 
 def _attempt(
     argv: Sequence[str], work: Work, explain: Callable[[Exception], PortwrightError]
-) -> tuple[dict[str, Any], list[str]]:
-    """The outcome as JSON and as lines for a person; a failure is told on stderr, and is an outcome too."""
+) -> tuple[dict[str, Any], list[str], bool]:
+    """The outcome as JSON, as lines for a person, and whether this process shows it; a failure is told on stderr, and is an outcome too."""
     debug, console = "--debug" in argv, Console()
     try:
         console = Console(level=_level(argv))
@@ -74,7 +74,7 @@ def _attempt(
             console = Console("ERROR", prefix=f"process {process_number()}: ")
         with StopSignals(console.note) as signals:
             outcome = work(console, signals)
-            return outcome.as_json(), outcome.lines
+            return outcome.as_json(), outcome.lines, outcome.is_shown
     except PortwrightError as error:
         failure = error
     except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def _attempt(
         traceback.print_exception(failure)
     console.error(str(failure))
     told = {"status": int(failure.status), "error": failure.message, "cure": failure.cure}
-    return {**failure.details, **told}, []
+    return {**failure.details, **told}, [], True
 
 
 def _print_result(lines: Sequence[str]) -> None:

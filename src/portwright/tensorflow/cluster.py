@@ -59,6 +59,7 @@ def place_of(config: Mapping[str, Any]) -> Place:
     service = config.get("service")
     if service is not None and not isinstance(service, dict):
         raise BadType(f"'service' in TF_CONFIG must be an object; received {service!r}.")
+    _check_addresses(config.get("cluster", {}))
     cluster = tf.train.ClusterSpec(config.get("cluster", {}))
     task = config.get("task", {})
     if not cluster:
@@ -95,8 +96,37 @@ def place_of(config: Mapping[str, Any]) -> Place:
     )
 
 
+def _check_addresses(jobs: Mapping[str, Any]) -> None:
+    seen: set[str] = set()
+    for job, tasks in jobs.items():
+        if isinstance(tasks, dict):  # by index, as a sparse cluster names them
+            tasks = list(tasks.values())
+        for address in tasks if isinstance(tasks, list) else [tasks]:
+            is_good = isinstance(tasks, list) and isinstance(address, str)
+            if not is_good or not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
+                raise BadValue(
+                    f"Job {job!r} in TF_CONFIG's cluster has the address {address!r}.",
+                    'Give each job a list of "host:port".',
+                )
+            if address in seen:
+                raise BadValue(
+                    f"TF_CONFIG's cluster has the address {address} twice.", "Give each task one of its own."
+                )
+            seen.add(address)
+
+
+def _index(value: Any) -> int:
+    try:
+        index = int(value)
+    except (TypeError, ValueError) as error:
+        raise BadValue(f"The task index in TF_CONFIG must be a number; received {value!r}.") from error
+    if index < 0:
+        raise BadValue(f"The task index in TF_CONFIG must not be negative; received {index}.")
+    return index
+
+
 def _alone(config: Mapping[str, Any], task: Mapping[str, Any], service: Any) -> Place:
-    task_type, task_id = task.get("type", TaskType.WORKER), int(task.get("index", 0))
+    task_type, task_id = task.get("type", TaskType.WORKER), _index(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise BadValue(
             f"TF_CONFIG names task {task_type} {task_id} but no cluster.",
@@ -120,9 +150,7 @@ def _check_task(cluster: Any, task: Mapping[str, Any], chief: str) -> tuple[str,
             f"TF_CONFIG has a cluster, but its task is {dict(task)}.",
             'Set "task": {"type": ..., "index": ...}.',
         )
-    task_id = int(task_id)
-    if task_id < 0:
-        raise BadValue(f"The task index in TF_CONFIG must not be negative; received {task_id}.")
+    task_id = _index(task_id)
     if task_type != TaskType.EVALUATOR:
         if task_type not in cluster.jobs:
             raise BadValue(

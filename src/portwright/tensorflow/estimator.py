@@ -110,18 +110,21 @@ class Estimator:
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and value <= 0:
                 raise BadValue(f"{name} must be more than 0; received {value}.")
-        check_strategy(self._train_distribution, "train_distribute")
+        check_strategy(self._train_distribution, "train_distribute", self._config.num_worker_replicas)
         all_hooks, listeners = list(check_hooks(hooks)), check_listeners(saving_listeners)
         with watched() as monitor:
             checkpoint = newest_checkpoint(self._model_dir, monitor.note)
             done = 0 if checkpoint is None else step_of(checkpoint)
+            processes = training.join_processes(self._config, monitor)
+            if processes is not None:
+                done = int(processes.hear_chief(str(done)))
             if max_steps is not None and max_steps <= done:
                 tf.compat.v1.logging.info("Skipping training since max_steps has already saved.")
                 return self
             total = max_steps if steps is None else done + steps
-            with showing_progress(monitor, done, total):
+            with showing_progress(monitor, done, total, self._config.is_chief):
                 loss = training.train(
-                    self, input_fn, all_hooks, steps, max_steps, listeners, checkpoint, monitor
+                    self, input_fn, all_hooks, steps, max_steps, listeners, checkpoint, monitor, processes
                 )
             tf.compat.v1.logging.info("Loss for final step: %s.", loss)
         return self

@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.training import device_setter
 
 from portwright.errors import UnsupportedError
@@ -13,6 +14,10 @@ from portwright.tensorflow.argument_names import argument_names
 from portwright.tensorflow.bad_input import BadType, BadValue
 from portwright.tensorflow.run_config import RunConfig, default_session_config
 
+_OF_SEVERAL_WORKERS = (
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy,
+)
 _MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "self", "config"}
 
 
@@ -56,13 +61,21 @@ def check_model_fn(model_fn: Any, params: Any) -> None:
         )
 
 
-def check_strategy(strategy: Any, name: str) -> None:
+def check_strategy(strategy: Any, name: str, num_workers: int = 1) -> None:
     """One replica computes what no strategy would; several are not run in silence as one."""
     num_replicas = getattr(strategy, "num_replicas_in_sync", 1)
+    if isinstance(strategy, _OF_SEVERAL_WORKERS):
+        # Made outside of a graph it has brought up a server of TensorFlow's own, at the address where ours would listen.
+        if context.context()._collective_ops_server_def is not None:
+            raise UnsupportedError(
+                f"RunConfig's {name} is a {type(strategy).__name__}, which listens at this process's address already.",
+                "Leave it out: the processes of TF_CONFIG train together without one.",
+            )
+        num_replicas //= max(1, num_workers)
     if num_replicas > 1:
         raise UnsupportedError(
             f"RunConfig's {name} is a {type(strategy).__name__} of {num_replicas} replicas.",
-            "Leave it out to train on one device.",
+            "Leave it out to train on one device in each process; processes of TF_CONFIG train together.",
         )
 
 

@@ -39,10 +39,12 @@ def watched() -> Iterator[Monitor]:
 
 
 @contextmanager
-def showing_progress(monitor: Monitor, start: int, total: int | None) -> Iterator[None]:
-    """Shows a bar on a terminal, unless the training is a run's, or the user has TensorFlow log each loss anyway."""
+def showing_progress(
+    monitor: Monitor, start: int, total: int | None, is_chief: bool = True
+) -> Iterator[None]:
+    """Shows a bar on the chief's terminal, unless the training is a run's, or the user has TensorFlow log each loss anyway."""
     logs_losses = tf.compat.v1.logging.get_verbosity() <= tf.compat.v1.logging.INFO
-    if current_monitor() is not None or logs_losses or not monitor.console.is_terminal:
+    if not is_chief or current_monitor() is not None or logs_losses or not monitor.console.is_terminal:
         yield
         return
     with Progress("train", total, monitor.console, start=start) as progress:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
+import tensorflow as tf
+
 from portwright.errors import UserError
-from portwright.tensorflow.processes import Processes, answers
 
 _PERIOD_SECONDS = 1.0
 _MISSES = 3  # in a row, before a process counts as gone
+
+
+class ConnectionBroken(UserError):
+    """A call between two processes failed, whoever is to blame for it."""
+
+
+_BROKEN = (  # what a call of a process that dies just then ends with
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.DeadlineExceededError,
+    ConnectionBroken,
+)
 
 
 class PeerWatch(AbstractContextManager["PeerWatch"]):
@@ -34,6 +51,13 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
         self._stopped.set()
         self._thread.join()
 
+    def find_dead(self) -> str:
+        """Who is gone, when a call has just failed: to be sure of it takes some knocks."""
+        deadline = time.monotonic() + 2 * _MISSES * _PERIOD_SECONDS
+        while not self.dead and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.dead
+
     def _watch(self) -> None:
         misses = dict.fromkeys(self._peers, 0)
         while not self._stopped.wait(_PERIOD_SECONDS):
@@ -48,21 +72,35 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
 
 
 @contextmanager
-def watching_peers(processes: Processes, session: Any) -> Iterator[None]:
-    """Ends the block with an error that names the process which is gone."""
+def watching_peers(peers: Sequence[tuple[str, str]], find_session: Callable[[], Any]) -> Iterator[None]:
+    """Ends the block with an error that names the process which is gone, by closing the session that waits for it."""
 
     def close() -> None:
-        inner = session._tf_sess()
-        if inner is not None:
-            inner.close()
+        session = find_session()
+        if session is not None:
+            session.close()
 
-    with PeerWatch(processes.peers, close) as watch:
+    with PeerWatch(peers, close) as watch:
         try:
             yield
         except Exception as error:
-            if not watch.dead:
+            if not watch.dead and not (isinstance(error, _BROKEN) and watch.find_dead()):
                 raise
-            raise UserError(
-                f"{watch.dead} is gone; training stops.",
-                "Its own output says why. The same command in every process goes on from the last checkpoint.",
-            ) from error
+            raise gone(watch.dead) from error
+
+
+def gone(who: str) -> UserError:
+    return UserError(
+        f"{who} is gone; training stops.",
+        "Its own output says why. The same command in every process goes on from the last checkpoint.",
+    )
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except OSError:
+        return False

@@ -99,7 +99,7 @@ class Position:
         problem = point.why_no_state or "it was not saved"
         if states:
             problem = self.input.restore(session, states, point.state_runs)
-        if problem:
+        if problem and point.input_digest:  # a process that is not the chief has no state, and nothing amiss
             self.monitor.note(
                 f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead, which is exact if the pipeline gives the same again."
             )

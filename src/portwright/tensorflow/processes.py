@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from tensorflow.python.ops import collective_ops, gradients_util
 from portwright.errors import UserError
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.cluster import TaskType
+from portwright.tensorflow.peer_watch import answers, watching_peers
 
 v1 = tf.compat.v1
 _GROUP = 1
@@ -103,14 +103,36 @@ class Processes:
 
     def hear_chief(self, text: str) -> str:
         """What the chief says; every process calls it, and all wait until the last one has."""
+        own = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         with tf.Graph().as_default(), v1.device(self.device):
             size_in, words_in = v1.placeholder(tf.int32, []), v1.placeholder(tf.int32, [None])
             size, words = self.sum(size_in), self.sum(words_in)
-            with v1.Session(self.target, config=self.session_config(None)) as session:
-                own = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+            with self._asking() as session:
                 length = int(session.run(size, {size_in: 0 if self.rank else len(own)}))
                 heard = session.run(words, {words_in: np.zeros(length, np.int32) if self.rank else own})
         return str(heard.astype(np.uint8).tobytes().decode())
+
+    def total(self, number: int) -> int:
+        """The sum of all processes' numbers; every process calls it, and all wait until the last one has."""
+        with tf.Graph().as_default(), v1.device(self.device):
+            number_in = v1.placeholder(tf.int32, [])
+            summed = self.sum(number_in)
+            with self._asking() as session:
+                return int(session.run(summed, {number_in: number}))
+
+    def meet(self) -> None:
+        """Returns when every process has come here."""
+        self.total(1)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[Any]:
+        session = v1.Session(self.target, config=self.session_config(None))
+        with self.watching(lambda: session), session:
+            yield session
+
+    def watching(self, find_session: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
+        """While the block waits for the others in a session, the death of one of them is an error that names it."""
+        return watching_peers(self.peers, find_session)
 
     # -- averaging -----------------------------------------------------------------------------------------
 
@@ -215,13 +237,3 @@ def _is_weight(value: Any) -> bool:
     return isinstance(value, tf.Variable | v1.Variable) or (
         tf.is_tensor(value) and value.op.type in ("VarHandleOp", "VariableV2", "ReadVariableOp")
     )
-
-
-def answers(address: str) -> bool:
-    """Whether somebody listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
-            return True
-    except OSError:
-        return False

@@ -16,6 +16,7 @@ from portwright.job.run_params import find_model_dir, load_run_params
 from portwright.job.rundir import RunDir
 from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import find_damage, step_of
+from portwright.tensorflow.cluster import TaskType
 from portwright.tensorflow.devices import take_device
 from portwright.tensorflow.run_checkpoints import (
     find_for_reading,
@@ -25,6 +26,7 @@ from portwright.tensorflow.run_checkpoints import (
 )
 from portwright.tensorflow.run_logging import quiet_tensorflow
 from portwright.tensorflow.run_parts import Parts
+from portwright.tensorflow.run_processes import FollowerConsole, find_place, join
 from portwright.tensorflow.run_settings import check_settings, with_tensorflow_names
 from portwright.tensorflow.run_trainer import Trainer
 
@@ -47,8 +49,18 @@ def execute(arguments: Arguments, parts: Parts, console: Console, signals: StopS
 
             dry_run(arguments, parts, params, model_dir, console, outcome)
             return outcome
+        trains = arguments.mode in TRAINING
+        place = find_place(arguments, trains)
+        if not place.is_chief and place.task_type != TaskType.EVALUATOR:
+            outcome.is_shown = False
+            name = f"{place.task_type} {place.task_id}"
+            console = FollowerConsole(console, name)
+            if not trains:
+                console.note(f"mode {arguments.mode} is the chief's alone: there is nothing to do here.")
+                return outcome
         take_device(arguments.target)
-        trainer = Trainer(parts, params, model_dir, console, signals, outcome)
+        processes = join(params, console, signals) if trains else None
+        trainer = Trainer(parts, params, model_dir, console, signals, outcome, processes)
         _run_mode(arguments, parts, params, model_dir, console, trainer, outcome)
     if signals.requested and arguments.mode not in TRAINING:
         outcome.status = signals.exit_status
@@ -67,7 +79,10 @@ def _run_mode(
     trainer: Trainer,
     outcome: Outcome,
 ) -> None:
-    if arguments.mode in TRAINING:
+    processes = trainer.processes
+    if arguments.mode in TRAINING and processes is not None and processes.rank > 0:
+        trainer.train(int(processes.hear_chief("")), evaluates=arguments.mode == "train_and_eval")
+    elif arguments.mode in TRAINING:
         with RunDir(model_dir, on_note=console.note).lock():
             step, pretrained = prepare_start(arguments, params, model_dir, console)
 
@@ -77,6 +92,8 @@ def _run_mode(
                 save_params(params, RunDir(model_dir).params_file("train"))
 
             trainer.model.after_build = after_build
+            if processes is not None:
+                processes.hear_chief(str(step))
             trainer.train(step, evaluates=arguments.mode == "train_and_eval")
     elif arguments.mode == "eval":
         checkpoint = find_for_reading(arguments, params, model_dir, console)

@@ -27,6 +27,7 @@ from portwright.tensorflow.failures import explain_non_finite
 from portwright.tensorflow.first_batch import FirstBatch, LearningRate, OnBatch, find_non_finite, reread_batch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
+from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.run_model import WatchedModel, seed_everything
 from portwright.tensorflow.run_parts import Parts
@@ -47,7 +48,10 @@ class Trainer:
         console: Console,
         signals: StopSignals,
         outcome: Outcome,
+        processes: Processes | None = None,
     ) -> None:
+        self.processes = processes  # that train together; None where this one is alone
+        self._is_chief = processes is None or processes.rank == 0
         self._parts, self._params, self._config = parts, params, params.runconfig
         self._model_dir, self._console, self._signals, self._outcome = model_dir, console, signals, outcome
         self.model = WatchedModel(parts.model_fn)
@@ -72,48 +76,64 @@ class Trainer:
                 f"already at step {first_step} of {last_step}: nothing to train. Raise max_steps to go on."
             )
             self._outcome.checkpoint = estimator.latest_checkpoint()
-            if evaluates:
+            if evaluates and self._is_chief:
                 self._evaluate_now(estimator, None)
             return
         eval_every = config.eval_every if evaluates else 0
-        log = self._open_log("train")
-        progress = Progress("train", last_step, self._console, start=first_step)
+        log = self._open_log("train") if self._is_chief else None
+        progress = Progress("train", last_step, self._console, start=first_step, shown=self._is_chief)
         started = time.perf_counter()
         try:
             with progress:
-                if eval_every and first_step and first_step % eval_every == 0 and not self._is_evaluated():
-                    self._evaluate_now(
-                        estimator, log
-                    )  # a stop or a kill came between the checkpoint and this evaluation
+                is_due = eval_every and first_step and first_step % eval_every == 0 and self._is_chief
+                if is_due and not self._is_evaluated():
+                    # A stop or a kill came between the checkpoint and this evaluation.
+                    self._evaluate_now(estimator, log)
                 self._stretches(estimator, last_step, eval_every if evaluates else None, log, progress)
         finally:
             self._outcome.seconds = time.perf_counter() - started
             self._outcome.step = self._step
-            log.close()
+            if log is not None:
+                log.close()
         self._outcome.checkpoint = estimator.latest_checkpoint()
         if self._signals.requested and (evaluates or self._step < last_step):
             self._tell_stop()
 
     def _stretches(
-        self, estimator: Estimator, last_step: int, eval_every: int | None, log: RunLog, progress: Progress
+        self,
+        estimator: Estimator,
+        last_step: int,
+        eval_every: int | None,
+        log: RunLog | None,
+        progress: Progress,
     ) -> None:
         """Trains up to each evaluation; `eval_every` is None without any, and 0 for one at the end."""
         while self._step < last_step:
             end = min(last_step, (self._step // eval_every + 1) * eval_every) if eval_every else last_step
             before = self._step
             self._train_until(estimator, end, log, progress)
-            if self._signals.requested:
+            if self._is_anyone_stopped():
                 return
-            if eval_every is not None and self._step > before and not self._evaluate_now(estimator, log):
-                return
+            if eval_every is not None and self._step > before:
+                if self._is_chief:
+                    self._evaluate_now(estimator, log)
+                if self._is_anyone_stopped():  # the others wait here while the chief evaluates
+                    return
             if self._step < end:
                 self._tell_end_of_data(last_step)
                 return
 
-    def _train_until(self, estimator: Estimator, end: int, log: RunLog, progress: Progress) -> None:
+    def _is_anyone_stopped(self) -> bool:
+        """Whether a signal came, to this process or to another one."""
+        if self.processes is not None and self.processes.total(int(self._signals.requested)):
+            self._signals.follow("another process")
+        return self._signals.requested
+
+    def _train_until(self, estimator: Estimator, end: int, log: RunLog | None, progress: Progress) -> None:
         input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)
         first_batch = FirstBatch(self.model, self._console.warning)
         start, recent, num_losses = self._step, deque[float](maxlen=5), 0
+        num_processes = 1 if self.processes is None else self.processes.size
 
         def on_log(step: int, values: Mapping[str, float], losses: Sequence[float]) -> None:
             nonlocal num_losses
@@ -123,13 +143,15 @@ class Trainer:
             recent.extend(losses)
             told = dict(values)
             if first_batch.num_samples is not None and "steps_per_second" in told:
-                told["samples_per_second"] = told["steps_per_second"] * first_batch.num_samples
+                num_samples = first_batch.num_samples * num_processes
+                told["samples_per_second"] = told["steps_per_second"] * num_samples
             if rate.value is not None:
                 told["learning_rate"], rate.value = rate.value, None
             self._outcome.values.update(
                 {f"train/{k}": told[k] for k in ("loss", "learning_rate") if k in told}
             )
-            log.write("train", step, told, losses if self._config.save_losses else ())
+            if log is not None:
+                log.write("train", step, told, losses if self._config.save_losses else ())
             progress.update(step, told)
 
         monitor = Monitor(
@@ -141,14 +163,15 @@ class Trainer:
             checks_losses=self._config.check_loss_values,
         )
         rate = LearningRate(lambda step: monitor.is_logged(step, step == end))
-        self.model.checkpoint = estimator.latest_checkpoint()
+        self.model.checkpoint = estimator.latest_checkpoint() if self._is_chief else None
         seed_everything(self._config.seed)
         with watching(monitor):
             try:
                 estimator.train(input_fn, hooks=[first_batch, rate], max_steps=end)
             except NonFiniteError as error:
                 step = start + num_losses + 1
-                fresh = self._first_step == 0  # a resumed input does not say where it was
+                # A resumed input does not say where it was, and one's share of the data is not what all are to blame for.
+                fresh = self._first_step == 0 and self.processes is None
                 seed_everything(self._config.seed)
                 bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
                 raise explain_non_finite(step, bad, recent) from error

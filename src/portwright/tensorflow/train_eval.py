@@ -250,8 +250,27 @@ def evaluate_continuously(
         time.sleep(max(wait, 0.0 if is_new else 1.0))
 
 
-# The tasks of a cluster that trains together are added by whoever brings their servers up.
-ROLES: dict[str, Callable[[Any, TrainSpec, EvalSpec], None]] = {"evaluator": evaluate_continuously}
+def _train(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+    del eval_spec  # an evaluator's, if the cluster has one
+    estimator.train(
+        train_spec.input_fn,
+        hooks=list(train_spec.hooks),
+        max_steps=train_spec.max_steps,
+        saving_listeners=train_spec.saving_listeners,
+    )
+
+
+def _train_and_evaluate_as_master(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+    train_and_evaluate_locally(estimator, train_spec, eval_spec)
+
+
+# What a process does whose task TF_CONFIG names so; only a master evaluates between steps, while the workers wait.
+ROLES: dict[str, Callable[[Any, TrainSpec, EvalSpec], None]] = {
+    "chief": _train,
+    "worker": _train,
+    "master": _train_and_evaluate_as_master,
+    "evaluator": evaluate_continuously,
+}
 
 
 def _saved_step(estimator: Estimator) -> int:

@@ -43,6 +43,12 @@ def sees_steps(hook: Any) -> bool:
     return type(hook).before_run is not base.before_run or type(hook).after_run is not base.after_run
 
 
+def may_stop(hook: Any) -> bool:
+    """Whether a hook might ask training to stop: ours, and those that only write, never do."""
+    writes = (v1.train.StepCounterHook, v1.train.SummarySaverHook, v1.train.LoggingTensorHook)
+    return type(hook) not in writes and getattr(hook, "wants", None) is None
+
+
 def _is_timed(hook: Any, step: int) -> bool:
     return bool(hook._timer.should_trigger_for_step(step))
 

@@ -70,6 +70,11 @@ def run_steps(
                 position.ended = "steps"
                 break
             if step.agreement is not None:
+                if step.agreement.has_votes and step.agreement.is_anyone_for_it(
+                    session._tf_sess(), session.should_stop()
+                ):
+                    position.ended = "steps"  # a hook asked for it, here or in another process
+                    break
                 if rest[0] > 0:
                     if signals is not None:
                         signals.follow("another process")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.training import training_util
 
+from portwright.errors import NonFiniteError
 from portwright.tensorflow import updates
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.checkpoints import (
@@ -20,13 +22,19 @@ from portwright.tensorflow.checkpoints import (
 )
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor
-from portwright.tensorflow.peer_watch import watching_peers
 from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
 from portwright.tensorflow.processes import Processes, find_processes
 from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
 from portwright.tensorflow.start_together import Agreement, Beginning, StartTogether, as_the_chief
-from portwright.tensorflow.train_hooks import CountRate, LogLoss, SaveCheckpoints, SaveSummaries, sees_steps
+from portwright.tensorflow.train_hooks import (
+    CountRate,
+    LogLoss,
+    SaveCheckpoints,
+    SaveSummaries,
+    may_stop,
+    sees_steps,
+)
 from portwright.tensorflow.train_loop import Step, run_steps
 
 if TYPE_CHECKING:
@@ -44,10 +52,10 @@ def train(
     listeners: list[Any],
     checkpoint: str | None,
     monitor: Monitor,
+    processes: Processes | None,
 ) -> Any:
     """Trains on from `checkpoint`, and returns the last loss; None when no step was made."""
     config = estimator.config
-    processes = _find_processes(config, monitor)
     point, states = _find_point(estimator, checkpoint, monitor)
     own_seed = secrets.randbelow(2**31 - 1) + 1 if point is None else point.own_seed
     if processes is not None:
@@ -72,6 +80,8 @@ def train(
         if checkpoint is None:
             estimator._maybe_warm_start(None)
         train_op = _with_updates(spec.train_op, layers, monitor)
+        if processes is not None:
+            train_op = updates.with_shared_statistics(train_op, processes)
         _add_loss_summary(spec.loss)
         position = Position(train_op, spec.loss, estimator.model_dir, own_seed, monitor, point)
         with tf.control_dependencies([train_op]):
@@ -80,6 +90,9 @@ def train(
         start = StartPosition(position, states)
         together = [] if processes is None else [StartTogether(processes)]
         worker_hooks = [*feed.hooks, *together, start, *hooks]
+        if processes is not None and agreement is not None:
+            others = [*hooks, *spec.training_hooks, *spec.training_chief_hooks]
+            agreement.has_votes = bool(processes.total(int(bool(listeners) or any(map(may_stop, others)))))
         return _run(
             estimator,
             spec,
@@ -112,7 +125,8 @@ def _run(
     if config.log_step_count_steps is not None:
         hooks.append(LogLoss(spec.loss, v1.train.get_global_step(), config.log_step_count_steps))
     hooks.extend(spec.training_hooks)
-    check_shapes(checkpoint, spec.scaffold)
+    if config.is_chief:
+        check_shapes(checkpoint, spec.scaffold)
     _add_saver(spec.scaffold, config)
     savers = _savers(
         estimator, spec, [*hooks, *spec.training_chief_hooks], [KeepPosition(position), *listeners]
@@ -125,13 +139,16 @@ def _run(
         hooks.insert(0, count)
     watched = [hook for hook in [*(chief_hooks if config.is_chief else ()), *hooks] if sees_steps(hook)]
     with contextlib.ExitStack() as stack:
+        if processes is not None:
+            stack.enter_context(_ending_together(processes))
         with explaining_restore(checkpoint):
             session = stack.enter_context(
                 v1.train.MonitoredTrainingSession(
                     master=config.master if processes is None else processes.target,
                     # Every process of several has variables of its own to initialise.
                     is_chief=config.is_chief or processes is not None,
-                    checkpoint_dir=estimator.model_dir,
+                    # What the chief restores it gives to the others.
+                    checkpoint_dir=estimator.model_dir if config.is_chief else None,
                     scaffold=spec.scaffold,
                     hooks=hooks,
                     chief_only_hooks=chief_hooks if config.is_chief else [],
@@ -150,7 +167,7 @@ def _run(
         if processes is None:
             run_steps(session, step, position, watched, first, last, monitor)
         else:
-            with watching_peers(processes, session):
+            with processes.watching(session._tf_sess):
                 run_steps(session, step, position, watched, first, last, monitor)
                 step.agreement.end_together(session._tf_sess())
     if not position.num_runs:
@@ -158,7 +175,19 @@ def _run(
     return position.last_loss
 
 
-def _find_processes(config: Any, monitor: Monitor) -> Processes | None:
+@contextlib.contextmanager
+def _ending_together(processes: Processes) -> Iterator[None]:
+    """Waits at the end until the chief has saved, and until nobody needs this process for a step that it has made."""
+    try:
+        yield
+    except NonFiniteError:  # the loss is that of all: so they all come here
+        processes.meet()
+        raise
+    processes.meet()
+
+
+def join_processes(config: Any, monitor: Monitor) -> Processes | None:
+    """The processes that TF_CONFIG names for training, when all of them are there; None where this one is alone."""
     processes = find_processes(config)
     if processes is not None:
         signals = monitor.signals

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tf_keras.src.engine import base_layer_v1  # type: ignore[import-untyped]
 
 from portwright.tensorflow.graph_walk import ancestors, descendants
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.processes import Processes
+
+_STATISTICS = re.compile(r"/moving_(mean|variance)$")  # of layers that do not say what they are
 
 
 @contextmanager
@@ -48,6 +54,29 @@ def missing_updates(layers: list[Any], train_op: Any) -> list[Any]:
         for op in found
         if op.graph is graph and op not in run and op.name not in known and op not in of_no_batch
     ]
+
+
+def with_shared_statistics(train_op: Any, processes: Processes) -> Any:
+    """A training step after which the statistics that each process took of its own data are the means over all.
+
+    Those are the variables that ask for it (ON_READ, MEAN), as BatchNorm's do; a checkpoint holds one value of each.
+    """
+    moving = [variable for variable in tf.compat.v1.global_variables() if _is_statistic(variable)]
+    if not moving:
+        return train_op
+    with tf.control_dependencies([train_op]):
+        means = processes.mean_all([variable.read_value() for variable in moving])
+        return tf.group(*(tf.compat.v1.assign(v, mean) for v, mean in zip(moving, means, strict=True)))
+
+
+def _is_statistic(variable: Any) -> bool:
+    if variable.trainable or not variable.dtype.is_floating:
+        return False
+    is_declared = (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.MEAN
+    )
+    return is_declared or _STATISTICS.search(variable.op.name) is not None
 
 
 def _op(update: Any) -> tf.Operation:
