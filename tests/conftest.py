@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,24 @@ def warm_python() -> Iterator[WarmPython]:
     warm = WarmPython()
     yield warm
     warm.close()
+
+
+@pytest.fixture(scope="session")
+def _warm_recorders() -> Iterator[WarmPython]:
+    warm = WarmPython(PYTHONHASHSEED="0", PYTHONUNBUFFERED="1")
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="module")
+def warm_recorder(_warm_recorders: WarmPython) -> Iterator[None]:
+    """Scripts under verify's recorder start from a Python that has torch; test_verify_cli.py starts them anew."""
+    from portwright.verify import launch
+
+    with pytest.MonkeyPatch.context() as patched:
+        lent = SimpleNamespace(**{**vars(subprocess), "Popen": _warm_recorders.popen})
+        patched.setattr(launch, "subprocess", lent)
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A Python that has imported torch already and forks for each script: importing takes most of a short run's time.
 
-Nothing of Portwright and nothing of a model folder is imported before the fork. Run as a script, this file is that
-Python: it reads what to start, a line at a time, on its input and answers on descriptor `--answers`.
+Nothing of Portwright and nothing of the script is imported before the fork. Run as a script, this file is that Python:
+it listens on the socket of descriptor `sys.argv[1]`, and each connection starts one process.
 """
 
 from __future__ import annotations
@@ -12,32 +12,54 @@ import importlib
 import json
 import os
 import random
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 IMPORTS = (
-    "torch",
-    "torch._dynamo",
-    "torch.utils.tensorboard",
-    "sklearn.datasets",
-    "pydantic",
-    "rich.console",
-    "yaml",
-)
+    "torch", "torch._dynamo", "torch._inductor.config", "torch.utils.tensorboard",
+    "sklearn.datasets", "pydantic", "rich.console", "yaml",
+)  # fmt: skip
+
+
+class WarmProcess:
+    """One process of a warm Python, with what of a Popen is used here."""
+
+    def __init__(self, connection: socket.socket, command: list[str], stdout: IO[bytes] | None) -> None:
+        self._connection, self._command = connection, command
+        self.stdout = stdout
+        self.pid = int(self._read(300.0))  # of which the first waits for torch
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = int(self._read(timeout))
+            self._connection.close()
+        return self.returncode
+
+    def _read(self, timeout: float | None) -> bytes:
+        self._connection.settimeout(timeout)
+        try:
+            line = self._connection.recv(16)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0.0) from None
+        if not line:
+            raise RuntimeError("the warm Python died")
+        return line
 
 
 class WarmPython:
-    """Starts on its first script; ends with `close`."""
+    """Starts on its first script, with `env` beside this process's; ends with `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
+        self._env = env
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
         self, arguments: tuple[str, ...], folder: Path, env: dict[str, str], timeout: float
@@ -49,93 +71,132 @@ class WarmPython:
         self, arguments: tuple[str, ...], folder: Path, envs: list[dict[str, str]], timeout: float
     ) -> list[subprocess.CompletedProcess[str]]:
         """The same with a process for each environment, at the same time."""
-        process = self._process or self._start()
-        assert process.stdin is not None
         command = ["run.py", *arguments]
         with contextlib.ExitStack() as opened:
-            streams = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2 * len(envs))]
-            names = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in streams]
-            starts = [
-                {"argv": command, "folder": str(folder), "env": env, "files": names[2 * n : 2 * n + 2]}
-                for n, env in enumerate(envs)
+            streams = [[opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in envs]
+            nothing = opened.enter_context(open(os.devnull, "rb"))  # noqa: PTH123
+            started = [
+                self.start(command, folder, env, (nothing.fileno(), out.fileno(), err.fileno()))
+                for env, (out, err) in zip(envs, streams, strict=True)
             ]
-            process.stdin.write(json.dumps(starts).encode() + b"\n")
-            process.stdin.flush()
-            pids = self._answer(60.0)
             try:
-                statuses = self._answer(timeout)
-            except TimeoutError:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-                self._answer(60.0)
-                raise subprocess.TimeoutExpired(command, timeout) from None
-            texts = []
-            for stream in streams:
-                stream.seek(0)
-                texts.append(stream.read().decode().replace("\r\n", "\n").replace("\r", "\n"))
-        return [
-            subprocess.CompletedProcess(command, status, texts[2 * n], texts[2 * n + 1])
-            for n, status in enumerate(statuses)
-        ]
+                statuses = [process.wait(timeout) for process in started]
+            except subprocess.TimeoutExpired:
+                for process in started:
+                    if process.returncode is None:
+                        os.kill(process.pid, signal.SIGKILL)
+                        process.wait(60)
+                raise
+            ended = []
+            for status, pair in zip(statuses, streams, strict=True):
+                for stream in pair:
+                    stream.seek(0)
+                texts = [stream.read().decode().replace("\r\n", "\n").replace("\r", "\n") for stream in pair]
+                ended.append(subprocess.CompletedProcess(command, status, *texts))
+        return ended
+
+    def start(
+        self,
+        command: list[str],
+        folder: Path,
+        env: dict[str, str],
+        streams: tuple[int, int, int],
+        stdout: IO[bytes] | None = None,
+        is_session: bool = False,
+    ) -> WarmProcess:
+        """The command is what follows `python`: a script or -c code, and arguments."""
+        if self._process is None:
+            self._begin()
+        assert self._folder is not None
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(f"{self._folder.name}/socket")
+        start = {"command": command, "folder": str(folder), "env": env, "is_session": is_session}
+        text = json.dumps(start).encode()
+        socket.send_fds(connection, [b"%12d" % len(text)], streams)
+        connection.sendall(text)
+        return WarmProcess(connection, command, stdout)
+
+    def popen(self, words: list[str], **options: Any) -> Any:
+        """In place of the Popen with which a recording starts; what a fork cannot do is left to the real one."""
+        env, known = options["env"], {**os.environ, **self._env}
+        is_alike = all(env.get(k) == known.get(k) for k in {*env, *known} if k.startswith(("PYTHON", "LD_")))
+        if words[0] != sys.executable or words[1] != "-c" or not is_alike:
+            return subprocess.Popen(words, **options)
+        reading, writing = os.pipe()
+        streams = (options["stdin"], writing, writing)
+        try:
+            pipe = os.fdopen(reading, "rb")
+            return self.start(words[1:], options["cwd"], env, streams, pipe, options["start_new_session"])
+        finally:
+            os.close(writing)
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        if self._process is not None and self._folder is not None:
+            self._process.terminate()
             self._process.wait(60)
-            self._answers.close()
+            self._folder.cleanup()
             self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        reading, writing = os.pipe()
-        words = [sys.executable, __file__, "--answers", str(writing)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[writing])
-        os.close(writing)
-        self._answers = os.fdopen(reading, "rb", buffering=0)
-        assert self._answer(300.0) == []
-        return self._process
-
-    def _answer(self, timeout: float) -> list[int]:
-        if not select.select([self._answers], [], [], timeout)[0]:
-            raise TimeoutError(f"no answer in {timeout} seconds")
-        line: bytes = self._answers.readline()
-        if not line:
-            raise RuntimeError("the warm Python died")
-        return [int(word) for word in line.split()]
+    def _begin(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"{self._folder.name}/socket")
+            listening.listen(16)
+            number = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(number)],
+                env={**os.environ, **self._env},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[number],
+            )
 
 
-def serve(answers: int) -> dict[str, Any] | None:
-    """Forks for each request: in a child what it is to run, and None at the end in the parent."""
-    os.write(answers, b"\n")
-    for line in iter(sys.stdin.readline, ""):
-        pids = []
-        for start in json.loads(line):
-            pids.append(os.fork())
-            if pids[-1] == 0:
-                os.close(answers)
-                return dict(start)
-        os.write(answers, " ".join(map(str, pids)).encode() + b"\n")
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        os.write(answers, " ".join(map(str, statuses)).encode() + b"\n")
-    return None
+def serve(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Forks for each connection, and returns in the fork alone: what it is to run, and its streams."""
+    while True:
+        connection = listening.accept()[0]
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork() == 0:
+            break
+        connection.close()
+    listening.close()
+    length, streams, _, _ = socket.recv_fds(connection, 12, 3)
+    text = b""
+    while len(text) < int(length):
+        text += connection.recv(int(length) - len(text))
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        return json.loads(text), streams
+    for stream in (*streams, 1, 2):  # who reads them waits for the last to close them
+        os.close(stream)
+    connection.sendall(b"%-16d" % pid)
+    connection.sendall(b"%-16d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
 
 
-def become(start: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Makes this process look as if it had been started for the script; its code, and where that is to run."""
+def become(start: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str, Any]]:
+    """Makes this process look as if it had been started for the command; its code, and where that is to run."""
+    if start["is_session"]:
+        os.setsid()
     os.environ.clear()
     os.environ.update(start["env"])
     os.chdir(start["folder"])
-    for descriptor, name in enumerate(("/dev/null", *start["files"])):
-        opened = os.open(name, os.O_RDWR)
-        os.dup2(opened, descriptor)
-        os.close(opened)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
     random.seed()
-    script = Path(start["argv"][0])
-    sys.argv = start["argv"]
-    sys.path[0] = str(script.absolute().parent)
     main = types.ModuleType("__main__")
-    main.__file__ = str(script.absolute())
     sys.modules["__main__"] = main
+    script = Path(start["command"][0]).absolute()
+    if start["command"][0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *start["command"][2:]], ""
+        return compile(start["command"][1], "<string>", "exec"), main.__dict__
+    sys.argv, sys.path[0] = start["command"], str(script.parent)
+    main.__file__ = str(script)
     return compile(script.read_bytes(), main.__file__, "exec"), main.__dict__
 
 
@@ -144,6 +205,4 @@ if __name__ == "__main__":
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
-    asked = serve(int(sys.argv[2]))
-    if asked is not None:
-        exec(*become(asked))
+    exec(*become(*serve(socket.socket(fileno=int(sys.argv[1])))))

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def get(folder: Path) -> Get:
+def get(folder: Path, warm_recorder: None) -> Get:
     """Recordings by name; a failed one raises when it is asked for."""
     plain, out = Recorder(steps=6), folder / "recordings"
 
