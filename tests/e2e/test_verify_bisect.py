@@ -15,6 +15,8 @@ from portwright.port.origin import find_origin
 from portwright.port.rule import File, Rule
 from portwright.verify.api import verify
 
+pytestmark = pytest.mark.usefixtures("warm_recorder")
+
 SCRIPT = """import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

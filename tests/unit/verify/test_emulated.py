@@ -15,6 +15,8 @@ from portwright.verify.place import find_place
 from portwright.verify.proof import Proof
 from portwright.verify.recording import Recording, Step
 
+pytestmark = pytest.mark.usefixtures("warm_recorder")
+
 HEAD = """import os
 import torch
 from torch import nn
