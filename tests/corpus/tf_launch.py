@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,20 @@ def run(script: Path, *arguments: str | Path, cwd: Path | None = None, timeout: 
 
 def steps_saved(model_dir: Path) -> list[int]:
     return sorted(int(path.stem.partition("-")[2]) for path in model_dir.glob("model.ckpt-*.index"))
+
+
+def roll_back(model_dir: Path, to: Path, step: int) -> None:
+    """A copy as a training that was killed after `step` would have left it.
+
+    A training that reached its last step would start its data anew, as tf.estimator does.
+    """
+    shutil.copytree(model_dir, to)
+    for later in (number for number in steps_saved(model_dir) if number > step):
+        for path in to.glob(f"model.ckpt-{later}.*"):
+            path.unlink()
+        shutil.rmtree(to / "resume" / f"step-{later}")
+    kept = [f'all_model_checkpoint_paths: "model.ckpt-{number}"' for number in steps_saved(to)]
+    (to / "checkpoint").write_text("\n".join([f'model_checkpoint_path: "model.ckpt-{step}"', *kept]) + "\n")
 
 
 def weights(checkpoint: Path) -> dict[str, Any]:
