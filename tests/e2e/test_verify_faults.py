@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
+def originals(tmp_path_factory: pytest.TempPathFactory, warm_recorder: None) -> dict[str, Runs]:
     """Each plain script's own runs are made once and shared by all cases."""
     made = {}
     for path in sorted(SCRIPTS.glob("*.py")):
@@ -39,25 +37,6 @@ def judge_changed(originals: dict[str, Runs], script: str, name: str, changes: d
     assert runs.folder is not None
     (runs.folder / f"{name}.py").write_text(text)
     return judge(runs.of_another_port(f"{name}.py", name))
-
-
-@pytest.fixture(scope="module")
-def judged(
-    request: pytest.FixtureRequest, originals: dict[str, Runs]
-) -> Iterator[dict[str, Future[Judgement]]]:
-    """All cases that were selected, two at a time: each is a process of its own, and most of its time is importing torch."""
-    cases = {f.name: (f.script, f.changes) for f in FAULTS} | HARMLESS
-    wanted = [
-        name
-        for item in request.session.items
-        if item.path == Path(__file__)
-        and (name := getattr(item, "callspec", None) and item.callspec.id) in cases
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(judge_changed, originals, cases[name][0], name, cases[name][1])
-            for name in wanted
-        }
 
 
 @dataclass(frozen=True)
@@ -126,8 +105,8 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
-def test_a_fault_is_caught_and_named(judged: dict[str, Future[Judgement]], fault: Fault) -> None:
-    found = judged[fault.name].result().difference
+def test_a_fault_is_caught_and_named(originals: dict[str, Runs], fault: Fault) -> None:
+    found = judge_changed(originals, fault.script, fault.name, fault.changes).difference
     assert found is not None, "not caught"
     assert (found.step, found.quantity, found.parameter) == (fault.step, fault.quantity, fault.parameter), (
         found
@@ -217,8 +196,9 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_rewrite_passes(judged: dict[str, Future[Judgement]], name: str) -> None:
-    found = judged[name].result()
+def test_a_harmless_rewrite_passes(originals: dict[str, Runs], name: str) -> None:
+    script, changes = HARMLESS[name]
+    found = judge_changed(originals, script, name, changes)
     assert found.difference is None, found.difference
     assert found.comparison is not None
     assert found.comparison.steps == STEPS
