@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserError
+from portwright.job.atomic import explain_os_error
 from portwright.job.blame import blame, is_users
 
 # What TensorFlow puts around a message: where a node was made, which nodes failed with it, hints for other APIs.
@@ -40,6 +43,9 @@ def explain_op_error(error: tf.errors.OpError) -> UserError:
             f"the input pipeline failed: {kind}: {said}",
             "Look at the files that params.yaml names, and at the functions that the dataset maps.",
         )
+    full = re.search(r"([^\s;]*); (No space left on device|Disk quota exceeded)", said)
+    if full is not None:
+        return explain_os_error(OSError(errno.ENOSPC, ""), Path(full[1]))
     where = _place_of_op(op)
     cure = "Run again with --debug to see the traceback."
     if isinstance(error, tf.errors.ResourceExhaustedError):

@@ -37,23 +37,58 @@ def compute_loss(
     return tf.add_n([*(tf.cast(part, tf.float32) for part in parts), *added])
 
 
+def name_outputs(model: Any, outputs: Any) -> Any:
+    """A model's outputs by their names where it has several, as Keras names them; one output as it is."""
+    if not isinstance(outputs, (list, tuple)):
+        return outputs
+    if len(outputs) == 1:
+        return outputs[0]
+    names = list(getattr(model, "output_names", None) or [])
+    if len(names) != len(outputs):  # a subclass has none before it is trained by Keras
+        names = [f"output_{number}" for number in range(1, len(outputs) + 1)]
+    return dict(zip(names, outputs, strict=True))
+
+
 def compute_metrics(metrics: Any, labels: Any, outputs: Any) -> dict[str, tuple[Any, Any]]:
-    """The metrics of `compile(metrics=...)` as tf.compat.v1 metrics, for host_call or eval_metric_ops."""
+    """The metrics of `compile(metrics=...)` as tf.compat.v1 metrics, for host_call or eval_metric_ops.
+
+    Several outputs are what `name_outputs` gives; the names of their metrics begin with the output's, as in Keras.
+    """
     if metrics is None:
         return {}
-    if isinstance(metrics, Mapping) or tf.nest.is_nested(outputs):
-        raise UnsupportedError(
-            "metrics of several outputs have no form here.", "Write metrics_fn with tf.compat.v1.metrics."
-        )
-    listed = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-    label, output = _match(labels, outputs)
+    if isinstance(outputs, (list, tuple)):
+        outputs = name_outputs(None, outputs)
+    if isinstance(outputs, Mapping):
+        rows = _metrics_by_output(metrics, labels, outputs)
+    else:
+        listed = next(iter(metrics.values()), []) if isinstance(metrics, Mapping) else metrics
+        if isinstance(listed, (list, tuple)) and len(listed) == 1 and isinstance(listed[0], (list, tuple)):
+            listed = listed[0]
+        rows = [("", listed, tf.nest.flatten(labels)[0], outputs)]
     found: dict[str, tuple[Any, Any]] = {}
-    for metric in listed:
-        name, made = _make_metric(metric, label, output)
-        while name in found:
-            name += "_"
-        found[name] = made
+    for name_of_output, listed, label, output in rows:
+        for metric in listed if isinstance(listed, (list, tuple)) else [listed]:
+            name, made = _make_metric(metric, *_match(label, output))
+            if isinstance(outputs, Mapping) and len(outputs) > 1:
+                name = f"{name_of_output}_{name}"
+            while name in found:
+                name += "_"
+            found[name] = made
     return found
+
+
+def _metrics_by_output(
+    metrics: Any, labels: Any, outputs: Mapping[str, Any]
+) -> list[tuple[str, Any, Any, Any]]:
+    """Each output's name, metrics, label and value; a list without lists in it is for all outputs, as in Keras."""
+    names = list(outputs)
+    if isinstance(metrics, (list, tuple)) and not any(isinstance(m, (list, tuple)) for m in metrics):
+        metrics = [metrics] * len(names)
+    return [
+        (name, listed, label, output)
+        for listed, label, output, name in _pairs(metrics, labels, outputs, names, names, what="metrics")
+        if label is not None
+    ]
 
 
 def make_train_op(loss: Any, params: Mapping[str, Any]) -> tf.Operation:
@@ -194,9 +229,9 @@ def _match(label: Any, output: Any) -> tuple[Any, Any]:
 
 
 def _pairs(
-    losses: Any, labels: Any, outputs: Any, weights: Any, names: Sequence[str]
+    losses: Any, labels: Any, outputs: Any, weights: Any, names: Sequence[str], *, what: str = "loss"
 ) -> list[tuple[Any, Any, Any, Any]]:
-    """Each output with its loss, its label and its weight."""
+    """Each output with its loss (or what else `what` says), its label and its weight."""
     if not tf.nest.is_nested(outputs):
         one = [
             tf.nest.flatten(value)[0] if tf.nest.is_nested(value) else value
@@ -210,24 +245,24 @@ def _pairs(
     )
     values = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
 
-    def of(given: Any, what: str) -> list[Any]:
+    def of(given: Any, kind: str) -> list[Any]:
         if given is None or isinstance(given, str) or not isinstance(given, (Mapping, list, tuple)):
             return [given] * len(values)
         if isinstance(given, Mapping):
             by_place = {f"output_{i}": key for i, key in enumerate(keys)}
-            known = {by_place.get(key, key): value for key, value in given.items()}
+            known = {key if key in keys else by_place.get(key, key): value for key, value in given.items()}
             strange = [key for key in known if key not in keys]
             if strange:
-                raise UserError(f"{what} names the output '{strange[0]}'.", suggest(str(strange[0]), keys))
+                raise UserError(f"{kind} names the output '{strange[0]}'.", suggest(str(strange[0]), keys))
             return [known.get(key) for key in keys]
         if len(given) != len(values):
             raise UserError(
-                f"{what} has {len(given)} entries, and the model {len(values)} outputs.",
+                f"{kind} has {len(given)} entries, and the model {len(values)} outputs.",
                 "Give one for each output.",
             )
         return list(given)
 
-    rows = zip(of(losses, "loss"), of(labels, "the labels"), values, of(weights, "loss_weights"), strict=True)
+    rows = zip(of(losses, what), of(labels, "the labels"), values, of(weights, "loss_weights"), strict=True)
     return [row for row in rows if row[0] is not None]
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from portwright.errors import UnsupportedError, UserError
 from portwright.port.api import port
 from portwright.tensorflow import run
-from portwright.tensorflow.keras_parts import compute_loss, compute_metrics, make_train_op
+from portwright.tensorflow.keras_parts import compute_loss, compute_metrics, make_train_op, name_outputs
 
 v1 = tf.compat.v1
 FOLDER = Path(__file__).parents[2] / "fixtures" / "keras_layout"
@@ -167,8 +167,10 @@ def test_unknown_names_tell_the_valid_ones() -> None:
             compute_metrics(["acuracy"], labels, outputs)
         with pytest.raises(UserError, match="the loss is 3"):
             compute_loss(3, labels, outputs)
-        with pytest.raises(UnsupportedError, match="several outputs"):
-            compute_metrics(["accuracy"], labels, [outputs, outputs])
+        with pytest.raises(UserError, match=r"metrics names the output 'flg'.*'flag'"):
+            compute_metrics({"flg": "mae"}, labels, {"flag": outputs, "value": outputs})
+        with pytest.raises(UnsupportedError, match=r"MeanIoU of tf.keras has no form"):
+            compute_metrics([tf.keras.metrics.MeanIoU(2)], labels, outputs)
         with pytest.raises(UserError, match="'Ftrl'"):
             make_train_op(tf.constant(1.0), {"optimizer_type": "Ftrl", "learning_rate": 0.1})
         with pytest.raises(UserError, match="no trainable variable"):
@@ -200,3 +202,50 @@ def test_metrics_are_those_of_keras(metric: Any) -> None:
             session.run([v1.local_variables_initializer(), v1.global_variables_initializer()])
             session.run(update)
             assert float(session.run(value)) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        ["mae", "mse"],
+        {"flag": "accuracy", "value": ["mae", "mse"]},
+        {"value": "mae"},
+        [["mae"], ["accuracy"]],
+        "mse",
+    ],
+    ids=str,
+)
+def test_metrics_of_several_outputs_are_those_of_keras(metrics: Any) -> None:
+    inputs = tf.keras.Input((3,))
+    value = tf.keras.layers.Dense(1, name="value")(inputs)
+    flag = tf.keras.layers.Dense(1, activation="sigmoid", name="flag")(inputs)
+    model = tf.keras.Model(inputs, [value, flag])
+    model.compile("sgd", loss="mse", metrics=metrics)
+    rng = np.random.default_rng(1)
+    x, y = rng.random((16, 3)).astype(np.float32), rng.random(16).astype(np.float32)
+    labels = {"value": y, "flag": (y > 0.5).astype(np.float32)}
+    expected = {
+        name: number
+        for name, number in model.evaluate(x, labels, verbose=0, return_dict=True).items()
+        if not name.endswith("loss")
+    }
+    arrays = [part.numpy() for part in model(x)]
+    with tf.Graph().as_default():
+        outputs = name_outputs(model, [tf.constant(part) for part in arrays])
+        made = compute_metrics(metrics, {k: tf.constant(v) for k, v in labels.items()}, outputs)
+        assert sorted(made) == sorted(expected)
+        with v1.Session() as session:
+            session.run(v1.local_variables_initializer())
+            session.run([update for _, update in made.values()])
+            for name, (result, _) in made.items():
+                assert float(session.run(result)) == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_outputs_without_names_are_numbered_as_keras_numbers_them() -> None:
+    parts = [tf.constant([[1.0]]), tf.constant([[2.0]])]
+    assert list(name_outputs(None, parts)) == ["output_1", "output_2"]
+    assert name_outputs(None, parts[:1]) is parts[0]
+    assert name_outputs(None, parts[0]) is parts[0]
+    labels = {"output_1": tf.constant([[1.0]]), "output_2": tf.constant([[4.0]])}
+    losses = {"output_1": "mae", "output_2": "mse"}
+    assert float(compute_loss(losses, labels, name_outputs(None, parts))) == pytest.approx(4.0)

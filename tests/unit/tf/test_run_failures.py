@@ -63,6 +63,13 @@ def test_memory_that_is_not_there_has_a_cure() -> None:
     assert "batch_size" in told.cure
 
 
+@pytest.mark.parametrize("reason", ["No space left on device", "Disk quota exceeded"])
+def test_a_full_disk_is_not_taken_for_memory(reason: str) -> None:
+    told = explain(tf.errors.ResourceExhaustedError(None, None, f"out/graph.pbtxt.tmp1; {reason}"))
+    assert "Cannot write out/graph.pbtxt.tmp1: no space left" in told.message
+    assert "Free space" in told.cure
+
+
 @pytest.mark.parametrize(
     ("step", "bad", "recent", "said", "status"),
     [

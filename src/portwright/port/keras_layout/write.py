@@ -98,7 +98,7 @@ class Writer:
         )
         body = [
             f"{made} = build_model(params)",
-            f"outputs = model({inputs}, training=mode == ModeKeys.TRAIN)",
+            f"outputs = name_outputs(model, model({inputs}, training=mode == ModeKeys.TRAIN))",
             "if mode == ModeKeys.PREDICT:",
             '    predictions = outputs if isinstance(outputs, dict) else {"outputs": outputs}',
             "    return CSEstimatorSpec(mode, predictions=predictions)",
@@ -485,7 +485,7 @@ def _as_inputs(feed: Feed) -> str:
 
 _MODEL_HEAD = """
 from portwright.tensorflow import CSEstimatorSpec, ModeKeys
-from portwright.tensorflow.keras_parts import compute_loss, compute_metrics, make_train_op
+from portwright.tensorflow.keras_parts import compute_loss, compute_metrics, make_train_op, name_outputs
 """
 _DATA_HEAD = """
 import portwright.tensorflow  # before TensorFlow, since it chooses the Keras
