@@ -6,7 +6,6 @@ import tempfile
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.python.training import device_setter
 
 from portwright.errors import UnsupportedError
@@ -65,11 +64,11 @@ def check_strategy(strategy: Any, name: str, num_workers: int = 1) -> None:
     """One replica computes what no strategy would; several are not run in silence as one."""
     num_replicas = getattr(strategy, "num_replicas_in_sync", 1)
     if isinstance(strategy, _OF_SEVERAL_WORKERS):
-        # Made outside of a graph it has brought up a server of TensorFlow's own, at the address where ours would listen.
-        if context.context()._collective_ops_server_def is not None:
+        # Made outside of graph mode it brings up a server of TensorFlow's own, at the address where ours would listen.
+        if num_workers > 1 and tf.compat.v1.executing_eagerly_outside_functions():
             raise UnsupportedError(
-                f"RunConfig's {name} is a {type(strategy).__name__}, which listens at this process's address already.",
-                "Leave it out: the processes of TF_CONFIG train together without one.",
+                f"RunConfig's {name} is a MultiWorkerMirroredStrategy, which takes this process's address for itself.",
+                "Leave it out: the processes of TF_CONFIG train together without one. Or call tf.compat.v1.disable_eager_execution() first.",
             )
         num_replicas //= max(1, num_workers)
     if num_replicas > 1:

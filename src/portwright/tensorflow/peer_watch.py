@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.errors import UserError
+from portwright.errors import ExitStatus, UserError
 
 _PERIOD_SECONDS = 1.0
+_GRACE_SECONDS = 8.0  # for a training to end by itself
 _MISSES = 3  # in a row, before a process counts as gone
 
 
@@ -65,10 +68,21 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
                 misses[peer] = 0 if answers(peer[1]) else misses[peer] + 1
                 if misses[peer] >= _MISSES:
                     self.dead = f"{peer[0]} at {peer[1]}"
-                    while not self._stopped.is_set():  # a session that was being made anew is closed then
-                        self._on_death()
-                        self._stopped.wait(_PERIOD_SECONDS)
+                    self._end()
                     return
+
+    def _end(self) -> None:
+        """Gets the training out of its waiting, again and again: a session may just be made anew."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while not self._stopped.is_set():
+            # In a thread, as to close a session may wait for the very call that it is to end.
+            threading.Thread(target=self._on_death, daemon=True).start()
+            if time.monotonic() > deadline:
+                # TensorFlow looks for a lost leader without end where a step has not begun, and nothing else ends that.
+                sys.stderr.write(f"error: {gone(self.dead)}\n")
+                sys.stderr.flush()
+                os._exit(int(ExitStatus.USAGE))
+            self._stopped.wait(_PERIOD_SECONDS)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ scaling and any optimizer see those of the whole batch; only the chief writes fi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import time
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.ops import collective_ops, gradients_util
 
-from portwright.errors import UserError
+from portwright.errors import ExitStatus, UserError
 from portwright.tensorflow.bad_input import BadValue
 from portwright.tensorflow.cluster import TaskType
 from portwright.tensorflow.peer_watch import answers, watching_peers
@@ -25,6 +26,7 @@ from portwright.tensorflow.peer_watch import answers, watching_peers
 v1 = tf.compat.v1
 _GROUP = 1
 _PATIENCE_SECONDS = 5.0  # before a process says for whom it waits
+_LINGER_SECONDS = 1.0  # before a process ends: another may still fetch what it was given in the last call
 _keys = itertools.count(1)  # of collective ops: every process makes the same ones in the same order
 _servers: dict[str, Any] = {}  # TensorFlow cannot stop a server, so a process keeps the one it has
 
@@ -82,6 +84,7 @@ class Processes:
                 f"{self.job} {self.index} cannot listen at {self.address}: {str(error.message).splitlines()[0][:300]}",
                 "Is the port free, and the address one of this machine? TF_CONFIG names them.",
             ) from error
+        atexit.register(time.sleep, _LINGER_SECONDS)
         return _servers[key]
 
     def wait_for_peers(
@@ -92,10 +95,13 @@ class Processes:
         while missing := [f"{name} at {address}" for name, address in self.peers if not answers(address)]:
             waited = time.monotonic() - start
             if waited > seconds or is_stopped():
-                raise UserError(
+                error = UserError(
                     f"{', '.join(missing)} did not answer within {waited:.0f} s.",
                     "Start the same command in every process of TF_CONFIG's cluster.",
                 )
+                if is_stopped():  # a scheduler that stops a job which has not begun wants it requeued
+                    error.status = ExitStatus.REQUEUE
+                raise error
             if waited > _PATIENCE_SECONDS and not is_told:
                 is_told = True
                 note(f"waiting for {', '.join(missing)}.")

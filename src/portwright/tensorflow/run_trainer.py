@@ -58,6 +58,7 @@ class Trainer:
         self._step = 0
         self._first_step = 0
         self._num_steps = 0  # made by this process
+        self._is_ended_early = False  # by a signal
 
     @property
     def is_stopped(self) -> bool:
@@ -96,7 +97,7 @@ class Trainer:
             if log is not None:
                 log.close()
         self._outcome.checkpoint = estimator.latest_checkpoint()
-        if self._signals.requested and (evaluates or self._step < last_step):
+        if self._is_ended_early and (evaluates or self._step < last_step):
             self._tell_stop()
 
     def _stretches(
@@ -124,10 +125,16 @@ class Trainer:
                 return
 
     def _is_anyone_stopped(self) -> bool:
-        """Whether a signal came, to this process or to another one."""
-        if self.processes is not None and self.processes.total(int(self._signals.requested)):
+        """Whether a signal came, to this process or to another one.
+
+        One that comes while this process waits for the others is heard the next time, so that all do the same.
+        """
+        self._is_ended_early = self._signals.requested
+        if self.processes is not None:
+            self._is_ended_early = self.processes.total(int(self._is_ended_early)) > 0
+        if self._is_ended_early:
             self._signals.follow("another process")
-        return self._signals.requested
+        return self._is_ended_early
 
     def _train_until(self, estimator: Estimator, end: int, log: RunLog | None, progress: Progress) -> None:
         input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)

@@ -189,8 +189,9 @@ def test_what_cannot_train_together_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_strategies() -> None:
     check_strategy(tf.distribute.MirroredStrategy(["/cpu:0"]), "train_distribute")
-    with tf.Graph().as_default():
-        check_strategy(tf.distribute.MultiWorkerMirroredStrategy(), "train_distribute")
+    check_strategy(tf.distribute.MultiWorkerMirroredStrategy(), "train_distribute")
+    with pytest.raises(UnsupportedError, match="takes this process's address for itself"):
+        check_strategy(tf.distribute.MultiWorkerMirroredStrategy(), "train_distribute", num_workers=2)
 
     class Several:
         num_replicas_in_sync = 2
