@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from portwright.tensorflow import prefetching
 from portwright.tensorflow.bad_input import BadValue
 
 if TYPE_CHECKING:
@@ -23,14 +24,18 @@ class Feed:
 
 
 class InitializeIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Starts an iterator when a session is made."""
+    """Starts an iterator when a session is made, over `read_ahead` as it is but with a prefetch, if that is given."""
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, read_ahead: Any = None) -> None:
         self._iterator = iterator
+        self._read_ahead = read_ahead
         self._initializer: Any = None
 
     def begin(self) -> None:
         self._initializer = self._iterator.initializer
+        if self._read_ahead is not None:
+            prefetching.append_prefetch(self._read_ahead, self._initializer)
+            self._read_ahead = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         session.run(self._initializer)
@@ -53,7 +58,8 @@ def make_feed(result: Any, processes: Processes | None = None, is_shared: bool =
         if processes is not None and not is_shared:
             result = result.shard(processes.size, processes.rank)
         iterator = tf.compat.v1.data.make_initializable_iterator(result)
-        hooks = (InitializeIterator(iterator),)
+        is_late = processes is None and prefetching.is_wanted() and prefetching.needs_prefetch(result)
+        hooks = (InitializeIterator(iterator, result if is_late else None),)
         result = iterator.get_next() if processes is None else processes.next_batch(iterator)
     elif isinstance(result, tf.compat.v1.data.Iterator):
         hooks = (InitializeIterator(result),) if result._initializer is not None else ()
