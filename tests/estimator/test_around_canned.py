@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beside import environment
 
 REAL = os.environ.get("PORTWRIGHT_TF_ESTIMATOR")
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def _run(which: str, jobs: list[list[str]]) -> list[dict[str, Any]]:
         [python, str(SCRIPT), which, json.dumps(jobs)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env=environment(PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1"),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beside import environment
 
 NAMES = ("mlp", "convolutions", "embedding")
 REAL = os.environ.get("PORTWRIGHT_TF_ESTIMATOR")
@@ -31,9 +32,7 @@ def ask(which: str, asked: Sequence[tuple[str, str, Path]]) -> list[Any]:
     assert python is not None
     script = Path(__file__).parent / "scenarios.py"
     words = [python, str(script), which, json.dumps([[n, a, str(f)] for n, a, f in asked])]
-    # TensorFlow 2.15 has its Keras within, and this variable, which our tests set, sends it looking elsewhere.
-    environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 0, done.stderr[-3000:]
     outcomes: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return outcomes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from beside import environment
 
 from portwright.port.api import port
 
@@ -27,8 +28,7 @@ _AS_OF_2023 = (
 
 def numbers(python: str, script: Path, model_dir: Path) -> list[float]:
     words = [python, "-W", "ignore", str(script), f"--out={model_dir}"]
-    environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("LOSS", "EVAL"))]
     return [float(word) for words in lines for word in words[1:]]
