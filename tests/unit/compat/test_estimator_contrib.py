@@ -79,7 +79,9 @@ def test_batch_norm_moves_its_averages_only_by_its_updates(v1: Any) -> None:
     x = np.random.default_rng(0).normal(3, 2, size=(8, 4)).astype(np.float32)
     out = batch_norm(v1.constant(x), decay=0.5, scale=True)
     updates = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
-    mean, variance = (next(v for v in v1.global_variables() if v.op.name.endswith(n)) for n in ("mean", "variance"))
+    mean, variance = (
+        next(v for v in v1.global_variables() if v.op.name.endswith(n)) for n in ("mean", "variance")
+    )
     y, before = evaluate(v1, out, mean)
     np.testing.assert_allclose(y.mean(0), 0, atol=1e-5)
     assert not before.any()
@@ -92,7 +94,9 @@ def test_batch_norm_moves_its_averages_only_by_its_updates(v1: Any) -> None:
 def test_fully_connected_keeps_leading_axes_and_refuses_an_unknown_size(v1: Any) -> None:
     from portwright.compat.contrib_layers import fully_connected
 
-    out = fully_connected(v1.ones([2, 5, 3]), 4, activation_fn=None, weights_initializer=v1.ones_initializer())
+    out = fully_connected(
+        v1.ones([2, 5, 3]), 4, activation_fn=None, weights_initializer=v1.ones_initializer()
+    )
     np.testing.assert_allclose(evaluate(v1, out), np.full((2, 5, 4), 3.0))
     assert names(v1) == ["fully_connected/biases", "fully_connected/weights"]
     with pytest.raises(UserError, match="has no size"):
@@ -226,7 +230,9 @@ def test_decoupled_weight_decay(v1: Any) -> None:
     for make, plain in (
         (lambda: AdamWOptimizer(0.1, learning_rate=0.01), lambda: v1.train.AdamOptimizer(0.01)),
         (
-            lambda: extend_with_decoupled_weight_decay(v1.train.GradientDescentOptimizer)(0.1, learning_rate=0.01),
+            lambda: extend_with_decoupled_weight_decay(v1.train.GradientDescentOptimizer)(
+                0.1, learning_rate=0.01
+            ),
             lambda: v1.train.GradientDescentOptimizer(0.01),
         ),
     ):

@@ -69,10 +69,16 @@ def in_a_process(source: str, folder: Path) -> object:
     script = folder / "script.py"
     script.write_text(source)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=500, env={**os.environ, "NO_COLOR": "1"}
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "NO_COLOR": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).partition(" ")[2])
+    return json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).partition(" ")[2]
+    )
 
 
 def test_every_lent_name_exists(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_a_program_is_judged_with_the_files_it_leads_to(tmp_path: Path, apis: An
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "deep.py").write_text("from . import deeper\n")
-    (tmp_path / "package" / "deeper.py").write_text("import tensorflow as tf\nx = tf.placeholder(tf.float32)\n")
+    (tmp_path / "package" / "deeper.py").write_text(
+        "import tensorflow as tf\nx = tf.placeholder(tf.float32)\n"
+    )
     assert judge_program(str(tmp_path / "main.py"), *apis) is Api.V1
 
 
