@@ -112,7 +112,9 @@ def test_pretrained_checkpoint_starts_at_step_0(model_folder: Path, run_script) 
     reason="torch.compile needs a C++ compiler, and none is here",
 )
 def test_compile_only_then_train_compiled(model_folder: Path, run_script) -> None:
-    compiled = run_script(model_folder, "CPU", "--mode", "train", *PARAMS, "--compile_only", "--json")
+    compiled = run_script(
+        model_folder, "CPU", "--mode", "train", *PARAMS, "--compile_only", "--json", fresh=True
+    )
     assert compiled.returncode == 0, compiled.stderr
     report = json.loads(compiled.stdout)["compiled"]
     assert report["graphs"] >= 1
@@ -122,7 +124,7 @@ def test_compile_only_then_train_compiled(model_folder: Path, run_script) -> Non
     )
     assert not list((model_folder / "model_dir").rglob("*.safetensors"))
     trained = run_script(
-        model_folder, "CPU", "--mode", "train", *PARAMS, *SHORT, "-D", "runconfig.compile=true"
+        model_folder, "CPU", "--mode", "train", *PARAMS, *SHORT, "-D", "runconfig.compile=true", fresh=True
     )
     assert trained.returncode == 0, trained.stderr
     assert "using what was compiled" in trained.stderr
