@@ -90,7 +90,8 @@ def check_fit(checkpoint: str, variables: Mapping[str, list[int | None]]) -> Non
         more = f", and {len(differences) - _NUM_LISTED} more" if len(differences) > _NUM_LISTED else ""
         raise UserError(
             f"the checkpoint {checkpoint} is of another model: {'; '.join(differences[:_NUM_LISTED])}{more}.",
-            "Use the params that it was trained with, or another --model_dir; --is_pretrained_checkpoint takes what fits.",
+            "Use the params that it was trained with, or an empty --model_dir; there "
+            f"--checkpoint_path {checkpoint} --is_pretrained_checkpoint takes what fits.",
         )
 
 

@@ -106,6 +106,7 @@ REFUSED = {
         HEAD + "d = tf.data.Dataset.range(3)\n" + MODEL + COMPILE + "model.fit(d, validation_split=0.1)\n",
         "validation_split",
     ),
+    "a tape": (HEAD + DATA + MODEL + "with tf.GradientTape() as tape:\n    loss = model(x)\n", "no call of a Keras model's fit()"),
     "unreachable": (HEAD + "def train(x):\n    model = 1\n    model.fit(x)\n", "train"),
     "early return": (
         HEAD + "def main():\n    if np:\n        return\n    model.fit(1, 2)\n\n\nmain()\n", "returns early",

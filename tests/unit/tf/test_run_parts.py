@@ -145,7 +145,10 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Any) -> None:
         path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 1)
     check_fit(path, {"w": [3, 4]})
     check_fit(path, {"w": [None, 4]})
-    with pytest.raises(UserError, match=r"w is \[3, 4\] there and \[3, 5\] here"):
+    with pytest.raises(UserError, match=r"w is \[3, 4\] there and \[3, 5\] here") as caught:
         check_fit(path, {"w": [3, 5]})
+    # In a folder that has a checkpoint, what the flag says would be passed over: the cure must name another one.
+    assert "an empty --model_dir" in caught.value.cure
+    assert f"--checkpoint_path {path} --is_pretrained_checkpoint" in caught.value.cure
     with pytest.raises(UserError, match="b is not there"):
         check_fit(path, {"w": [3, 4], "b": [4]})

@@ -21,6 +21,7 @@ from portwright.port.layout.program import (
 )
 from portwright.port.layout.units import RefusalError, Unit
 from portwright.port.layout.values import UnknownError, Values
+from portwright.port.tree import Tree
 
 IN_PLACE = "Use --style in-place, which keeps the script's own loop."
 _WRAPPERS = ("tqdm", "rich.progress", "alive_progress")
@@ -54,6 +55,13 @@ class Anatomy:
         return flatten(self.program.items)
 
 
+def _imports_tensorflow(tree: Tree) -> bool:
+    """Whether a script is TensorFlow's and not torch's."""
+    names = {alias.name.split(".")[0] for n in tree.all(ast.Import) for alias in n.names}
+    names |= {(n.module or "").split(".")[0] for n in tree.all(ast.ImportFrom) if not n.level}
+    return bool(names & {"tensorflow", "keras", "tf_keras"}) and "torch" not in names
+
+
 def dissect(program: Program, values: Values) -> Anatomy:
     """Finds the one training loop; RefusalError where there is none, or more than run() has room for."""
     found = [
@@ -63,6 +71,14 @@ def dissect(program: Program, values: Values) -> Anatomy:
     ]
     unit = program.entry
     if not found:
+        if _imports_tensorflow(unit.tree):
+            raise RefusalError(
+                "no call of a Keras model's fit() was found",
+                "Name the script that calls fit(); an Estimator's script and a loop with GradientTape stay as they are: use "
+                "--style in-place, or `portwright new NAME --framework tensorflow` and move the parts by hand.",
+                unit,
+                None,
+            )
         calls = (n for n in unit.tree.all(ast.Call) if is_backward(n))
         raise RefusalError(
             "no loop that calls backward() was found on the way from the script's start",
