@@ -143,7 +143,7 @@ def _unet(params: Params, place: Path, zoo: Path) -> None:
         data.images(place / "data" / split / f"{split}-0.tfrecords", size=16)
     params["train_input"].update(
         dataset_path=str(place / "data"), train_batch_size=2, eval_batch_size=2, image_shape=[16, 16, 1], shuffle_buffer_size=8,
-        seed=3, num_parallel_reads=1,
+        seed=3, num_parallel_reads=1, augment_data=False,  # drawn in parallel, in no order
     )  # fmt: skip
     params["model"].update(data_format="channels_last", encoder_filters=[4, 8], decoder_filters=[4])
 
