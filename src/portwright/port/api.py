@@ -106,7 +106,7 @@ def port(
         selection = of_part(selection, part)
     if len(selection.targets) != 1:
         raise UserError(
-            f"a port is for one target, and {len(selection.targets)} are named: {', '.join(sorted(selection.targets))}.",
+            f"a port is for one target, and there are {len(selection.targets)} (all where none is named): {', '.join(sorted(selection.targets))}.",
             "Give one with --target.",
         )
     allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)

@@ -252,3 +252,13 @@ def test_arguments_of_older_and_newer_keras(tmp_path: Path) -> None:
     assert params_of(out)["runconfig"]["num_epochs"] == 7
     result, _ = make(HEAD + DATA + MODEL + COMPILE + "model.fit(x, y, wings=7)\n", tmp_path)
     assert "fit() is given wings" in result.left[0].message
+
+
+@pytest.mark.parametrize("style", ["in-place", "layout"])
+def test_a_port_without_a_target_does_not_say_that_some_were_named(style: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD)
+    with pytest.raises(
+        UserError, match=r"one target, and there are 3 \(all where none is named\): csx, ipu, rdu"
+    ):
+        port([script], [], style=style, out=tmp_path / "out")

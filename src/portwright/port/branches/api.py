@@ -49,7 +49,7 @@ def port_branches(
     files, selection = select_files(paths, targets, select, ignore)
     if len(selection.targets) != 1:
         raise UserError(
-            f"a port is for one target, and {len(selection.targets)} are named: {', '.join(sorted(selection.targets))}.",
+            f"a port is for one target, and there are {len(selection.targets)} (all where none is named): {', '.join(sorted(selection.targets))}.",
             "Give one with --target.",
         )
     (target,) = selection.targets
