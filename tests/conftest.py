@@ -88,7 +88,7 @@ def run_script(request: pytest.FixtureRequest, warm_python: WarmPython) -> RunSc
         fresh: bool = False,
     ) -> Any:
         whole = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400", **(env or {})}
-        if is_quick and not fresh:
+        if is_quick and not fresh and warm_python.can_run(whole):
             return warm_python.run(arguments, folder, whole, timeout)
         return subprocess.run(
             [sys.executable, "run.py", *arguments],

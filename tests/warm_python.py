@@ -57,9 +57,14 @@ class WarmPython:
     """Starts on its first script, with `env` beside this process's; ends with `close`."""
 
     def __init__(self, **env: str) -> None:
-        self._env = env
+        self._env = {**os.environ, **env}
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def can_run(self, env: dict[str, str]) -> bool:
+        """Whether the environment asks for nothing that Python and the linker read at their start alone."""
+        names = {name for name in {*env, *self._env} if name.startswith(("PYTHON", "LD_"))}
+        return all(env.get(name) == self._env.get(name) for name in names)
 
     def run(
         self, arguments: tuple[str, ...], folder: Path, env: dict[str, str], timeout: float
@@ -118,9 +123,8 @@ class WarmPython:
 
     def popen(self, words: list[str], **options: Any) -> Any:
         """In place of the Popen with which a recording starts; what a fork cannot do is left to the real one."""
-        env, known = options["env"], {**os.environ, **self._env}
-        is_alike = all(env.get(k) == known.get(k) for k in {*env, *known} if k.startswith(("PYTHON", "LD_")))
-        if words[0] != sys.executable or words[1] != "-c" or not is_alike:
+        env = options["env"]
+        if words[0] != sys.executable or words[1] != "-c" or not self.can_run(env):
             return subprocess.Popen(words, **options)
         reading, writing = os.pipe()
         streams = (options["stdin"], writing, writing)
@@ -145,7 +149,7 @@ class WarmPython:
             number = listening.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(number)],
-                env={**os.environ, **self._env},
+                env=self._env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[number],
             )
