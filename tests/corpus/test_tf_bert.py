@@ -8,7 +8,26 @@ from pathlib import Path
 import pytest
 from corpus.tf_launch import find, run, steps_saved
 
-WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "ran", "good", "bad", "film", "was", "and", "this", ",", ".", "?", "who"]
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "ran",
+    "good",
+    "bad",
+    "film",
+    "was",
+    "and",
+    "this",
+    ",",
+    ".",
+    "?",
+    "who",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -1,8 +1,9 @@
 """Trains AWD-LSTM with its own penalties on activations, without the cache file that a second run cannot read with torch 2.6."""
 
 import torch
-from model import RNNModel
 from splitcross import SplitCrossEntropyLoss
+
+from model import RNNModel
 from utils import repackage_hidden
 
 torch.manual_seed(0)

@@ -1,8 +1,9 @@
 """Trains char-rnn's model a character at a time; its own train.py indexes a number after the first step (torch 0.3)."""
 
 import torch
-from model import CharRNN
 from torch import nn
+
+from model import CharRNN
 
 torch.manual_seed(0)
 WIDTH, LENGTH, NUM_CHARACTERS = 8, 6, 20
