@@ -1,10 +1,11 @@
-"""A TensorFlow folder's run.py, run up to its call of run(): what it passes there, and its params."""
+"""A script run up to where it would train: what it passes to run() or to an Estimator there, and its params."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from portwright.job.blame import blame
 from portwright.job.params import Params
 from portwright.job.run_params import load_run_params
 from portwright.tensorflow import entry
+from portwright.tensorflow.cerebras_estimator import CerebrasEstimator
+from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.run_parts import Parts
 
 
@@ -31,14 +34,14 @@ class Script:
 
 
 class _Asked(BaseException):
-    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
+    """Carries what a script passes to run() or to an Estimator out of it; not an Exception, so that no script catches it."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
         self.parts = parts
 
 
-def _intercept(
+def _intercept_run(
     model_fn: Any,
     train_input_fn: Any = None,
     eval_input_fn: Any = None,
@@ -48,9 +51,13 @@ def _intercept(
     predict_input_fn: Any = None,
     argv: Sequence[str] | None = None,
 ) -> None:
-    del argv
     given = dict(locals())
+    del given["argv"]
     raise _Asked(given)
+
+
+def _intercept_estimator(self: Any, input_fn: Any, *args: Any, **kwargs: Any) -> None:
+    raise _Asked({"estimator": self, "input_fn": input_fn})
 
 
 def find_script(path: str) -> Path:
@@ -73,38 +80,69 @@ def find_script(path: str) -> Path:
 def read_script(path: str, params: Path | None = None, overrides: Sequence[str] = ()) -> Script:
     """Runs the user's files as far as they describe the model, never further: nothing is trained."""
     script = find_script(path)
-    params_path = params or script.parent / "configs" / "params.yaml"
-    if not params_path.is_file():
-        raise UserError(f"there is no params file '{params_path}'.", "Give one with --params.")
-    words = ["CPU", "--mode", "train", "--params", str(params_path.resolve())]
-    words += [word for text in overrides for word in ("-D", text)]
+    words = words_of(script, params, overrides)
+    asked = ask_script(script, words)
+    if "estimator" in asked:
+        raise UserError(
+            f"{script} trains an Estimator itself and never calls portwright.tensorflow.run().",
+            "A folder to learn from: portwright new NAME --framework tensorflow.",
+        )
+    return take_parts(script, words, asked)
+
+
+def words_of(script: Path, params: Path | None, overrides: Sequence[str]) -> list[str]:
+    """The command line of a training on the CPU."""
+    path = params or script.parent / "configs" / "params.yaml"
+    if not path.is_file():
+        raise UserError(f"there is no params file '{path}'.", "Give one with --params.")
+    changes = [word for text in overrides for word in ("-D", text)]
+    return ["CPU", "--mode", "train", "--params", str(path.resolve()), *changes]
+
+
+def take_parts(script: Path, words: Sequence[str], asked: Mapping[str, Any]) -> Script:
+    """What was passed to run(), with the params of the command line."""
+    parts = Parts(**asked)
+    parts.check()
+    arguments = parse_arguments(words, parts.extra_args_parser_fn, entry.STYLE)
     with mock.patch.object(sys, "argv", [str(script), *words]):  # as the script would find it
-        parts = Parts(**_ask(script))
-        parts.check()
-        arguments = parse_arguments(words, parts.extra_args_parser_fn, entry.STYLE)
         return Script(script, parts, load_run_params(arguments, parts.default_params_fn))
 
 
-def _ask(script: Path) -> Mapping[str, Any]:
+def ask_script(script: Path, words: Sequence[str], compat: str | None = None) -> Mapping[str, Any]:
+    """What a script passes to run(), or its `estimator` and the `input_fn` that it would train or compile with."""
+    if compat is not None:
+        from portwright.compat.lend import lend
+
+        lend(compat, str(script))
     sys.path.insert(0, str(script.parent))
-    with (
-        mock.patch.object(entry, "run", _intercept),
-        mock.patch.object(portwright.tensorflow, "run", _intercept),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *words]))
+        stack.enter_context(mock.patch.object(entry, "run", _intercept_run))
+        stack.enter_context(mock.patch.dict(vars(portwright.tensorflow), {"run": _intercept_run}))
+        for kind, name in (
+            (Estimator, "train"),
+            (CerebrasEstimator, "train"),
+            (CerebrasEstimator, "compile"),
+        ):
+            stack.enter_context(mock.patch.object(kind, name, _intercept_estimator))
         try:
             runpy.run_path(str(script), run_name="__main__")
         except _Asked as asked:
             return asked.parts
         except SystemExit as stop:
             raise UserError(
-                f"{script} ended with {stop.code!r} before it called run().",
-                "Call portwright.tensorflow.run(model_fn, train_input_fn, ...), as `portwright new --framework tensorflow` does.",
+                f"{script} ended with {stop.code!r} before it trained.",
+                "Let it call run(model_fn, train_input_fn, ...), or Estimator.train.",
             ) from stop
         except PortwrightError:
             raise
         except Exception as error:
+            if compat is not None and isinstance(error, ImportError):
+                from portwright.compat.lend import explain_import_error
+
+                raise explain_import_error(script, error) from error
             raise blame(error) from error
     raise UserError(
-        f"{script} never calls portwright.tensorflow.run().",
-        "A folder to learn from: portwright new NAME --framework tensorflow.",
+        f"{script} neither calls portwright.tensorflow.run() nor trains an Estimator.",
+        "Let it do one of them; portwright new NAME --framework tensorflow shows how.",
     )

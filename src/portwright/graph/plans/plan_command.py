@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from portwright.job.stdout import stdout_to_stderr
 
 if TYPE_CHECKING:
     from portwright.graph.plans.files import Planned
@@ -40,7 +39,7 @@ def plan_and_print(
     wish = Wish(parse_targets(targets), mode, memory, legalise)
     check_wish(wish)  # what is wrong with the command line is said before the user's code runs
     request = Request(path, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
-    with _own_stdout():
+    with stdout_to_stderr():  # what the user's code prints while it is loaded: stdout is the plan's
         planned = plan_request(request, wish)
         written = write_files(planned, out) if out is not None else []
     if as_json:
@@ -60,9 +59,9 @@ def plan_request(request: Request, wish: Wish) -> Planned:
     from portwright.graph.plans.request import framework_of
 
     if request.compat == "estimator" or (request.compat is None and framework_of(request) == "tensorflow"):
-        from portwright.tensorflow import prepare
+        from portwright.tensorflow import load
 
-        prepare()
+        load()
         from portwright.tensorflow.planning.plan import plan_step
         from portwright.tensorflow.planning.subject import load_step
 
@@ -71,17 +70,3 @@ def plan_request(request: Request, wish: Wish) -> Planned:
     from portwright.graph.plans.subject import load_subject
 
     return plan_subject(load_subject(request), wish)
-
-
-@contextmanager
-def _own_stdout() -> Iterator[None]:
-    """What the user's code prints while it is loaded goes to stderr: stdout is the plan's."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)

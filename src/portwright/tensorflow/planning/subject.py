@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from portwright.errors import PortwrightError, UserError, suggest
 from portwright.graph.plans.data import Data
 from portwright.graph.plans.described import parse_batch
 from portwright.graph.plans.request import Request, find_script
-from portwright.job.arguments import parse_arguments
 from portwright.job.blame import blame
-from portwright.job.run_params import load_run_params
 from portwright.tensorflow.capturing.build import GetBatch, MakeSpec, of_estimator, of_functions
 from portwright.tensorflow.capturing.capture import capture_step
 from portwright.tensorflow.planning.plan import TensorFlowSubject
+from portwright.tensorflow.script import ask_script, take_parts, words_of
 
 _PATH_KEYS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 
@@ -71,47 +66,8 @@ def _data_paths(section: Any) -> tuple[Path, ...]:
 # -- a script ------------------------------------------------------------------------------------------------
 
 
-class _Asked(BaseException):
-    """Carries what a script passes to run() or to an Estimator out of it; not an Exception, so that no script catches it."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.parts = parts
-
-
-def _intercept_run(
-    model_fn: Any,
-    train_input_fn: Any = None,
-    eval_input_fn: Any = None,
-    default_params_fn: Any = None,
-    extra_args_parser_fn: Any = None,
-    *,
-    predict_input_fn: Any = None,
-    argv: Any = None,
-) -> None:
-    del argv
-    raise _Asked(
-        {
-            "model_fn": model_fn,
-            "train_input_fn": train_input_fn,
-            "eval_input_fn": eval_input_fn,
-            "default_params_fn": default_params_fn,
-            "extra_args_parser_fn": extra_args_parser_fn,
-            "predict_input_fn": predict_input_fn,
-        }
-    )
-
-
-def _intercept_estimator(self: Any, input_fn: Any, *args: Any, **kwargs: Any) -> None:
-    raise _Asked({"estimator": self, "input_fn": input_fn})
-
-
 def _from_script(request: Request, script: Path) -> TensorFlowSubject:
-    params_path = request.params or script.parent / "configs" / "params.yaml"
-    if not params_path.is_file():
-        raise UserError(f"there is no params file '{params_path}'.", "Give one with --params.")
-    overrides = [word for text in request.overrides for word in ("-D", text)]
-    arguments = ["CPU", "--mode", "train", "--params", str(params_path.resolve()), *overrides]
+    words = words_of(script, request.params, request.overrides)
     with tempfile.TemporaryDirectory() as folder:
         # An old script has a command line of its own: no target, and a folder of ours for what it writes before it trains.
         is_old = request.compat is not None
@@ -119,63 +75,17 @@ def _from_script(request: Request, script: Path) -> TensorFlowSubject:
             raise UserError(
                 "-D was given for a script with a command line of its own.", "Change its params file."
             )
-        given = ["-m", "train", *arguments[3:], "--model_dir", folder] if is_old else arguments
-        asked = _ask(script, given, request.compat)
+        given = ["-m", "train", *words[3:], "--model_dir", folder] if is_old else words
+        asked = ask_script(script, given, request.compat)
     if "estimator" in asked:
         estimator = asked["estimator"]
         values = estimator.params if isinstance(estimator.params, Mapping) else None
         return _subject(request, of_estimator(estimator, asked["input_fn"]), script.parent, values)
-    from portwright.tensorflow.entry import STYLE
-    from portwright.tensorflow.run_parts import Parts
-
-    parts = Parts(**asked)
-    parts.check()
-    parsed = parse_arguments(arguments, parts.extra_args_parser_fn, STYLE)
-    with mock.patch.object(sys, "argv", [str(script), *arguments]):
-        params = load_run_params(parsed, parts.default_params_fn)
-    input_fn = None if request.inputs else parts.input_fn("train", params.values)
-    made = of_functions(parts.model_fn, input_fn, params.values, None)
-    return _subject(request, made, script.parent, params.values)
-
-
-def _ask(script: Path, arguments: list[str], compat: str | None) -> Mapping[str, Any]:
-    """Runs the script up to its call of run(), or to where an Estimator would train, and gives what is passed there."""
-    import portwright.tensorflow as package
-
-    if compat is not None:
-        from portwright.compat.lend import lend
-
-        lend(compat, str(script))
-    entry = importlib.import_module("portwright.tensorflow.entry")
-    cerebras = importlib.import_module("portwright.tensorflow.cerebras_estimator").CerebrasEstimator
-    base = importlib.import_module("portwright.tensorflow.estimator").Estimator
-    sys.path.insert(0, str(script.parent))
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *arguments]))
-        stack.enter_context(mock.patch.object(entry, "run", _intercept_run))
-        stack.enter_context(mock.patch.dict(vars(package), {"run": _intercept_run}))
-        for kind, name in ((base, "train"), (cerebras, "train"), (cerebras, "compile")):
-            stack.enter_context(mock.patch.object(kind, name, _intercept_estimator))
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except _Asked as asked:
-            return asked.parts
-        except SystemExit as stop:
-            raise UserError(
-                f"{script} ended with {stop.code!r} before it trained.",
-                "Let it call run(model_fn, train_input_fn, ...), or Estimator.train.",
-            ) from stop
-        except PortwrightError:
-            raise
-        except Exception as error:
-            if compat is not None and isinstance(error, ImportError):
-                from portwright.compat.lend import explain_import_error
-
-                raise explain_import_error(script, error) from error
-            raise blame(error) from error
-    raise UserError(
-        f"{script} neither calls portwright.tensorflow.run() nor trains an Estimator.",
-        "Call one of them, or plan FILE.py:MODEL_FN with --input instead.",
+    found = take_parts(script, words, asked)
+    values = found.params.values
+    input_fn = None if request.inputs else found.parts.input_fn("train", values)
+    return _subject(
+        request, of_functions(found.parts.model_fn, input_fn, values, None), script.parent, values
     )
 
 
