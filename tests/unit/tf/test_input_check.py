@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,19 @@ def test_a_step_is_measured_on_one_batch() -> None:
     assert told["samples_per_second"] > 0
 
 
+@pytest.fixture
+def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder's model.py is not that of a folder before it: a command is a process of its own, a test is not."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = ("model", "data", "utils")
+    for name in names:
+        sys.modules.pop(name, None)
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("_own_modules")
 def test_the_command_checks_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from portwright.job.new import make_model_folder
     from portwright.tensorflow.input_check.command import check_and_print
