@@ -276,7 +276,8 @@ def _savers(estimator: Estimator, spec: Any, given: list[Any], listeners: list[A
     # A hook that served an earlier training still has the listener of that one.
     others = [listener for listener in saver._listeners if not isinstance(listener, KeepPosition)]
     new = [listener for listener in listeners[1:] if listener not in others]
-    saver._listeners[:] = [listeners[0], *others, *new]
+    # Ours comes last: whatever the others do before a save is done when the input's position is taken.
+    saver._listeners[:] = [*others, *new, listeners[0]]
     return ours
 
 
