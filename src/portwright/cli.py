@@ -172,7 +172,9 @@ def plan(
     legalise: Annotated[
         bool, typer.Option("--legalise", help="Plan the model with refused layers in their legal form.")
     ] = False,
-    compat: Annotated[str | None, typer.Option(help="As for `portwright run`: modelzoo.")] = None,
+    compat: Annotated[
+        str | None, typer.Option(help="As for `portwright run`: modelzoo or estimator.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write plan.json, key_metrics.json and plan.html here.")
     ] = None,

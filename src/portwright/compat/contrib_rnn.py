@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from portwright.errors import UnsupportedError
+
 
 class FusedRNNCell:
     """A recurrent layer that takes a whole sequence, time first: cell(inputs, initial_state, dtype, sequence_length)."""
@@ -123,8 +125,9 @@ class LSTMBlockCell(tf.nn.rnn_cell.BasicLSTMCell):  # type: ignore[misc]
         name: str = "lstm_cell",
     ) -> None:
         if cell_clip is not None or use_peephole:
-            raise NotImplementedError(
-                "cell_clip and use_peephole of LSTMBlockCell: use tf.nn.rnn_cell.LSTMCell"
+            raise UnsupportedError(
+                "LSTMBlockCell was given cell_clip or use_peephole, which Portwright's has not.",
+                "Use tf.nn.rnn_cell.LSTMCell, which has both.",
             )
         super().__init__(num_units, forget_bias=forget_bias, reuse=reuse, name=name, dtype=dtype)
 

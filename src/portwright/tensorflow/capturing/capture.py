@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,10 @@ def capture_step(
     UserError for a tensor whose size is not known, since every number of a plan would be wrong.
     """
     start = time.perf_counter()
-    with uncollected():
+    with uncollected(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Converting sparse IndexedSlices"
+        )  # nothing is converted here
         built = build_step(get_batch, make_spec, mode=mode, batch_size=batch_size, described=described)
         return capture_built(built, root=root, start=start)
 
