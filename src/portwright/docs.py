@@ -43,7 +43,10 @@ def _params() -> Iterator[str]:
     yield "them checked too. In `optimizer` and `runconfig` an unknown key is an error. `portwright schema` prints all of this as"
     yield "a JSON schema for an editor.\n\n## runconfig\n"
     yield from _table(RunConfig, leave_out=set(ClusterKeys.model_fields))
-    yield "\nFor Cerebras clusters only, accepted everywhere:\n"
+    for key, part in _parts_of(RunConfig):
+        yield f"\n### runconfig.{key}\n\n{(part.__doc__ or '').strip().splitlines()[0]}\n"
+        yield from _table(part)
+    yield "\n### Keys of Cerebras clusters\n\nFor them only, accepted everywhere:\n"
     yield from _table(ClusterKeys)
     yield "\n## optimizer\n\nEvery optimizer takes these:\n"
     yield from _table(OptimizerParams)
@@ -80,7 +83,7 @@ def _target_sections() -> Iterator[str]:
 
 def _parts_of(schema: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     for key, field in schema.model_fields.items():
-        for kind in get_args(field.annotation):
+        for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield key, kind
 
@@ -96,6 +99,7 @@ def _table(schema: type[BaseModel], leave_out: set[str] | None = None) -> Iterat
         default = (
             "required" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
         )
+        default = "see below" if field.default_factory is not None else default
         also = f" Also spelt {', '.join(f'`{s}`' for s in spellings[name])}." if name in spellings else ""
         yield f"| `{name}` | {default} | {(field.description or '').replace('|', chr(92) + '|')}{also} |"
 

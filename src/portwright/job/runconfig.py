@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from portwright.job.execution import Execution, PipelineSection, StreamingSection
 from portwright.job.section import Section, contradiction
 
 
@@ -20,7 +21,8 @@ class ClusterKeys(Section):
     num_replicas: int | None = Field(default=None, ge=1, description="Copies of the model on one CS system.")
     multireplica: bool | None = Field(default=None, description="Use as many copies of the model as fit.")
     execution_strategy: Literal["pipeline", "weight_streaming"] | None = Field(
-        default=None, description="Where the weights live: on the wafer, or streamed to it."
+        default=None,
+        description="Where the weights live: on the wafer, or streamed to it. On CPU and GPU it chooses where execution is auto.",
     )
     mount_dirs: list[str] | None = Field(
         default=None, description="Folders that the cluster's containers need."
@@ -173,6 +175,23 @@ class RunConfig(ClusterKeys):
     )
     sync_batchnorm: bool = Field(default=False, description="Batch statistics over all processes; GPUs only.")
 
+    execution: Execution = Field(
+        default="auto",
+        description="Where weights live while training: `resident` on the device, `pipelined` over processes, `streaming` through the device; "
+        "auto: resident if it fits, else streaming.",
+    )
+    streaming: StreamingSection = Field(
+        default_factory=StreamingSection, description="How weights are streamed; its keys are below."
+    )
+    pipeline: PipelineSection = Field(
+        default_factory=PipelineSection, description="How layers are pipelined; its keys are below."
+    )
+
+    @field_validator("streaming", "pipeline", mode="before")
+    @classmethod
+    def _named_and_left_empty(cls, section: Any) -> Any:
+        return {} if section is None else section
+
     @field_validator("max_checkpoints")
     @classmethod
     def _zero_keeps_all(cls, count: int | None) -> int | None:
@@ -206,7 +225,20 @@ class RunConfig(ClusterKeys):
             raise contradiction(
                 "enable_distributed is true, but distributed is 'none'", "enable_distributed", "distributed"
             )
+        if self.distributed == "fsdp" and self.execution in ("pipelined", "streaming"):
+            raise contradiction(
+                f"distributed is 'fsdp', which shares out resident weights, but execution is '{self.execution}'; keep one of them",
+                "distributed",
+                "execution",
+            )
         return self
+
+    @property
+    def wanted_execution(self) -> Execution:
+        """What `execution` asks for; the older execution_strategy speaks where it is auto."""
+        if self.execution == "auto" and self.execution_strategy is not None:
+            return "pipelined" if self.execution_strategy == "pipeline" else "streaming"
+        return self.execution
 
     @property
     def eval_every(self) -> int:

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from typing import Any
 
-from portwright.graph.plans.sizes import show_bytes, show_count
+from portwright.job.sizes import show_bytes, show_count
 
 NONE = "—"
 _BEYOND_MEASURE = 1e30  # larger ones would overflow when they are summed and drawn

@@ -12,7 +12,7 @@ from portwright.graph.plans.calibration import wanted_cores
 from portwright.graph.plans.flops import Flops
 from portwright.graph.plans.memory import Memory, Moment, largest_batch, most_bytes
 from portwright.graph.plans.placement import Rectangle, Shares, place, share_cores
-from portwright.graph.plans.sizes import show_bytes
+from portwright.job.sizes import show_bytes
 from portwright.graph.plans.stages import Stage, can_split, split_stages
 from portwright.target import ExecutionMode, Hardware
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from portwright.graph.match import Refusal
 from portwright.graph.plans.plan import Plan
-from portwright.graph.plans.sizes import show_bytes, show_count
+from portwright.job.sizes import show_bytes, show_count
 
 _MOST_REFUSALS = 50
 _MOST_SWAPS = 20

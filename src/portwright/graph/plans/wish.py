@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError, suggest
 from portwright.graph.plans.fit import parse_mode
-from portwright.graph.plans.sizes import parse_bytes
+from portwright.job.sizes import parse_bytes
 from portwright.target import Hardware, Target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portwright.errors import UserError
-from portwright.graph.plans.sizes import parse_bytes, show_bytes, show_count
+from portwright.job.sizes import parse_bytes, show_bytes, show_count
 
 
 @pytest.mark.parametrize(
