@@ -47,6 +47,7 @@ class TorchBackend:
             device_type,
             flags.get("dist_backend") or (None if plugin is None else plugin.collectives),
             f"tcp://{address}" if address and init_method == "env://" and launch.world_size > 1 else None,
+            note,
         )
         self._note, self._plugin = note, plugin
 

@@ -14,6 +14,7 @@ from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.run_params import find_model_dir, load_run_params
 from portwright.job.signals import StopSignals
+from portwright.runtime.rank_watch import failing_together
 from portwright.target import Backend, JobSpec, Session
 
 
@@ -101,10 +102,11 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     )
     session: Session | None = None
     try:
-        session = backend.world.agree_on_failure(lambda: backend.open(job))
-        from portwright.runtime.modes import run_mode
+        with failing_together(backend.world):
+            session = backend.world.agree_on_failure(lambda: backend.open(job))
+            from portwright.runtime.modes import run_mode
 
-        return run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
+            return run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
     finally:
         if session is not None:
             session.close()

@@ -145,11 +145,14 @@ class TorchSession:
         should_stop = stretch.should_stop if self._world.size == 1 else self._agreed_stop(stretch.should_stop)
         step, last_step = stretch.first_step, stretch.last_step
         next_pause = self._next_pause(stretch, step)
+        ranks = self._world.watch
         while step < last_step:
             if not constant:
                 self._set_learning_rate(step)
             watch.add(update(step))
             step += 1
+            if ranks is not None:
+                ranks.step = step
             stopping = should_stop()
             if step < next_pause and not stopping:
                 continue

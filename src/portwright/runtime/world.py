@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
 from portwright.errors import UserError
+from portwright.runtime.rank_watch import OtherProcessFailed, RankWatch, watch_ranks
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,16 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         ) from None
 
 
-class OtherProcessFailed(UserError):
-    """Another process of this run has failed, and says so itself."""
-
-
 class World:
     """The processes of one run; with one process every method costs nothing."""
 
     def __init__(
-        self, launch: Launch, device_type: str, backend: str | None, init_method: str | None = None
+        self,
+        launch: Launch,
+        device_type: str,
+        backend: str | None,
+        init_method: str | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         self.rank = launch.rank
         self.size = launch.world_size
@@ -89,6 +95,7 @@ class World:
         self.backend = backend or ("nccl" if device_type == "cuda" else "gloo")
         self._control: dist.ProcessGroup | None = None
         self._owns_group = False
+        self.watch: RankWatch | None = None  # that names a process which is gone; one process alone has none
         if self.size == 1:
             return
         if launch.source == "SLURM" and init_method is None:
@@ -112,6 +119,8 @@ class World:
             self._owns_group = True
         # Small host values travel in a group of their own: they must not queue behind gradients on the device.
         self._control = dist.new_group(backend="gloo")
+        master = urlsplit(init_method).hostname if init_method else os.environ.get("MASTER_ADDR")
+        self.watch = watch_ranks(self.rank, self.gather, master, note or (lambda line: None))
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all processes of a host tensor, in place."""
@@ -146,8 +155,17 @@ class World:
             result = action()
         except Exception as error:
             failure = error
+            # The others may be in a collective of the action, and then never come to the exchange below.
+            if self.watch is not None:
+                self.watch.tell_failure(error)
         told = None if failure is None else (str(failure) or type(failure).__name__)
-        for rank, problem in enumerate(self.gather(told)):
+        try:
+            problems = self.gather(told)
+        except RuntimeError:
+            if failure is None:
+                raise
+            raise failure from None
+        for rank, problem in enumerate(problems):
             if failure is not None:
                 raise failure
             if problem is not None:
@@ -155,8 +173,21 @@ class World:
         return result
 
     def close(self) -> None:
-        if self._owns_group and dist.is_initialized():
+        lost = None if self.watch is None else self.watch.lost
+        if self._owns_group and dist.is_initialized() and lost is None:
             dist.destroy_process_group()
+        elif lost is not None and self.backend != "gloo":
+            # NCCL waits for the process that is gone when its group is taken down, be it at the interpreter's end.
+            atexit.register(_leave, int(lost.status))
+        if self.watch is not None:
+            self.watch.close()
+
+
+def _leave(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _export_slurm_rendezvous(launch: Launch) -> None:
