@@ -165,11 +165,7 @@ class LossScaler:
         """Steps, unless a gradient is not finite."""
         if not self._scaler.is_unscaled(optimizer):
             self.unscale_(optimizer)
-        found = self._scaler.found(optimizer)
-        if found is None:
-            raise UserError(
-                "no parameter got a gradient.", "Look for .detach(), .item() or torch.no_grad() in the model."
-            )
+        found = self.found(optimizer)
         self._scaler.step(optimizer)
         self._skipped = found if self._skipped is None else self._skipped + found
 
@@ -180,6 +176,19 @@ class LossScaler:
             return
         self._scaler.update()
         self._scaler.scale_tensor.clamp_(min=self._lowest, max=self._highest)
+
+    def inverse(self) -> Tensor:
+        """What `unscale_` multiplies gradients by in this step, on the device."""
+        return self._scaler.scale_tensor.double().reciprocal().float()
+
+    def found(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """1 where `unscale_` found a gradient that is not finite, else 0; on the device."""
+        flag = self._scaler.found(optimizer)
+        if flag is None:
+            raise UserError(
+                "no parameter got a gradient.", "Look for .detach(), .item() or torch.no_grad() in the model."
+            )
+        return flag
 
     def current_scale(self) -> float:
         """The factor; reading it waits for the device."""

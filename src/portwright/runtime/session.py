@@ -19,6 +19,7 @@ from portwright.runtime.base_model import make_model, split_loss
 from portwright.runtime.batches import make_mover, name_outputs
 from portwright.runtime.checkpoint import HostSnapshot, match_names
 from portwright.runtime.distribute import (
+    Strategy,
     choose_strategy,
     distribute,
     gather_whole,
@@ -55,16 +56,11 @@ class TorchSession:
         self._precision = resolve_precision(params.values, config.precision, device.type)
         for line in self._precision.notes:
             note(line)
-        self._module = make_model(job.model_fn, params.values, device)
-        self._module.net.to(device)
-        self._precision.prepare(self._module.net)
-        if config.sync_batchnorm and world.size > 1:
-            self._module.net = sync_batchnorm(self._module.net, device)
-        if config.compile:
-            self._compile()
-        self._strategy = choose_strategy(config.distributed, world)
+        self._autocast: Any = self._precision.autocast
+        self._module = make_model(job.model_fn, params.values, self._model_device)
+        self._strategy = self._choose_strategy()
+        self._place_model()
         self._called = distribute(self._module, self._strategy, world, device)
-        self._autocast = self._precision.autocast
         self._move = make_mover(device, self._precision.batch_dtype)
         # Calling the user's model directly saves a module call a step where nothing is wrapped around it.
         self._forward = self._make_forward(self._called if self._strategy != "none" else self._module.call)
@@ -79,6 +75,23 @@ class TorchSession:
             self._open_training()
         if world.size > 1:
             seed_all(self._seed + world.rank, device)
+
+    @property
+    def _model_device(self) -> torch.device:
+        """Where the user's model is made."""
+        return self._device
+
+    def _choose_strategy(self) -> Strategy:
+        return choose_strategy(self._job.params.runconfig.distributed, self._world)
+
+    def _place_model(self) -> None:
+        config = self._job.params.runconfig
+        self._module.net.to(self._device)
+        self._precision.prepare(self._module.net)
+        if config.sync_batchnorm and self._world.size > 1:
+            self._module.net = sync_batchnorm(self._module.net, self._device)
+        if config.compile:
+            self._compile()
 
     def _compile(self) -> None:
         self._module.net.compile()

@@ -1,0 +1,343 @@
+"""Weight streaming of one model: what happens around each call of a layer, and around each step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from portwright.errors import UserError
+from portwright.job.execution import StreamingSection
+from portwright.runtime.streaming.fetch import CallOrder, Fetcher
+from portwright.runtime.streaming.gradients import Arrival, Gradients, largest_gradient
+from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
+from portwright.runtime.streaming.layers import find_layers
+from portwright.runtime.streaming.staging import Staging
+from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
+from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
+from portwright.runtime.streaming.updates import Step, UnitUpdate, Updates, Verdict, non_finite_gradients
+
+
+class Streaming:
+    """Takes over the layers of `net`: their weights stay on the host, and come to `device` for each call.
+
+    What is outside the layers moves to the device and stays there. `half` is what matrices are there under autocast.
+    One step: `begin_step`, then for each accumulated batch `begin_pass`, the user's forward and backward, `end_pass`;
+    then `end_step`. `wait` makes the host's weights those of the last step.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        device: torch.device,
+        options: StreamingSection,
+        note: Callable[[str], None],
+        *,
+        half: torch.dtype | None = None,
+    ) -> None:
+        self.net, self._options, self._note = net, options, note
+        self._changed = threading.Condition()
+        self.lanes = Lanes(device)
+        self.units = make_units(find_layers(net, options.layers), net, device, half, self._changed)
+        if not self.units:
+            raise UserError(
+                "every weight of the layers is shared with something outside them, so none can be streamed.",
+                "Name other modules in runconfig.streaming.layers, or use runconfig.execution: resident.",
+            )
+        streamed = {entry.master for unit in self.units for entry in unit.entries}
+        self.rest = [p for p in net.parameters() if p not in streamed]
+        self.store = HostStore(options, device, note)
+        self._plan_host_memory()
+        self._staging = Staging(device, self.store)  # first, so that it is pinned if anything is
+        for unit in self.units:
+            self._move_to_store(unit)
+        self._move_rest(device, streamed)
+        self._fetcher = Fetcher(self.units, options.slots, self.lanes, self._copy_up, self._changed)
+        self._order = CallOrder(self.units)
+        self._places = {unit: unit.index for unit in self.units}
+        self._gradients: Gradients | None = None
+        self._updates: Updates | None = None
+        self._step: Step | None = None
+        self._is_last_pass = True
+        self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients
+        self._restore: list[Callable[[], None]] = []
+        self._misused: list[tuple[Unit, Entry]] = []
+        for unit in self.units:
+            self._take_over(unit)
+            for entry in unit.entries:
+                self._watch_misuse(unit, entry)
+
+    # -- where things live ----------------------------------------------------------------------------------
+
+    def _plan_host_memory(self) -> None:
+        weights = sum(unit.num_bytes for unit in self.units)
+        masters = sum(_master_bytes(unit) for unit in self.units if unit.has_own_shadow)
+        self.store.plan({"weights": weights, "state": masters})
+
+    def _move_to_store(self, unit: Unit) -> None:
+        """The masters become views of a flat array; where the device wants other types, a shadow has these."""
+        unit.shadow = self.store.array(f"{unit.name} on the device", unit.num_bytes, "weights")
+        if unit.has_own_shadow:
+            flat = self.store.array(f"{unit.name}", _master_bytes(unit), "state")
+            start = 0
+            for entry in unit.entries:
+                size = entry.master.numel() * entry.master.element_size()
+                part = flat[start : start + size].view(entry.master.dtype)
+                _repoint(entry.master, part.as_strided(entry.master.shape, dense_stride(entry.master)))
+                start += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+            unit.write_shadow()
+        else:
+            for entry in unit.entries:
+                _repoint(entry.master, entry.view(unit.shadow))
+
+    def _move_rest(self, device: torch.device, streamed: set[nn.Parameter]) -> None:
+        for module in self.net.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter not in streamed:
+                    parameter.data = parameter.data.to(device)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+
+    def _copy_up(self, target: Tensor, source: Tensor) -> None:
+        self._staging.up(target, source, self.lanes.stream("up"))
+
+    def _copy_down(self, target: Tensor, source: Tensor) -> Mark:
+        return self._staging.down(target, source, self.lanes.stream("down"))
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """What streaming itself keeps on the device."""
+        rest = sum(p.numel() * p.element_size() for p in self.rest)
+        return {
+            "weight slots": self._fetcher.num_bytes,
+            "gradient slots": 0 if self._gradients is None else self._gradients.num_bytes,
+            "weights outside the layers": rest,
+        }
+
+    # -- a layer's call -------------------------------------------------------------------------------------
+
+    def _take_over(self, unit: Unit) -> None:
+        inner, had_own = unit.module.forward, "forward" in unit.module.__dict__
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._call(unit, inner, args, kwargs)
+
+        unit.module.forward = forward
+
+        def restore() -> None:
+            del unit.module.__dict__["forward"]
+            if had_own:
+                unit.module.__dict__["forward"] = inner
+
+        self._restore.append(restore)
+
+    def _call(self, unit: Unit, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or self._gradients is None:
+            self._bring(unit, self._order.called(unit, trains=False))
+            with unit.lent():
+                return inner(*args, **kwargs)
+        is_first = True
+        buffers: dict[tuple[nn.Module, str], Tensor] = {}
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_first, buffers
+            if is_first:
+                is_first = False
+                self._bring(unit, self._order.called(unit, trains=True))
+                with unit.lent(), unit.seeing_buffers() as buffers:
+                    return inner(*args, **kwargs)
+            assert self._gradients is not None
+            self._gradients.left_for(unit)
+            self._bring(unit, self._order.returned())
+            with unit.lent(), unit.with_buffers(buffers):
+                return inner(*args, **kwargs)
+
+        return checkpoint(body, *args, use_reentrant=False, **kwargs)
+
+    def _bring(self, unit: Unit, upcoming: Iterator[Unit]) -> None:
+        slot = self._fetcher.fetch(unit, upcoming)
+        unit.bind(slot.buffer)
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def train_with(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        needs_verdict: bool = False,
+        wants_norms: bool = False,
+        speculates: bool = True,
+        max_value: float | None = None,
+        may_skip: bool = False,
+        num_accumulated: int = 1,
+    ) -> torch.optim.Optimizer:
+        """Updates the layers with their parts of the optimizer from now on; gives back the part of the rest.
+
+        `needs_verdict`: the factor of the gradients is known only when all are there (clipping by norm, loss scaling).
+        """
+        check_separable(optimizer)
+        self._optimizer = optimizer
+        self.needs_verdict, self.wants_norms = needs_verdict, wants_norms or needs_verdict
+        self._may_skip, self._max_value = may_skip, max_value
+        self._num_accumulated = num_accumulated
+        self._speculates = needs_verdict and speculates and num_accumulated == 1
+        trained = [unit for unit in self.units if unit.trained]
+        updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
+        keeps_all = needs_verdict and num_accumulated == 1
+        num_places = len(trained) + 1 if keeps_all else min(len(trained), max(4, self._options.slots))
+        size = largest_gradient(trained)
+        ring = [
+            self.store.array(f"gradients {i}", size, "gradients") for i in range(num_places if size else 0)
+        ]
+        self._gradients = Gradients(trained, self.lanes, self._copy_down, ring, self._deliver)
+        self._gradients.wants_norms = self.wants_norms and num_accumulated == 1
+        self._updates = Updates(
+            updates, self._gradients.give_back, self._gradients.fail, self._places.__getitem__
+        )
+        rest, self._rest_groups = part_of(optimizer, set(self.rest))
+        return rest
+
+    def _make_update(self, unit: Unit) -> UnitUpdate:
+        return TorchUpdate(unit, self._optimizer, self._max_value)
+
+    def set_rates(self, rest: torch.optim.Optimizer) -> None:
+        """Gives the part of the optimizer that `train_with` gave the learning rates of this step."""
+        for group, index in zip(rest.param_groups, self._rest_groups, strict=True):
+            group["lr"] = self._optimizer.param_groups[index]["lr"]
+
+    def begin_step(self, number: int) -> None:
+        assert self._updates is not None
+        self._check_gradients()
+        rates = [
+            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            for group in self._optimizer.param_groups
+        ]
+        self._step = Step(
+            number,
+            rates,
+            needs_verdict=self.needs_verdict,
+            speculates=self._speculates and self._updates.last_factor == 1.0,
+            may_skip=self._may_skip,
+        )
+        self._norms.clear()
+
+    def begin_pass(self, is_last: bool = True) -> None:
+        """Comes before each forward pass, in training and elsewhere."""
+        self._order.begin()
+        self._is_last_pass = is_last
+        if self._gradients is not None:
+            self._gradients.begin()
+
+    def tell_loss(self, loss: Tensor) -> None:
+        """A loss that is not finite keeps the step from being taken; nobody waits for it."""
+        if self._step is None:
+            return
+        if not self.lanes.is_cuda:
+            self._step.losses.append((loss.detach(), DONE))
+            return
+        on_host = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        self.lanes.copy(on_host, loss.detach())
+        self._step.losses.append((on_host, self.lanes.mark()))
+
+    def end_pass(self) -> None:
+        """Comes after each backward pass."""
+        assert self._gradients is not None
+        self._gradients.end()
+        self._fetcher.prepare(self._order.next_pass())
+        if self._misused:
+            unit, entry = self._misused.pop()
+            raise UserError(
+                f"the weight '{entry.name}' of the streamed layer '{unit.name}' is used outside that layer's forward.",
+                "Name the layers to stream in runconfig.streaming.layers without it, or use runconfig.execution: resident.",
+            )
+
+    def _watch_misuse(self, unit: Unit, entry: Entry) -> None:
+        """Only a stand-in may get a gradient from backward; one of a master would be lost."""
+
+        def note(master: Tensor) -> None:
+            master.grad = None
+            self._misused.append((unit, entry))
+
+        if entry.master.requires_grad:
+            entry.master.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+
+    def _deliver(self, arrival: Arrival) -> None:
+        assert self._updates is not None
+        assert self._step is not None
+        for position, norm in zip(arrival.present, arrival.norms, strict=False):
+            self._norms[arrival.unit.entries[arrival.unit.trained[position]].master] = norm
+        self._updates.submit(self._step, arrival, self._is_last_pass)
+
+    def gradient_norms(self) -> dict[Tensor, Tensor]:
+        """Norms of the layers' gradients in this step, by weight: on the device, or (accumulated ones) on the host."""
+        assert self._updates is not None
+        if self._num_accumulated == 1:
+            return dict(self._norms)
+        self._updates.wait_arrived()
+        return {
+            unit.entries[unit.trained[position]].master: torch._foreach_norm([total])[0]
+            for unit in self.units
+            for position, total in self._updates.accumulated(unit).items()
+        }
+
+    def decide(self, factor: Tensor) -> None:
+        """Says what this step's gradients are to be multiplied by, as a 0-d tensor; not finite: the step is not taken."""
+        assert self._updates is not None
+        assert self._step is not None
+        if factor.device.type == "cpu":
+            self._updates.decide(self._step, Verdict(factor))
+            return
+        on_host = torch.empty((), dtype=factor.dtype, pin_memory=True)
+        self.lanes.copy(on_host, factor)
+        self._updates.decide(self._step, Verdict(on_host, self.lanes.mark()))
+
+    def wait(self) -> None:
+        """Returns when the host's weights and state are those of the last step."""
+        if self._updates is not None:
+            self._updates.wait_idle()
+            self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        if self._updates is not None and self._updates.non_finite_step is not None:
+            raise non_finite_gradients(self._updates.non_finite_step)
+
+    def abandon(self) -> None:
+        """An error ended a pass: its gradients are dropped."""
+        if self._gradients is not None:
+            self._gradients.abandon()
+
+    def changed(self) -> None:
+        """The masters were written to from outside, as when a checkpoint is loaded."""
+        if self._updates is not None:
+            self._updates.wait_idle()
+            self._updates.release()
+        for unit in self.units:
+            unit.write_shadow()
+        self._fetcher.forget()
+
+    def close(self) -> None:
+        for restore in self._restore:
+            restore()
+        self._restore.clear()
+        if self._updates is not None:
+            self._updates.close()
+        self._fetcher.close()
+        self._staging.close()
+        self.store.close()
+
+
+def _master_bytes(unit: Unit) -> int:
+    return sum(
+        -(-e.master.numel() * e.master.element_size() // ALIGN_BYTES) * ALIGN_BYTES for e in unit.entries
+    )
+
+
+def _repoint(master: nn.Parameter, view: Tensor) -> None:
+    view.copy_(master.data)
+    master.data = view

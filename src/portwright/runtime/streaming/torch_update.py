@@ -1,0 +1,94 @@
+"""One layer's part of a torch optimizer, stepped by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.errors import UserError
+from portwright.runtime.streaming.unit import Unit
+from portwright.runtime.streaming.updates import Rates
+
+_Saved = tuple[Tensor, Tensor, dict[str, Any]]  # a weight, its values, its state
+
+
+def part_of(
+    optimizer: torch.optim.Optimizer, parameters: set[Tensor]
+) -> tuple[torch.optim.Optimizer, list[int]]:
+    """An optimizer of some of the parameters, which shares the state of the whole; and which groups it has."""
+    part: torch.optim.Optimizer = object.__new__(type(optimizer))
+    part.__dict__.update(optimizer.__dict__)
+    groups, indexes = [], []
+    for index, group in enumerate(optimizer.param_groups):
+        chosen = [parameter for parameter in group["params"] if parameter in parameters]
+        if chosen:
+            groups.append({**{k: v for k, v in group.items() if k != "param_names"}, "params": chosen})
+            indexes.append(index)
+    part.param_groups = groups
+    return part, indexes
+
+
+def check_separable(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that may look at all parameters at once."""
+    module = type(optimizer).__module__
+    if isinstance(optimizer, torch.optim.LBFGS) or not module.startswith(("torch.optim", "portwright.")):
+        raise UserError(
+            f"weight streaming updates layer by layer, and {type(optimizer).__name__} may need all gradients at once.",
+            "Use an optimizer of params.yaml or of torch.optim (not LBFGS), or runconfig.execution: resident.",
+        )
+
+
+class TorchUpdate:
+    """Any optimizer whose rule looks at one parameter at a time; bit for bit what it would do to the whole model."""
+
+    def __init__(self, unit: Unit, optimizer: torch.optim.Optimizer, max_value: float | None = None) -> None:
+        self._unit, self._max_value = unit, max_value
+        self._masters = [unit.entries[index].master for index in unit.trained]
+        self._optimizer, self._groups = part_of(optimizer, set(self._masters))
+        self._saved: list[_Saved] = []
+
+    def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
+        chosen = [self._masters[position] for position in grads]
+        if undoable:
+            self._saved = [
+                (master, master.detach().clone(), _copied(self._optimizer.state.get(master, {})))
+                for master in chosen
+            ]
+        for group, index in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group["lr"] = rates[index]
+        for master, grad in zip(chosen, grads.values(), strict=True):
+            whole = grad if grad.dtype == master.dtype else grad.to(master.dtype)
+            whole = whole if factor == 1.0 else whole * factor
+            master.grad = whole if self._max_value is None else whole.clamp(-self._max_value, self._max_value)
+        try:
+            self._optimizer.step()
+        finally:
+            for master in chosen:
+                master.grad = None
+        self._unit.write_shadow()
+
+    def keep(self) -> None:
+        self._saved = []
+
+    def undo(self) -> None:
+        state = self._optimizer.state
+        for master, values, kept in self._saved:
+            master.data.copy_(values)
+            now = state.get(master, {})
+            if not kept:
+                state.pop(master, None)
+                continue
+            for key, value in kept.items():
+                if isinstance(value, Tensor):
+                    now[key].copy_(value)
+                else:
+                    now[key] = value
+        self._saved = []
+        self._unit.write_shadow()
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}

@@ -1,0 +1,199 @@
+"""One streamed layer: where its weights lie in flat memory, and how they come and go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGN_BYTES = 256  # of a tensor in a slot; what CUDA's copies and kernels like
+
+# Modules whose matrices autocast hands to a product in the lower precision, whatever else happens.
+_PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+_PRODUCT_NAMES = frozenset({"Conv1D"})  # of HuggingFace's GPT-2: a Linear with its matrix turned
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One weight of a layer, as it lies in a slot."""
+
+    name: str  # canonical
+    owners: tuple[tuple[nn.Module, str], ...]  # modules and attributes under which the layer has it
+    master: nn.Parameter
+    dtype: torch.dtype  # on the device
+    start: int  # byte in a slot
+
+    @property
+    def num_bytes(self) -> int:
+        return self.master.numel() * self.dtype.itemsize
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This weight's part of a slot's bytes."""
+        part = flat[self.start : self.start + self.num_bytes].view(self.dtype)
+        return part.as_strided(self.master.shape, dense_stride(self.master))
+
+
+def dense_stride(tensor: Tensor) -> tuple[int, ...]:
+    """Strides without gaps in the tensor's own order of dimensions, such as channels_last."""
+    return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+
+
+def slot_dtype(owner: nn.Module, master: Tensor, half: torch.dtype | None) -> torch.dtype:
+    """What a weight is on the device: the values that autocast would make of it, where it surely makes them; else as it is."""
+    is_product = isinstance(owner, _PRODUCTS) or type(owner).__name__ in _PRODUCT_NAMES
+    if half is not None and is_product and master.ndim >= 2 and master.dtype is torch.float32:
+        return half
+    return master.dtype
+
+
+class Unit:
+    """A layer whose weights are in host memory, and on the device only while it is used.
+
+    The masters stay the module's parameters. For a call, `lent` puts stand-ins in their place: leaves on the device whose
+    data are views of a slot.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        module: nn.Module,
+        entries: list[Entry],
+        device: torch.device,
+        changed: threading.Condition,
+    ) -> None:
+        self.index, self.name, self.module, self.entries = index, name, module, entries
+        last = entries[-1]
+        self.num_bytes = -(-(last.start + last.num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+        self.stand_ins = [
+            nn.Parameter(torch.empty(0, dtype=e.dtype, device=device), requires_grad=e.master.requires_grad)
+            for e in entries
+        ]
+        self.trained = [i for i, e in enumerate(entries) if e.master.requires_grad]
+        self.shadow: Tensor = torch.empty(0)  # host bytes in a slot's layout, the source of uploads
+        self.has_own_shadow = any(e.dtype != e.master.dtype for e in entries)  # else the masters lie in it
+        self._changing: list[tuple[nn.Module, str]] | None = None  # buffers that a call changes, once known
+        self.wanted_version = 0  # updates asked for
+        self.failure: BaseException | None = None  # of an update: whoever wants the layer gets it
+        self._version = 0  # updates done
+        self._changed = changed
+
+    def bind(self, flat: Tensor) -> None:
+        for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
+            stand_in.data = entry.view(flat)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The stand-ins in the masters' places."""
+        for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
+            for owner, attribute in entry.owners:
+                owner._parameters[attribute] = stand_in
+        try:
+            yield
+        finally:
+            for entry in self.entries:
+                for owner, attribute in entry.owners:
+                    owner._parameters[attribute] = entry.master
+
+    @contextmanager
+    def seeing_buffers(self) -> Iterator[dict[tuple[nn.Module, str], Tensor]]:
+        """Gives, once the call is over, the buffers that it changes, as they were before it."""
+        before: dict[tuple[nn.Module, str], Tensor] = {}
+        places = self._buffers() if self._changing is None else self._changing
+        seen = [(place, place[0]._buffers[place[1]]) for place in places]
+        versions = [
+            (place, tensor, tensor._version, tensor.clone()) for place, tensor in seen if tensor is not None
+        ]
+        yield before
+        for place, tensor, version, copy in versions:
+            if place[0]._buffers[place[1]] is not tensor or tensor._version != version:
+                before[place] = copy
+        if self._changing is None:
+            self._changing = list(before)
+
+    def _buffers(self) -> list[tuple[nn.Module, str]]:
+        return [(owner, name) for owner in self.module.modules() for name in owner._buffers]
+
+    @contextmanager
+    def with_buffers(self, values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        """A call that sees these buffers and leaves the module's own as they are: it was made before."""
+        own = [(owner, name, owner._buffers[name]) for owner, name in values]
+        for (owner, name), value in values.items():
+            owner._buffers[name] = value.clone()
+        try:
+            yield
+        finally:
+            for owner, name, buffer in own:
+                owner._buffers[name] = buffer
+
+    def write_shadow(self) -> None:
+        """Makes the masters' values those of the next upload."""
+        if self.has_own_shadow:
+            with torch.no_grad():
+                for entry in self.entries:
+                    entry.view(self.shadow).copy_(entry.master)
+
+    def updated(self, version: int) -> None:
+        """The host has the weights of this version."""
+        with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.failure = error
+            self._changed.notify_all()
+
+    def has(self, version: int) -> bool:
+        """Whether the host has the weights of this version, or never will."""
+        return self._version >= version or self.failure is not None
+
+
+def make_units(
+    layers: list[tuple[str, nn.Module]],
+    net: nn.Module,
+    device: torch.device,
+    half: torch.dtype | None,
+    changed: threading.Condition,
+) -> list[Unit]:
+    """Units of the layers; a weight that several layers share, or that is used outside them too, is left to the rest."""
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    users = _users(net, layers)
+    units: list[Unit] = []
+    for name, module in layers:
+        entries: list[Entry] = []
+        start = 0
+        for parameter, owners in _parameters_of(module).items():
+            if len(users[parameter]) > 1 or parameter.numel() == 0:
+                continue
+            dtype = slot_dtype(owners[0][0], parameter, half)
+            entries.append(Entry(names[parameter], tuple(owners), parameter, dtype, start))
+            start += -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        if entries:
+            units.append(Unit(len(units), name, module, entries, device, changed))
+    return units
+
+
+def _parameters_of(module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, []).append((owner, attribute))
+    return found
+
+
+def _users(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> Mapping[nn.Parameter, set[Any]]:
+    """By which layers, or (None) by what is outside all layers, each weight is held."""
+    layer_of = {owner: name for name, module in layers for owner in module.modules()}
+    users: dict[nn.Parameter, set[Any]] = {}
+    for owner in net.modules():
+        for parameter in owner._parameters.values():
+            if parameter is not None:
+                users.setdefault(parameter, set()).add(layer_of.get(owner))
+    return users

@@ -1,0 +1,298 @@
+"""The optimizer beside backward: a thread that updates each layer as soon as its gradients are on the host."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from portwright.errors import NonFiniteError
+from portwright.runtime.streaming.gradients import Arrival, HostGradients
+from portwright.runtime.streaming.lanes import DONE, Mark
+from portwright.runtime.streaming.unit import Unit
+
+Rates = list[Any]  # learning rate of each group of the optimizer
+# What a thread did and when: (lane, label, begin, end), seconds of time.perf_counter.
+Span = tuple[str, str, float, float]
+
+
+class UnitUpdate(Protocol):
+    """The optimizer of one layer."""
+
+    def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
+        """Updates masters, state and the shadow; `grads` by position among the trained, multiplied by `factor` first."""
+        ...
+
+    def keep(self) -> None:
+        """An undoable update is to stay."""
+        ...
+
+    def undo(self) -> None:
+        """Everything is as it was before the last undoable update."""
+        ...
+
+
+@dataclass
+class Verdict:
+    """What the whole step says about its gradients: the factor for all of them, or that it is to be skipped."""
+
+    factor: Tensor  # 0-d on the host once `mark` is reached; not finite: skip the step
+    mark: Mark = DONE
+
+
+@dataclass
+class Step:
+    """One update of all layers."""
+
+    number: int
+    rates: Rates
+    needs_verdict: bool = False
+    speculates: bool = False
+    may_skip: bool = False  # gradients that are not finite are nothing unusual: the loss is scaled
+    losses: list[tuple[Tensor, Mark]] = field(
+        default_factory=list
+    )  # on the host once their marks are reached
+    verdict: Verdict | None = None
+    factor: float | None = None  # once known
+    is_held: bool = False  # a loss was not finite: nothing is updated
+    is_skipped: bool = False
+    is_checked: bool = False
+    waiting: list[_Job] = field(default_factory=list)
+    speculated: list[_Job] = field(default_factory=list)
+
+
+@dataclass
+class _Job:
+    step: Step
+    arrival: Arrival
+    version: int
+    is_last: bool  # of the accumulated backward passes
+    number: int  # in the order of arrival
+    holds_place: bool = True  # of the host's ring
+
+
+class Updates:
+    """Takes arrivals and updates their layers; the layer that the next forward pass needs first goes first."""
+
+    def __init__(
+        self,
+        updates: Mapping[Unit, UnitUpdate],
+        give_back: Callable[[HostGradients], None],
+        on_failure: Callable[[BaseException], None],
+        order: Callable[[Unit], int],
+    ) -> None:
+        self._updates, self._give_back, self._on_failure, self._order = updates, give_back, on_failure, order
+        self._jobs: list[_Job] = []
+        self._verdicts: list[Step] = []
+        self._accumulated: dict[Unit, dict[int, Tensor]] = {}
+        self._work = threading.Condition()
+        self._num_open = 0
+        self._num_submitted = 0
+        self._is_busy = False
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._is_held = False
+        self.last_factor = 1.0  # of the last step whose verdict is known
+        self.num_rolled_back = 0
+        self.non_finite_step: int | None = (
+            None  # whose gradients were not finite; nothing has been updated since
+        )
+        self.spans: list[Span] | None = None
+        self._thread = threading.Thread(target=self._run, name="portwright-updates", daemon=True)
+        self._thread.start()
+
+    # -- called by the training's threads -------------------------------------------------------------------
+
+    def submit(self, step: Step, arrival: Arrival, is_last: bool) -> None:
+        unit = arrival.unit
+        if is_last:
+            unit.wanted_version += 1
+        with self._work:
+            self._num_open += 1
+            self._num_submitted += 1
+            self._jobs.append(_Job(step, arrival, unit.wanted_version, is_last, self._num_submitted))
+            self._work.notify_all()
+
+    def decide(self, step: Step, verdict: Verdict) -> None:
+        with self._work:
+            step.verdict = verdict
+            self._num_open += 1
+            self._verdicts.append(step)
+            self._work.notify_all()
+
+    def accumulated(self, unit: Unit) -> dict[int, Tensor]:
+        """Sums of the gradients so far; read when the thread is idle."""
+        return self._accumulated.get(unit, {})
+
+    def wait_idle(self) -> None:
+        """Returns when every update that was asked for is done."""
+        with self._work:
+            self._work.wait_for(lambda: self._failure is not None or self._num_open == 0)
+            if self._failure is not None:
+                raise self._failure
+
+    def wait_arrived(self) -> None:
+        """Returns when no gradient is on its way; updates may wait for a verdict."""
+        with self._work:
+            self._work.wait_for(lambda: self._failure is not None or (not self._jobs and not self._is_busy))
+            if self._failure is not None:
+                raise self._failure
+
+    @property
+    def is_held(self) -> bool:
+        return self._is_held
+
+    def release(self) -> None:
+        """Updates go on after a loss that was not finite: other weights have been loaded."""
+        self._is_held, self.non_finite_step = False, None
+
+    def close(self) -> None:
+        with self._work:
+            self._is_closed = True
+            self._work.notify_all()
+        self._thread.join()
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while True:
+            with self._work:
+                self._is_busy = False
+                self._work.notify_all()
+                self._work.wait_for(lambda: self._is_closed or bool(self._jobs) or bool(self._verdicts))
+                if self._is_closed:
+                    return
+                item: Step | _Job = self._verdicts.pop(0) if self._verdicts else self._next_job()
+                self._is_busy = True
+            if self._failure is not None:
+                continue
+            try:
+                if isinstance(item, Step):
+                    self._judge(item)
+                else:
+                    self._process(item)
+            except BaseException as error:  # raised in the thread that waits for a layer
+                self._fail(error)
+
+    def _next_job(self) -> _Job:
+        arrived = [job for job in self._jobs if job.arrival.mark.query()]
+        job = (
+            min(arrived, key=lambda job: self._order(job.arrival.unit))
+            if arrived
+            else min(self._jobs, key=lambda job: job.number)
+        )
+        self._jobs.remove(job)
+        return job
+
+    def _process(self, job: _Job) -> None:
+        step, arrival = job.step, job.arrival
+        arrival.mark.synchronize()
+        if not job.is_last or arrival.unit in self._accumulated:
+            self._accumulate(job)
+        if not job.is_last:
+            self._over(job)
+            return
+        if not step.is_checked:
+            step.is_checked = True
+            for value, mark in step.losses:
+                mark.synchronize()
+                self._is_held = self._is_held or not math.isfinite(float(value))
+            step.is_held = self._is_held
+        if step.is_held or step.is_skipped:
+            self._over(job)
+        elif step.factor is not None or not step.needs_verdict:
+            self._apply(job, 1.0 if step.factor is None else step.factor, undoable=False)
+            self._over(job)
+        elif step.speculates:
+            self._apply(job, 1.0, undoable=True)
+            step.speculated.append(job)
+        else:
+            step.waiting.append(job)
+
+    def _judge(self, step: Step) -> None:
+        assert step.verdict is not None
+        step.verdict.mark.synchronize()
+        factor = float(step.verdict.factor)
+        step.is_skipped = step.is_held or not math.isfinite(factor)
+        if step.is_skipped and not step.may_skip:
+            if not self._is_held:
+                self.non_finite_step = step.number
+            self._is_held = True
+        step.factor = factor
+        if not step.is_skipped:
+            self.last_factor = factor
+        redone = step.waiting
+        if factor == 1.0 and not step.is_skipped:
+            for job in step.speculated:
+                self._updates[job.arrival.unit].keep()
+                self._over(job)
+        else:
+            self.num_rolled_back += bool(step.speculated)
+            for job in step.speculated:
+                self._updates[job.arrival.unit].undo()
+            redone = step.speculated + step.waiting
+        step.speculated, step.waiting = [], []
+        # A layer that the next pass needs first goes first, and among those that arrive meanwhile too.
+        with self._work:
+            self._jobs += redone
+            self._num_open -= 1
+            self._work.notify_all()
+
+    def _accumulate(self, job: _Job) -> None:
+        unit, place = job.arrival.unit, job.arrival.place
+        sums = self._accumulated.setdefault(unit, {})
+        if not job.holds_place:
+            return  # added before, and waiting for a verdict since
+        for position in job.arrival.present:
+            grad = place.views[position]
+            if position in sums:
+                sums[position].add_(grad)
+            else:
+                master = unit.entries[unit.trained[position]].master
+                sums[position] = grad.to(master.dtype, copy=True)
+        job.holds_place = False
+        self._give_back(place)
+
+    def _apply(self, job: _Job, factor: float, *, undoable: bool) -> None:
+        unit = job.arrival.unit
+        begin = time.perf_counter()
+        sums = self._accumulated.get(unit)
+        if sums is None:
+            grads: Mapping[int, Tensor] = {p: job.arrival.place.views[p] for p in job.arrival.present}
+        else:
+            grads = sums
+        self._updates[unit].apply(grads, job.step.rates, factor, undoable=undoable)
+        if self.spans is not None:
+            self.spans.append(("cpu update", unit.name, begin, time.perf_counter()))
+
+    def _over(self, job: _Job) -> None:
+        if job.is_last:
+            self._accumulated.pop(job.arrival.unit, None)
+            job.arrival.unit.updated(job.version)
+        if job.holds_place:
+            self._give_back(job.arrival.place)
+        with self._work:
+            self._num_open -= 1
+            self._work.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._work:
+            self._failure = error
+            self._work.notify_all()
+        for unit in self._updates:
+            unit.fail(error)
+        self._on_failure(error)
+
+
+def non_finite_gradients(step: int) -> NonFiniteError:
+    return NonFiniteError(
+        f"the gradients of step {step} are not finite, though its loss was; no weight was changed by it.",
+        "Lower optimizer.learning_rate, or resume with runconfig.execution: resident to have the tensor named.",
+    )
