@@ -17,7 +17,7 @@
 #include <sched.h>
 #endif
 
-enum { MAX_THREADS = 512 };
+enum { MAX_THREADS = 512, MAX_CORES = 65536 };
 
 typedef void (*chunk_work)(void *job, int64_t chunk);
 
@@ -91,22 +91,26 @@ static void *serve(void *argument)
 
 static pthread_t worker_ids[MAX_THREADS];
 
+/* On its core of the list, or where the caller may run when there is no list. */
 static int bind_worker(int member)
 {
+    int failed = 1;
 #ifdef __linux__
-    size_t size = CPU_ALLOC_SIZE(65536);
-    cpu_set_t *cores = CPU_ALLOC(65536);
+    size_t size = CPU_ALLOC_SIZE(MAX_CORES);
+    cpu_set_t *cores = CPU_ALLOC(MAX_CORES);
     if (!cores)
-        return -1;
+        return 1;
     CPU_ZERO_S(size, cores);
-    CPU_SET_S(pool.bound_cores[member % pool.num_bound], size, cores);
-    int failed = pthread_setaffinity_np(worker_ids[member], size, cores);
+    if (pool.num_bound)
+        CPU_SET_S(pool.bound_cores[member % pool.num_bound], size, cores);
+    else
+        pthread_getaffinity_np(pthread_self(), size, cores);
+    failed = pthread_setaffinity_np(worker_ids[member], size, cores) != 0;
     CPU_FREE(cores);
-    return failed ? -1 : 0;
 #else
     (void)member;
-    return -1;
 #endif
+    return failed;
 }
 
 static void make_workers(int num_wanted) /* callers held; fewer come into being where the system refuses */
@@ -168,6 +172,23 @@ static int share_out(chunk_work work, void *job, int64_t num_chunks, int num_thr
     pthread_mutex_unlock(&pool.state);
     pthread_mutex_unlock(&pool.callers);
     return num_threads;
+}
+
+/* Thread i stays on core i of the list from now on, also in a forked child; an empty list frees all. Gives how many could not be bound. */
+int portwright_bind(const int32_t *cores, int num_cores)
+{
+    if (num_cores > MAX_THREADS)
+        return num_cores;
+    pthread_mutex_lock(&pool.callers);
+    pool.num_bound = num_cores;
+    for (int i = 0; i < num_cores; i++)
+        pool.bound_cores[i] = cores[i];
+    make_workers(num_cores);
+    int num_failed = num_cores > pool.num_workers ? num_cores - pool.num_workers : 0;
+    for (int i = 0; i < pool.num_workers; i++)
+        num_failed += bind_worker(i);
+    pthread_mutex_unlock(&pool.callers);
+    return num_failed;
 }
 
 #endif
