@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from portwright.target import Backend, Flag, Hardware, Target
+from portwright.target import Backend, ExecutionMode, Flag, Hardware, Target
+
+_MODES: tuple[ExecutionMode, ...] = ("resident", "layer_pipelined", "weight_streaming")
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
@@ -16,17 +18,24 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
 
 
 def hardware() -> Hardware:
-    """This machine, as its operating system describes it."""
+    """This machine, as its operating system describes it; weights stream from the same memory that a step is in."""
+    from portwright.runtime.streaming.host_memory import read_host_memory
+
     try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = read_host_memory().limit_bytes
     except (ValueError, OSError, AttributeError):  # not a POSIX system
         memory = 0
     return Hardware(
         name="this machine's processor",
         memory_bytes=memory,
-        modes=("resident",),
+        modes=_MODES,
         num_cores=os.cpu_count(),
-        sources={"memory_bytes": "the operating system", "num_cores": "the operating system"},
+        streaming_bytes=memory or None,
+        sources={
+            "memory_bytes": "the operating system",
+            "num_cores": "the operating system",
+            "streaming_bytes": "the operating system",
+        },
     )
 
 

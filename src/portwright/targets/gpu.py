@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from portwright.errors import UnsupportedError
-from portwright.target import Backend, Hardware, Target
+from portwright.target import Backend, ExecutionMode, Hardware, Target
+
+_MODES: tuple[ExecutionMode, ...] = ("resident", "layer_pipelined", "weight_streaming")
 
 
 def why_not() -> str | None:
@@ -32,15 +34,29 @@ def hardware() -> Hardware:
     """The first GPU that torch sees; without one its memory is not known (0), and nothing is said about what fits."""
     import torch
 
+    from portwright.runtime.streaming.host_memory import read_host_memory
+
+    host = read_host_memory().limit_bytes
     if not torch.cuda.is_available():
-        return Hardware(name="a GPU", memory_bytes=0, modes=("resident",), sources={})
+        return Hardware(
+            name="a GPU",
+            memory_bytes=0,
+            modes=_MODES,
+            streaming_bytes=host,
+            sources={"streaming_bytes": "the operating system (this machine's memory)"},
+        )
     device = torch.cuda.get_device_properties(0)
     return Hardware(
         name=device.name,
         memory_bytes=device.total_memory,
-        modes=("resident",),
+        modes=_MODES,
         num_cores=device.multi_processor_count,
-        sources={"memory_bytes": "the device", "num_cores": "the device (multiprocessors)"},
+        streaming_bytes=host,
+        sources={
+            "memory_bytes": "the device",
+            "num_cores": "the device (multiprocessors)",
+            "streaming_bytes": "the operating system (this machine's memory)",
+        },
     )
 
 

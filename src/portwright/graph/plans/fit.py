@@ -4,83 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from portwright.errors import UserError, suggest
-from portwright.graph.plans.calibration import wanted_cores
-from portwright.graph.plans.flops import Flops
-from portwright.graph.plans.memory import Memory, Moment, largest_batch, most_bytes
+from portwright.graph.plans.host_modes import as_a_run_chooses, split_over_processes, streamed_from_host
+from portwright.graph.plans.load import Fit, Load, search_batch
+from portwright.graph.plans.memory import Moment, largest_batch, most_bytes
 from portwright.graph.plans.placement import Rectangle, Shares, place, share_cores
-from portwright.job.sizes import show_bytes
 from portwright.graph.plans.stages import Stage, can_split, split_stages
+from portwright.job.sizes import show_bytes
 from portwright.target import ExecutionMode, Hardware
 
 PIPELINED_PARAMETERS = 10**9  # PSC Neocortex: layer pipelined is for models of less than a billion parameters
 _SPELLINGS = {"pipeline": "layer_pipelined", "pipelined": "layer_pipelined", "streaming": "weight_streaming"}
-
-
-@dataclass(frozen=True)
-class Fit:
-    """One execution mode tried on one machine."""
-
-    mode: ExecutionMode
-    fits: bool | None  # None: the machine's memory is not known
-    needed_bytes: int
-    capacity_bytes: int
-    why: str  # in words
-    largest_batch: int | None  # None: the batch does not matter, or the memory is not known
-    formula: str
-    rectangles: tuple[Rectangle, ...] = ()  # one a layer, on a fabric
-    shares: Shares | None = None  # of the cores of a fabric
-    stages: tuple[Stage, ...] = ()
-    why_mode: str = ""
-
-    @property
-    def batch_note(self) -> str:
-        """Why there is no largest batch, where there is none."""
-        if self.largest_batch is not None:
-            return ""
-        if self.fits is None:
-            return "the machine's memory is not known; give it with --memory"
-        if self.mode == "layer_pipelined":
-            return "samples pass the layers one by one, so any batch fits"
-        return "what a step takes does not depend on the batch"
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a step asks of a machine."""
-
-    memory: Memory
-    flops: Flops
-    num_parameters: int
-    trains: bool
-    names: tuple[str, ...]  # of the layers
-
-    @property
-    def products(self) -> float:
-        """Operations of a sample in products; of a model without any, all of them."""
-        return self.flops.total.products or self.flops.total.total
-
-    @property
-    def wanted_cores(self) -> float:
-        """Cores that the work would take on a fabric, were there no limit."""
-        return wanted_cores(self.products)
-
-    @property
-    def work(self) -> list[float]:
-        return [self.flops.of(i).total for i in range(len(self.names))]
-
-    def stage_bytes(self, layer: int) -> int:
-        """What a layer keeps on the chip whatever the batch."""
-        m = self.memory.layers[layer]
-        return m.weights + m.weight_copies + m.gradients + m.optimizer
-
-    def in_flight(self, layer: int, batch_size: int) -> int:
-        """Samples whose activations a pipelined layer holds: those that passed it and have not yet come back."""
-        deep = 2 * (len(self.names) - layer) - 1
-        return min(batch_size, deep) if self.trains else 1
+# What runconfig.execution calls a mode, on machines that let a run choose.
+_EXECUTIONS = {"resident": "resident", "layer_pipelined": "pipelined", "weight_streaming": "streaming"}
 
 
 def parse_mode(text: str | None) -> ExecutionMode | None:
@@ -97,11 +36,13 @@ def choose_fit(load: Load, machine: Hardware, forced: ExecutionMode | None = Non
     modes = machine.modes or ("resident",)
     if forced is not None and forced not in modes:
         raise UserError(f"{machine.name} has no execution mode {forced}.", f"It has: {', '.join(modes)}.")
-    tried = {mode: _TRIED[mode](load, machine) for mode in (modes if forced is None else (forced,))}
+    tried = {mode: _try(mode, load, machine) for mode in (modes if forced is None else (forced,))}
     if forced is not None:
         return replace(tried[forced], why_mode="asked for with --mode")
     if len(modes) == 1:
         return replace(tried[modes[0]], why_mode=f"the only one that {machine.name} has")
+    if "resident" in tried:
+        return as_a_run_chooses(tried)
     pipelined, streaming = tried.get("layer_pipelined"), tried.get("weight_streaming")
     is_small = load.num_parameters < PIPELINED_PARAMETERS
     size = f"{load.num_parameters:,} parameters"
@@ -118,6 +59,16 @@ def choose_fit(load: Load, machine: Hardware, forced: ExecutionMode | None = Non
     return replace(best, why_mode="the first that fits" if best.fits else "none fits; this one comes first")
 
 
+def _try(mode: ExecutionMode, load: Load, machine: Hardware) -> Fit:
+    fit = _TRIED[mode](load, machine)
+    return replace(fit, execution=_EXECUTIONS[mode]) if _is_chosen_by_run(machine) else fit
+
+
+def _is_chosen_by_run(machine: Hardware) -> bool:
+    """Whether it is a device with a host beside it, on which runconfig.execution says where weights live."""
+    return "resident" in machine.modes and len(machine.modes) > 1
+
+
 def _resident(load: Load, machine: Hardware) -> Fit:
     memory, capacity = load.memory, machine.memory_bytes
     best = largest_batch(memory.moments, memory.batch_size, capacity - memory.resident) if capacity else None
@@ -132,6 +83,8 @@ def _resident(load: Load, machine: Hardware) -> Fit:
 
 def _streamed(load: Load, machine: Hardware) -> Fit:
     """One layer at a time is on the chip, with its weights, their gradients and what it works on; the rest is beside it."""
+    if _is_chosen_by_run(machine):
+        return streamed_from_host(load, machine)
     memory, capacity = load.memory, _on_chip(machine)
     moments = tuple(
         Moment(work.scaled, work.fixed + (layer.weight_copies or layer.weights) + layer.gradients)
@@ -155,6 +108,8 @@ def _streamed(load: Load, machine: Hardware) -> Fit:
 
 
 def _pipelined(load: Load, machine: Hardware) -> Fit:
+    if _is_chosen_by_run(machine):
+        return split_over_processes(load, machine)
     if machine.fabric is None:
         return _split_over_chips(load, machine)
     return _placed(load, machine, machine.fabric)
@@ -179,7 +134,7 @@ def _placed(load: Load, machine: Hardware, fabric: tuple[int, int]) -> Fit:
     bytes_of = needs(memory.batch_size)
     needed = sum(bytes_of)
     least = [need / core_bytes for need in bytes_of]
-    best = _search_batch(fits, 2 * num_layers)
+    best = search_batch(fits, 2 * num_layers)
     formula = (
         "sum over layers of weights + copies + gradients + optimizer + activations of one sample * samples in flight, "
         "min(batch, 2 * (layers behind it) + 1); in whole cores"
@@ -233,7 +188,7 @@ def _split_over_chips(load: Load, machine: Hardware) -> Fit:
         )
         if stages is not None:
             break
-    largest = _search_batch(fits, None)
+    largest = search_batch(fits, None)
     formula = (
         "per stage: weights + copies + gradients + optimizer + saved activations * batches in flight, 2 * (stages behind it) + 1; "
         "one stage: the peak of the step"
@@ -248,23 +203,6 @@ def _split_over_chips(load: Load, machine: Hardware) -> Fit:
     needed = sum(stage.memory_bytes for stage in stages)
     why = f"{len(stages)} stage(s) take {show_bytes(needed)} on {len(stages)} chip(s) of {show_bytes(chip_bytes)}"
     return Fit("layer_pipelined", True, needed, capacity, why, largest, formula, stages=tuple(stages))
-
-
-def _search_batch(fits: Callable[[int], bool], limit: int | None) -> int | None:
-    """The largest batch that fits, by doubling and halving; None if the batch does not matter from `limit` on."""
-    if not fits(1):
-        return 0
-    if limit is not None and fits(limit):
-        return None
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, high * 2
-        if high > 2**40:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _on_chip(machine: Hardware) -> int:
@@ -289,6 +227,8 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "why_fits": fit.why,
         "needed_bytes": fit.needed_bytes,
         "capacity_bytes": fit.capacity_bytes or None,
+        "host_bytes": fit.host_bytes,
+        "execution": fit.execution,
         "largest_batch": fit.largest_batch,
         "largest_batch_note": fit.batch_note or None,
     }

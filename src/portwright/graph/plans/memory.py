@@ -30,6 +30,7 @@ class LayerMemory:
     activations: int = 0  # that the backward pass reads, or the most at once where nothing is saved
     live_forward: int = 0  # most activations of the whole model at once while this layer runs forward
     live_backward: int = 0
+    entering: int = 0  # made by other layers and read by this one in the forward pass: its inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def measure_memory(graph: Graph, rows: Rows, optimizer: OptimizerCost) -> Memory
             copies[storages.layer[born]] += graph.values[storage].num_bytes
         elif storages.is_saved(storage):
             saved[storages.layer[born]] += graph.values[storage].num_bytes
+    entering = _entering(storages, num_layers)
     inputs = {storages.root[v.index]: v.num_bytes for v in graph.values if v.kind == "input"}
     walked = _walk(storages, num_layers, sum(inputs.values()))
     return Memory(
@@ -119,6 +121,7 @@ def measure_memory(graph: Graph, rows: Rows, optimizer: OptimizerCost) -> Memory
                 saved[i] if graph.trains else walked.most_of_layer[i],
                 walked.live["forward"][i],
                 walked.live["backward"][i],
+                entering[i],
             )
             for i in range(num_layers)
         ),
@@ -171,6 +174,17 @@ def _walk(storages: Storages, num_layers: int, input_bytes: int) -> _Walked:
             else:
                 of_layer[storages.layer[storages.born[storage]]][storage in scaled] -= size
     return walked
+
+
+def _entering(storages: Storages, num_layers: int) -> list[int]:
+    read: list[set[int]] = [set() for _ in range(num_layers)]
+    for moment, node in enumerate(storages.nodes[: storages.first_backward]):
+        layer = storages.layer[moment]
+        for storage in {storages.root[i] for i in node.inputs} - storages.copies:
+            born = storages.born.get(storage)
+            if born is not None and storages.layer[born] != layer:
+                read[layer].add(storage)
+    return [sum(storages.graph.values[storage].num_bytes for storage in found) for found in read]
 
 
 def _needed_at(storages: Storages, moment: int, of_layer: list[list[int]]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portwright.graph.graph import Graph
@@ -14,8 +14,9 @@ from portwright.graph.plans import flops as flops_module
 from portwright.graph.plans import memory as memory_module
 from portwright.graph.plans.calibration import estimate_cycles, estimate_utilization
 from portwright.graph.plans.estimate import MADE_BY, Estimate
-from portwright.graph.plans.fit import Fit, Load, choose_fit, fit_as_json
+from portwright.graph.plans.fit import choose_fit, fit_as_json
 from portwright.graph.plans.flops import Flops, count_flops
+from portwright.graph.plans.load import Fit, Load
 from portwright.graph.plans.memory import Memory, measure_memory
 from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.rows import Row, Rows
@@ -206,6 +207,8 @@ def make_plan(
         graph.trains,
         tuple(row.name for row in rows.rows),
     )
+    if graph.info.get("framework", "pytorch") != "pytorch" and "resident" in machine.modes:
+        machine = replace(machine, modes=("resident",))  # runconfig.execution is of runs with torch
     fit = choose_fit(load, machine, mode)
     parameters_of = [0] * len(rows.rows)
     for value in graph.values:

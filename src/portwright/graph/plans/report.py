@@ -42,6 +42,7 @@ def _one(plan: Plan) -> list[str]:
     lines += [
         f"mode          {plan.fit.mode}: {plan.fit.why_mode}",
         f"fits          {_fits(plan)}: {plan.fit.why}",
+        *_how_to_ask(plan),
         f"parameters    {plan.graph.num_parameters:,}",
         f"FLOPs/sample  {show_count(flops.total.total)} (forward {show_count(flops.forward.total)}, "
         f"backward {show_count(flops.backward.total)}); optimizer {show_count(plan.update_flops)} a step",
@@ -72,6 +73,18 @@ def _verdict(plan: Plan) -> str:
         return f"{name}: supported, but does not fit on {machine}: {plan.fit.why}"
     known = "fits" if plan.fit.fits else "whether it fits is not known"
     return f"{name}: supported on {machine}, {known}, mode {plan.fit.mode}"
+
+
+def _how_to_ask(plan: Plan) -> list[str]:
+    """The key of runconfig that runs it so, where a run has a choice."""
+    if plan.fit.execution is None or plan.fit.fits is None:
+        return []
+    alone = " (auto, the default, chooses it too)"
+    if plan.fit.execution == "pipelined":
+        alone = (
+            f", under torchrun --nproc-per-node {len(plan.fit.stages)}" if len(plan.fit.stages) > 1 else ""
+        )
+    return [f"to run it so  runconfig.execution: {plan.fit.execution}{alone}"]
 
 
 def _number(value: float) -> str:
