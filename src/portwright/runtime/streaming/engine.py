@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher
-from portwright.runtime.streaming.gradients import Arrival, Gradients, largest_gradient
+from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient
 from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
@@ -64,7 +64,7 @@ class Streaming:
         self._updates: Updates | None = None
         self._step: Step | None = None
         self._is_last_pass = True
-        self._norms: dict[Tensor, Tensor] = {}  # of this step's gradients
+        self._only_before: set[Unit] = set()  # whose gradients came in earlier passes of the step only, so far
         self._restore: list[Callable[[], None]] = []
         self._misused: list[tuple[Unit, Entry]] = []
         for unit in self.units:
@@ -197,6 +197,8 @@ class Streaming:
         ]
         self._gradients = Gradients(trained, self.lanes, self._copy_down, ring, self._deliver)
         self._gradients.wants_norms = self.wants_norms and num_accumulated == 1
+        if num_accumulated > 1:
+            self._gradients.alone_from = float("inf")  # each is added up first
         self._updates = Updates(
             updates, self._gradients.give_back, self._gradients.fail, self._places.__getitem__
         )
@@ -225,7 +227,7 @@ class Streaming:
             speculates=self._speculates and self._updates.last_factor == 1.0,
             may_skip=self._may_skip,
         )
-        self._norms.clear()
+        self._only_before.clear()
 
     def begin_pass(self, is_last: bool = True) -> None:
         """Comes before each forward pass, in training and elsewhere."""
@@ -249,6 +251,8 @@ class Streaming:
         """Comes after each backward pass."""
         assert self._gradients is not None
         self._gradients.end()
+        if self._is_last_pass:
+            self._deliver_left_over()
         self._fetcher.prepare(self._order.next_pass())
         if self._misused:
             unit, entry = self._misused.pop()
@@ -267,18 +271,29 @@ class Streaming:
         if entry.master.requires_grad:
             entry.master.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 
-    def _deliver(self, arrival: Arrival) -> None:
+    def _deliver(self, piece: Piece) -> None:
         assert self._updates is not None
         assert self._step is not None
-        for position, norm in zip(arrival.present, arrival.norms, strict=False):
-            self._norms[arrival.unit.entries[arrival.unit.trained[position]].master] = norm
-        self._updates.submit(self._step, arrival, self._is_last_pass)
+        if self._is_last_pass:
+            self._only_before.discard(piece.delivery.unit)
+        else:
+            self._only_before.add(piece.delivery.unit)
+        self._updates.submit(self._step, piece, self._is_last_pass)
+
+    def _deliver_left_over(self) -> None:
+        """Layers that had a part in an earlier pass of this step and none in the last."""
+        assert self._updates is not None
+        assert self._step is not None
+        for unit in self._only_before:
+            self._updates.submit(self._step, Piece(Delivery(unit, None, [], is_whole=True), DONE, [], True), True)
+        self._only_before.clear()
 
     def gradient_norms(self) -> dict[Tensor, Tensor]:
         """Norms of the layers' gradients in this step, by weight: on the device, or (accumulated ones) on the host."""
         assert self._updates is not None
         if self._num_accumulated == 1:
-            return dict(self._norms)
+            assert self._gradients is not None
+            return dict(self._gradients.norms)
         self._updates.wait_arrived()
         return {
             unit.entries[unit.trained[position]].master: torch._foreach_norm([total])[0]

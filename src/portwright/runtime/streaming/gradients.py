@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
-from portwright.runtime.streaming.unit import Unit, dense_stride
+from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
 
 CopyDown = Callable[
     [Tensor, Tensor], Mark
@@ -27,7 +27,19 @@ class GradientLayout:
         self.num_bytes = 0
         for entry in self._entries:
             self.starts.append(self.num_bytes)
-            self.num_bytes += -(-entry.num_bytes // 256) * 256
+            self.num_bytes += -(-entry.num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+    def runs(self, positions: list[int]) -> list[tuple[int, int]]:
+        """The bytes of these gradients, neighbours together."""
+        found: list[tuple[int, int]] = []
+        for position in positions:
+            first = self.starts[position]
+            last = first + -(-self._entries[position].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+        return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
         views = []
@@ -37,37 +49,42 @@ class GradientLayout:
         return views
 
 
-@dataclass
-class HostGradients:
-    """A place of the host's ring, and what lies in it."""
-
-    buffer: Tensor
-    unit: Unit | None = None
-    views: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
-class Arrival:
-    """The gradients of one layer from one backward pass: on the host once `mark` is reached."""
+@dataclass(eq=False)
+class Delivery:
+    """The gradients of one layer from one backward pass, which come to the host in pieces."""
 
     unit: Unit
-    place: HostGradients
+    buffer: Tensor | None  # a place of the host's ring; None: nothing came in this pass, but in one before
+    views: list[Tensor]  # of it, by position in `unit.trained`
+    num_open: int = 0  # pieces that somebody still works on
+    is_whole: bool = False  # no more pieces will come
+
+
+@dataclass(eq=False)
+class Piece:
+    """Some gradients of a delivery: on the host once `mark` is reached."""
+
+    delivery: Delivery
     mark: Mark
-    present: list[int]  # positions in `unit.trained` that got a gradient
-    norms: list[Tensor]  # of those, on the device; empty where nobody wants them
+    positions: list[int]
+    is_final: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A layer whose backward is going on."""
 
     buffer_index: int
-    views: list[Tensor]
-    present: list[int]
+    views: list[Tensor]  # on the device
+    delivery: Delivery
+    waiting: list[int]  # small ones, which go together at the end
+    num_taken: int = 0
 
 
 class Gradients:
-    """Takes gradients from the stand-ins; `deliver` gets each layer's when its backward is over."""
+    """Takes gradients from the stand-ins; `deliver` gets large ones at once, and the rest when the layer's backward is over."""
+
+    alone_from: float = 1 << 20  # elements of a gradient that is sent by itself, so that its update begins before the layer's end
 
     def __init__(
         self,
@@ -75,7 +92,7 @@ class Gradients:
         lanes: Lanes,
         copy_down: CopyDown,
         ring: list[Tensor],
-        deliver: Callable[[Arrival], None],
+        deliver: Callable[[Piece], None],
         num_buffers: int = 2,
     ) -> None:
         self._lanes, self._copy_down, self._deliver = lanes, copy_down, deliver
@@ -89,9 +106,10 @@ class Gradients:
         self._next_buffer = 0
         self.num_bytes = size * len(self._buffers)
         self.wants_norms = False
+        self.norms: dict[Tensor, Tensor] = {}  # of the gradients since `begin`, by master
         self._open: dict[Unit, _Open] = {}
         self._finished: set[Unit] = set()
-        self._free = [HostGradients(buffer) for buffer in ring]
+        self._free = list(ring)
         self._returned = threading.Condition()
         self._failure: BaseException | None = None
         for unit in units:
@@ -107,29 +125,43 @@ class Gradients:
     def begin(self) -> None:
         """A backward pass is about to come."""
         self._finished.clear()
+        self.norms.clear()
 
     def _take(self, unit: Unit, position: int, parameter: Tensor) -> None:
         grad = parameter.grad
         parameter.grad = None
         if grad is None:
             return
+        entry = unit.entries[unit.trained[position]]
         if unit in self._finished:
             raise UserError(
-                f"the layer '{unit.name}' got another gradient after its own backward pass was over.",
-                f"Leave it out of runconfig.streaming.layers, or use runconfig.execution: resident ({unit.entries[unit.trained[position]].name}).",
+                f"the layer '{unit.name}' got another gradient (of '{entry.name}') after its own backward pass was over.",
+                "Leave it out of runconfig.streaming.layers, or use runconfig.execution: resident.",
             )
-        opened = self._open.get(unit)
-        if opened is None:
-            index = self._next_buffer
-            if any(other.buffer_index == index for other in self._open.values()):
-                self._finish(next(u for u, other in self._open.items() if other.buffer_index == index))
-            self._next_buffer = (index + 1) % len(self._buffers)
-            self._lanes.wait_for(self._sent[index])
-            opened = self._open[unit] = _Open(index, self._layouts[unit].views(self._buffers[index]), [])
-        opened.views[position].copy_(grad.to_dense() if grad.is_sparse else grad)
-        opened.present.append(position)
-        if len(opened.present) == len(unit.trained):
+        opened = self._open.get(unit) or self._begin_unit(unit)
+        view = opened.views[position]
+        view.copy_(grad.to_dense() if grad.is_sparse else grad)
+        if self.wants_norms:
+            self.norms[entry.master] = _norm(view)
+        opened.num_taken += 1
+        is_final = opened.num_taken == len(unit.trained)
+        if grad.numel() >= self.alone_from and not is_final:
+            self._send(unit, opened, [position])
+        else:
+            opened.waiting.append(position)
+        if is_final:
             self._finish(unit)
+
+    def _begin_unit(self, unit: Unit) -> _Open:
+        index = self._next_buffer
+        for other in [u for u, opened in self._open.items() if opened.buffer_index == index]:
+            self._finish(other)
+        self._next_buffer = (index + 1) % len(self._buffers)
+        self._lanes.wait_for(self._sent[index])
+        layout, place = self._layouts[unit], self._take_place()
+        delivery = Delivery(unit, place, layout.views(place))
+        opened = self._open[unit] = _Open(index, layout.views(self._buffers[index]), delivery, [])
+        return opened
 
     def left_for(self, unit: Unit) -> None:
         """Backward has come to `unit`: all that came before it is over."""
@@ -143,34 +175,40 @@ class Gradients:
 
     def abandon(self) -> None:
         """An error ended the pass: what has not been sent is dropped."""
+        for opened in self._open.values():
+            if opened.delivery.num_open == 0 and opened.delivery.buffer is not None:
+                self.give_back(opened.delivery.buffer)
         self._open.clear()
 
     def _finish(self, unit: Unit) -> None:
         opened = self._open.pop(unit)
         self._finished.add(unit)
-        opened.present.sort()
-        norms = [_norm(opened.views[p]) for p in opened.present] if self.wants_norms else []
-        layout, buffer = self._layouts[unit], self._buffers[opened.buffer_index]
-        place = self._take_place()
+        opened.delivery.is_whole = True
+        self._send(unit, opened, sorted(opened.waiting))
+
+    def _send(self, unit: Unit, opened: _Open, positions: list[int]) -> None:
+        layout, place = self._layouts[unit], opened.delivery.buffer
+        assert place is not None
+        buffer = self._buffers[opened.buffer_index]
         made = self._lanes.mark()
+        mark: Mark = DONE
         with self._lanes.on("down"):
             self._lanes.wait_for(made)
-            mark = self._copy_down(place.buffer[: layout.num_bytes], buffer[: layout.num_bytes])
+            for first, last in layout.runs(positions):
+                mark = self._copy_down(place[first:last], buffer[first:last])
             self._sent[opened.buffer_index] = self._lanes.mark()
-        place.unit, place.views = unit, layout.views(place.buffer)
-        self._deliver(Arrival(unit, place, mark, opened.present, norms))
+        self._deliver(Piece(opened.delivery, mark, positions, opened.delivery.is_whole))
 
-    def _take_place(self) -> HostGradients:
+    def _take_place(self) -> Tensor:
         with self._returned:
             self._returned.wait_for(lambda: bool(self._free) or self._failure is not None)
             if self._failure is not None:
                 raise self._failure
             return self._free.pop()
 
-    def give_back(self, place: HostGradients) -> None:
-        """The host has no use for these any more."""
+    def give_back(self, place: Tensor) -> None:
+        """The host has no use for what lies there any more."""
         with self._returned:
-            place.unit, place.views = None, []
             self._free.append(place)
             self._returned.notify_all()
 

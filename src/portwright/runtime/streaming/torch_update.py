@@ -53,7 +53,7 @@ class TorchUpdate:
     def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
         chosen = [self._masters[position] for position in grads]
         if undoable:
-            self._saved = [
+            self._saved += [
                 (master, master.detach().clone(), _copied(self._optimizer.state.get(master, {})))
                 for master in chosen
             ]
@@ -68,7 +68,7 @@ class TorchUpdate:
         finally:
             for master in chosen:
                 master.grad = None
-        self._unit.write_shadow()
+        self._unit.write_shadow(self._unit.trained[position] for position in grads)
 
     def keep(self) -> None:
         self._saved = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,11 +131,11 @@ class Unit:
             for owner, name, buffer in own:
                 owner._buffers[name] = buffer
 
-    def write_shadow(self) -> None:
-        """Makes the masters' values those of the next upload."""
+    def write_shadow(self, indexes: Iterable[int] | None = None) -> None:
+        """Makes the values of some masters, or all, those of the next upload."""
         if self.has_own_shadow:
             with torch.no_grad():
-                for entry in self.entries:
+                for entry in self.entries if indexes is None else [self.entries[index] for index in indexes]:
                     entry.view(self.shadow).copy_(entry.master)
 
     def updated(self, version: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portwright.errors import NonFiniteError
-from portwright.runtime.streaming.gradients import Arrival, HostGradients
+from portwright.runtime.streaming.gradients import Piece
 from portwright.runtime.streaming.lanes import DONE, Mark
 from portwright.runtime.streaming.unit import Unit
 
@@ -46,7 +46,7 @@ class Verdict:
     mark: Mark = DONE
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """One update of all layers."""
 
@@ -67,14 +67,17 @@ class Step:
     speculated: list[_Job] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     step: Step
-    arrival: Arrival
-    version: int
+    piece: Piece
     is_last: bool  # of the accumulated backward passes
     number: int  # in the order of arrival
-    holds_place: bool = True  # of the host's ring
+    is_added: bool = False  # to the sums of the accumulated passes
+
+    @property
+    def unit(self) -> Unit:
+        return self.piece.delivery.unit
 
 
 class Updates:
@@ -83,7 +86,7 @@ class Updates:
     def __init__(
         self,
         updates: Mapping[Unit, UnitUpdate],
-        give_back: Callable[[HostGradients], None],
+        give_back: Callable[[Tensor], None],
         on_failure: Callable[[BaseException], None],
         order: Callable[[Unit], int],
     ) -> None:
@@ -109,14 +112,15 @@ class Updates:
 
     # -- called by the training's threads -------------------------------------------------------------------
 
-    def submit(self, step: Step, arrival: Arrival, is_last: bool) -> None:
-        unit = arrival.unit
-        if is_last:
-            unit.wanted_version += 1
+    def submit(self, step: Step, piece: Piece, is_last: bool) -> None:
+        """Takes some gradients of a layer; with the final piece its next version is under way."""
+        if is_last and piece.is_final:
+            piece.delivery.unit.wanted_version += 1
         with self._work:
             self._num_open += 1
             self._num_submitted += 1
-            self._jobs.append(_Job(step, arrival, unit.wanted_version, is_last, self._num_submitted))
+            piece.delivery.num_open += 1
+            self._jobs.append(_Job(step, piece, is_last, self._num_submitted))
             self._work.notify_all()
 
     def decide(self, step: Step, verdict: Verdict) -> None:
@@ -182,9 +186,9 @@ class Updates:
                 self._fail(error)
 
     def _next_job(self) -> _Job:
-        arrived = [job for job in self._jobs if job.arrival.mark.query()]
+        arrived = [job for job in self._jobs if job.piece.mark.query()]
         job = (
-            min(arrived, key=lambda job: self._order(job.arrival.unit))
+            min(arrived, key=lambda job: self._order(job.unit))
             if arrived
             else min(self._jobs, key=lambda job: job.number)
         )
@@ -192,9 +196,9 @@ class Updates:
         return job
 
     def _process(self, job: _Job) -> None:
-        step, arrival = job.step, job.arrival
-        arrival.mark.synchronize()
-        if not job.is_last or arrival.unit in self._accumulated:
+        step = job.step
+        job.piece.mark.synchronize()
+        if not job.is_last or job.unit in self._accumulated:
             self._accumulate(job)
         if not job.is_last:
             self._over(job)
@@ -231,12 +235,12 @@ class Updates:
         redone = step.waiting
         if factor == 1.0 and not step.is_skipped:
             for job in step.speculated:
-                self._updates[job.arrival.unit].keep()
+                self._updates[job.unit].keep()
                 self._over(job)
         else:
             self.num_rolled_back += bool(step.speculated)
             for job in step.speculated:
-                self._updates[job.arrival.unit].undo()
+                self._updates[job.unit].undo()
             redone = step.speculated + step.waiting
         step.speculated, step.waiting = [], []
         # A layer that the next pass needs first goes first, and among those that arrive meanwhile too.
@@ -246,38 +250,39 @@ class Updates:
             self._work.notify_all()
 
     def _accumulate(self, job: _Job) -> None:
-        unit, place = job.arrival.unit, job.arrival.place
+        if job.is_added:
+            return  # and has been waiting for a verdict since
+        job.is_added = True
+        unit, views = job.unit, job.piece.delivery.views
         sums = self._accumulated.setdefault(unit, {})
-        if not job.holds_place:
-            return  # added before, and waiting for a verdict since
-        for position in job.arrival.present:
-            grad = place.views[position]
+        for position in job.piece.positions:
             if position in sums:
-                sums[position].add_(grad)
+                sums[position].add_(views[position])
             else:
                 master = unit.entries[unit.trained[position]].master
-                sums[position] = grad.to(master.dtype, copy=True)
-        job.holds_place = False
-        self._give_back(place)
+                sums[position] = views[position].to(master.dtype, copy=True)
 
     def _apply(self, job: _Job, factor: float, *, undoable: bool) -> None:
-        unit = job.arrival.unit
+        unit = job.unit
         begin = time.perf_counter()
-        sums = self._accumulated.get(unit)
-        if sums is None:
-            grads: Mapping[int, Tensor] = {p: job.arrival.place.views[p] for p in job.arrival.present}
-        else:
-            grads = sums
+        grads = self._accumulated.get(unit)
+        if grads is None:
+            grads = {position: job.piece.delivery.views[position] for position in job.piece.positions}
         self._updates[unit].apply(grads, job.step.rates, factor, undoable=undoable)
         if self.spans is not None:
             self.spans.append(("cpu update", unit.name, begin, time.perf_counter()))
 
     def _over(self, job: _Job) -> None:
-        if job.is_last:
-            self._accumulated.pop(job.arrival.unit, None)
-            job.arrival.unit.updated(job.version)
-        if job.holds_place:
-            self._give_back(job.arrival.place)
+        delivery = job.piece.delivery
+        with self._work:
+            delivery.num_open -= 1
+            is_whole = delivery.is_whole and delivery.num_open == 0
+        if is_whole:
+            if delivery.buffer is not None:
+                self._give_back(delivery.buffer)
+            if job.is_last:
+                self._accumulated.pop(delivery.unit, None)
+                delivery.unit.updated(delivery.unit.wanted_version)
         with self._work:
             self._num_open -= 1
             self._work.notify_all()
