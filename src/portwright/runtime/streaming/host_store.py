@@ -83,7 +83,7 @@ class HostStore:
         ] = Tensor.zero_,  # by the threads that will use it: first touch places pages
         cudart: Any = None,
     ) -> None:
-        self._note, self._touch = note, touch
+        self.note, self._touch = note, touch
         self._folder = None if options.store is None else Path(options.store).expanduser()
         if self._folder is not None:
             check_folder(self._folder)
@@ -198,7 +198,7 @@ class HostStore:
             return False
         reason = self._pinner.pin(array.data_ptr(), mapped_bytes)
         if reason is not None:
-            self._note(explain_refusal(mapped_bytes, reason, self._pinned_bytes))
+            self.note(explain_refusal(mapped_bytes, reason, self._pinned_bytes))
             self._pinner = None  # asking again for every array would take long and be refused as well
             return False
         self._pinned_bytes += mapped_bytes

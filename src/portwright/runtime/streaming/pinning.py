@@ -68,8 +68,7 @@ def explain_refusal(num_bytes: int, reason: str, pinned_bytes: int) -> str:
     )
     return (
         f"pinned memory refused: {show_bytes(num_bytes)} more after {show_bytes(pinned_bytes)}: {reason}{ulimit}. Arrays are "
-        "not pinned from here on, and are copied through a small pinned ring: correct, and slower. "
-        "runconfig.streaming.pinned_memory sets how much to try."
+        "not pinned from here on, which is as correct and slower. runconfig.streaming.pinned_memory sets how much to try."
     )
 
 

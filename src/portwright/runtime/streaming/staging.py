@@ -119,11 +119,17 @@ class Staging:
         self._up_ring = None if self._is_direct else _make_ring(store, "up")
         self._down_ring = None if self._is_direct else _make_ring(store, "down")
         self._drain = None if self._down_ring is None else _Drain()
+        if not self._is_direct and (self._up_ring is None or self._down_ring is None):
+            store.note(
+                "no pinned memory for copies: each one of an unpinned array makes its thread wait for the device"
+            )
 
     def up(self, target: Tensor, source: Tensor, stream: Any = None) -> Copy:
         """Host bytes to the device."""
         to, of = _bytes(target), _bytes(source)
         _check(to, of)
+        if of.numel() == 0:
+            return Copy(DONE)
         ring = self._ring_for(of, self._up_ring)
         if ring is None:
             self._bus.copy(to, of, stream)
@@ -144,6 +150,8 @@ class Staging:
         """Device bytes to the host."""
         to, of = _bytes(target), _bytes(source)
         _check(to, of)
+        if of.numel() == 0:
+            return Copy(DONE)
         ring = self._ring_for(to, self._down_ring)
         if ring is None:
             self._bus.copy(to, of, stream)
@@ -174,7 +182,7 @@ class Staging:
 
     def _ring_for(self, host: Tensor, ring: _Ring | None) -> _Ring | None:
         """None: a plain copy will do, or has to."""
-        if ring is None or host.numel() == 0 or self._store.is_pinned(host) or _torch_pinned(host):
+        if ring is None or self._store.is_pinned(host) or _torch_pinned(host):
             return None
         return ring
 

@@ -1,0 +1,77 @@
+"""Stand-ins for CUDA: a runtime that registers memory, and a bus that copies as late as it may."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import Tensor
+
+
+class FakeCudart:
+    """Remembers what is registered, and refuses after so many."""
+
+    def __init__(self, refuse_after: int | None = None) -> None:
+        self.registered: dict[int, int] = {}
+        self.num_asked = 0
+        self._refuse_after = refuse_after
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        self.num_asked += 1
+        assert flags == 1
+        assert address % 4096 == 0
+        assert num_bytes % 4096 == 0
+        assert address not in self.registered
+        if self._refuse_after is not None and len(self.registered) >= self._refuse_after:
+            return 2
+        self.registered[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0 if self.registered.pop(address, None) is not None else 713
+
+    def cudaGetErrorString(self, status: int) -> str:
+        return {2: "out of memory"}.get(status, "unknown")
+
+
+class LateBus:
+    """Runs nothing until somebody waits: a buffer that is used again too early shows as wrong bytes."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self._lock = threading.RLock()
+        self._work: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        self._num_done: dict[Any, int] = {}
+        self.num_copies = 0
+        self.fail_at = fail_at
+
+    def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
+        with self._lock:
+            self.num_copies += 1
+            if self.num_copies == self.fail_at:
+                raise RuntimeError("the bus is gone")
+            self._work.setdefault(stream, []).append((target, source))
+
+    def mark(self, stream: Any) -> LateMark:
+        with self._lock:
+            return LateMark(self, stream, len(self._work.get(stream, [])))
+
+    def run(self, stream: Any, count: int) -> None:
+        with self._lock:
+            for target, source in self._work.get(stream, [])[self._num_done.get(stream, 0) : count]:
+                target.copy_(source)
+            self._num_done[stream] = max(count, self._num_done.get(stream, 0))
+
+    def is_done(self, stream: Any, count: int) -> bool:
+        with self._lock:
+            return self._num_done.get(stream, 0) >= count
+
+
+class LateMark:
+    def __init__(self, bus: LateBus, stream: Any, count: int) -> None:
+        self._bus, self._stream, self._count = bus, stream, count
+
+    def synchronize(self) -> None:
+        self._bus.run(self._stream, self._count)
+
+    def query(self) -> bool:
+        return self._bus.is_done(self._stream, self._count)
