@@ -19,69 +19,37 @@ struct adam {
     void *weight_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
     const void *low; /* of a weight that is split: its high half is `weight` */
     void *low_out;
+    double *squares; /* of the gradient, one sum a chunk */
     int64_t n, num_tail; /* the last elements that torch computes one by one */
     int32_t grad_dtype, moment_dtype, half_dtype;
     int32_t stream_half, stream_state; /* whether what is written goes past the caches */
-    int32_t decay, is_split, only_traffic;
+    int32_t decay, is_split, wants_squares, only_traffic;
     uint32_t salt; /* of the stochastic rounding: another one each step */
     float grad_factor, decay_factor, lerp_weight, beta2, one_minus_beta2, bias_correction2_sqrt, eps, negative_step_size;
 };
 
 enum { PLAIN, COUPLED, DECOUPLED }; /* weight decay */
+enum { WHOLE, WITH_HALF, SPLIT };   /* weight: fp32; fp32 and a bf16 copy of the new one; two halves */
 
-static inline __attribute__((always_inline)) void adam_loop(const struct adam *restrict a, const int decay, const int is_small,
-                                                            const int is_tail, const float *grad, const float *weight, const float *exp_avg,
-                                                            const float *exp_avg_sq, float *weight_out, float *exp_avg_out,
-                                                            float *exp_avg_sq_out, int64_t n)
-{
-    const float factor = a->grad_factor, decay_factor = a->decay_factor;
-    const float lerp = is_small ? a->lerp_weight : a->lerp_weight - 1.0f;
-    const float beta2 = a->beta2, rest2 = a->one_minus_beta2, correction = a->bias_correction2_sqrt, eps = a->eps;
-    const float step_size = a->negative_step_size;
-    ELEMENTWISE
-    for (int64_t i = 0; i < n; i++) {
-        float w = weight[i], g = grad[i] * factor, m = exp_avg[i], v = exp_avg_sq[i];
-        if (decay == COUPLED)
-            g = FMA(w, decay_factor, g);
-        if (decay == DECOUPLED)
-            w = w * decay_factor;
-        m = FMA(lerp, g - m, is_small ? m : g);
-        /* torch's two loops leave it to the compiler which of the products is rounded */
-        v = is_tail ? FMA(v, beta2, rest2 * g * g) : FMA(rest2 * g, g, v * beta2);
-        float denominator = sqrtf(v) / correction + eps;
-        exp_avg_out[i] = m;
-        exp_avg_sq_out[i] = v;
-        weight_out[i] = w + step_size * m / denominator;
-    }
-}
+#define INLINE static inline __attribute__((always_inline))
 
-static void adam_block(const struct adam *a, const int is_tail, const float *grad, const float *weight, const float *exp_avg,
-                       const float *exp_avg_sq, float *weight_out, float *exp_avg_out, float *exp_avg_sq_out, int64_t n)
+/* Of one element, as torch's fused kernel. The flags are constants wherever speed counts. */
+INLINE void update(const struct adam a, const int decay, const int is_small, const int is_tail, float g, float *weight, float *exp_avg,
+                   float *exp_avg_sq)
 {
-    const int is_small = fabsf(a->lerp_weight) < 0.5f; /* as torch's lerp: exact at both ends */
-#define LOOP(decay, is_small, is_tail)                                                                                                    \
-    case (decay)*4 + (is_small)*2 + (is_tail):                                                                                             \
-        adam_loop(a, decay, is_small, is_tail, grad, weight, exp_avg, exp_avg_sq, weight_out, exp_avg_out, exp_avg_sq_out, n);             \
-        break;
-#define LOOPS(decay) LOOP(decay, 0, 0) LOOP(decay, 0, 1) LOOP(decay, 1, 0) LOOP(decay, 1, 1)
-    switch (a->decay * 4 + is_small * 2 + is_tail) {
-        LOOPS(PLAIN)
-        LOOPS(COUPLED)
-        LOOPS(DECOUPLED)
-    }
-}
-
-/* The same loads and stores with next to no arithmetic: what memory alone allows. */
-static void traffic_block(const float *grad, const float *weight, const float *exp_avg, const float *exp_avg_sq, float *weight_out,
-                          float *exp_avg_out, float *exp_avg_sq_out, int64_t n)
-{
-    ELEMENTWISE
-    for (int64_t i = 0; i < n; i++) {
-        float w = weight[i] + grad[i], m = exp_avg[i] + 1.0f, v = exp_avg_sq[i] + 1.0f;
-        weight_out[i] = w;
-        exp_avg_out[i] = m;
-        exp_avg_sq_out[i] = v;
-    }
+    float w = *weight, m = *exp_avg, v = *exp_avg_sq;
+    g = g * a.grad_factor;
+    if (decay == COUPLED)
+        g = FMA(w, a.decay_factor, g);
+    if (decay == DECOUPLED)
+        w = w * a.decay_factor;
+    /* As torch's lerp: exact at both ends. */
+    m = is_small ? FMA(a.lerp_weight, g - m, m) : FMA(a.lerp_weight - 1.0f, g - m, g);
+    /* torch's two loops left it to the compiler which of the products is rounded. */
+    v = is_tail ? FMA(v, a.beta2, a.one_minus_beta2 * g * g) : FMA(a.one_minus_beta2 * g, g, v * a.beta2);
+    *weight = w + a.negative_step_size * m / (sqrtf(v) / a.bias_correction2_sqrt + a.eps);
+    *exp_avg = m;
+    *exp_avg_sq = v;
 }
 
 /* Random bits from what an element holds: the same whatever array, slice, thread or process it is in. */
@@ -93,74 +61,129 @@ static inline uint32_t noise_of(float weight, float grad, uint32_t salt)
     return x ^ (x >> 16);
 }
 
-static void round_moments(const struct adam *a, const float *grad, const float *weight, const float *exp_avg, const float *exp_avg_sq,
-                          uint16_t *exp_avg_out, uint16_t *exp_avg_sq_out, int64_t n)
+struct block { /* where one block's arrays begin; an output may be its own input */
+    const void *grad, *weight, *low, *exp_avg, *exp_avg_sq;
+    void *weight_out, *low_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
+    int64_t n;
+};
+
+/* Conversions are in the same loop: dividing takes so long that they cost nothing beside it. */
+INLINE void block_loop(const struct adam *all, const struct block *b, const int decay, const int is_small, const int is_tail,
+                       const int grad_dtype, const int weight_kind, const int moment_dtype)
 {
-    const uint32_t salt = a->salt;
+    const struct adam a = *all;
+    const int64_t n = b->n;
+    const void *grad = b->grad, *weight = b->weight, *low = b->low, *exp_avg = b->exp_avg, *exp_avg_sq = b->exp_avg_sq;
+    void *weight_out = b->weight_out, *low_out = b->low_out, *exp_avg_out = b->exp_avg_out, *exp_avg_sq_out = b->exp_avg_sq_out;
+    uint16_t *half_out = b->half_out;
+#define GET(array, dtype) ((dtype) == FP32 ? ((const float *)(array))[i] : float_of_bf16(((const uint16_t *)(array))[i]))
     ELEMENTWISE
     for (int64_t i = 0; i < n; i++) {
-        uint32_t noise = noise_of(weight[i], grad[i], salt);
-        exp_avg_out[i] = bf16_stochastic(exp_avg[i], noise >> 16);
-        exp_avg_sq_out[i] = bf16_stochastic(exp_avg_sq[i], noise & 0xffffu);
+        float g = GET(grad, grad_dtype), m = GET(exp_avg, moment_dtype), v = GET(exp_avg_sq, moment_dtype);
+        float w = weight_kind == SPLIT ? joined(((const uint16_t *)weight)[i], ((const uint16_t *)low)[i]) : ((const float *)weight)[i];
+        uint32_t noise = moment_dtype == BF16 ? noise_of(w, g, a.salt) : 0;
+        update(a, decay, is_small, is_tail, g, &w, &m, &v);
+        if (moment_dtype == BF16) {
+            ((uint16_t *)exp_avg_out)[i] = bf16_stochastic(m, noise >> 16);
+            ((uint16_t *)exp_avg_sq_out)[i] = bf16_stochastic(v, noise & 0xffffu);
+        } else {
+            ((float *)exp_avg_out)[i] = m;
+            ((float *)exp_avg_sq_out)[i] = v;
+        }
+        if (weight_kind == SPLIT) {
+            uint32_t bits = one_nan(bits_of(w));
+            ((uint16_t *)weight_out)[i] = high_of(bits);
+            ((uint16_t *)low_out)[i] = (uint16_t)bits;
+        } else
+            ((float *)weight_out)[i] = w;
+        if (weight_kind == WITH_HALF)
+            half_out[i] = bf16_nearest(w);
     }
 }
 
+/* The same loads and stores with next to no arithmetic: what memory alone allows. */
+static void traffic_block(const struct block *b)
+{
+    const float *grad = b->grad, *weight = b->weight, *exp_avg = b->exp_avg, *exp_avg_sq = b->exp_avg_sq;
+    float *weight_out = b->weight_out, *exp_avg_out = b->exp_avg_out, *exp_avg_sq_out = b->exp_avg_sq_out;
+    ELEMENTWISE
+    for (int64_t i = 0; i < b->n; i++) {
+        float w = weight[i] + grad[i], m = exp_avg[i] + 1.0f, v = exp_avg_sq[i] + 1.0f;
+        weight_out[i] = w;
+        exp_avg_out[i] = m;
+        exp_avg_sq_out[i] = v;
+    }
+}
+
+static void compute_block(const struct adam *a, const struct block *b, int is_tail, int grad_dtype, int weight_kind)
+{
+    const int is_small = fabsf(a->lerp_weight) < 0.5f, is_usual = is_small && !is_tail;
+    /* Flags of what is rare or short are looked at in the loop; nothing decays when it is multiplied by 1. */
+#define LOOP(grad_kind, kind, moments)                                                                                                    \
+    case ((grad_kind)*3 + (kind)) * 2 + (moments):                                                                                         \
+        if (!is_usual)                                                                                                                     \
+            block_loop(a, b, a->decay, is_small, is_tail, grad_kind, kind, moments);                                                       \
+        else if (a->decay == COUPLED)                                                                                                      \
+            block_loop(a, b, COUPLED, 1, 0, grad_kind, kind, moments);                                                                     \
+        else                                                                                                                               \
+            block_loop(a, b, DECOUPLED, 1, 0, grad_kind, kind, moments);                                                                   \
+        break;
+#define LOOPS(grad_kind, kind) LOOP(grad_kind, kind, FP32) LOOP(grad_kind, kind, BF16)
+    switch ((grad_dtype * 3 + weight_kind) * 2 + a->moment_dtype) {
+        LOOPS(FP32, WHOLE)
+        LOOPS(FP32, WITH_HALF)
+        LOOPS(FP32, SPLIT)
+        LOOPS(BF16, WHOLE)
+        LOOPS(BF16, WITH_HALF)
+        LOOPS(BF16, SPLIT)
+    }
+}
+
+/* What stays in the caches is written where it belongs. What is to go past them is put there once a block of it is whole. */
 static void step_block(const struct adam *a, int64_t start, int64_t n, int is_tail)
 {
-    float old_w[BLOCK], old_m[BLOCK], old_v[BLOCK], wide_grad[BLOCK], new_w[BLOCK], new_m[BLOCK], new_v[BLOCK];
-    uint16_t half[BLOCK], half_low[BLOCK];
-    const int is_narrow = a->moment_dtype != FP32;
-
-    const float *grad = AT(a->grad, a->grad_dtype, start);
-    if (a->grad_dtype != FP32) {
-        widen_block(wide_grad, grad, a->grad_dtype, n);
-        grad = wide_grad;
-    }
-    const float *w = AT(a->weight, FP32, start);
-    if (a->is_split) {
-        join_block(old_w, AT(a->weight, BF16, start), AT(a->low, BF16, start), n);
-        w = old_w;
-    }
-    const float *m = AT(a->exp_avg, a->moment_dtype, start), *v = AT(a->exp_avg_sq, a->moment_dtype, start);
-    if (is_narrow) {
-        widen_block(old_m, m, a->moment_dtype, n);
-        widen_block(old_v, v, a->moment_dtype, n);
-        m = old_m, v = old_v;
-    }
-
-    /* What stays in the caches is written where it belongs; the rest is put there once a block of it is whole. */
-    void *w_place = AT(a->weight_out, FP32, start);
+    float wide_grad[BLOCK], new_w[BLOCK], new_m[BLOCK], new_v[BLOCK];
+    uint16_t new_low[BLOCK], half[BLOCK];
+    const int weight_kind = a->is_split ? SPLIT : a->half_dtype == BF16 ? WITH_HALF : WHOLE;
+    const int weight_dtype = a->is_split ? BF16 : FP32, weight_bytes = a->is_split ? 2 : 4, moment_bytes = a->moment_dtype == FP32 ? 4 : 2;
+    void *grad = AT(a->grad, a->grad_dtype, start), *half_place = AT(a->half_out, a->half_dtype, start);
+    void *w_place = AT(a->weight_out, weight_dtype, start), *low_place = AT(a->low_out, BF16, start);
     void *m_place = AT(a->exp_avg_out, a->moment_dtype, start), *v_place = AT(a->exp_avg_sq_out, a->moment_dtype, start);
-    float *w_out = a->stream_state || a->is_split ? new_w : w_place;
-    float *m_out = a->stream_state || is_narrow ? new_m : m_place;
-    float *v_out = a->stream_state || is_narrow ? new_v : v_place;
-    if (is_narrow && w_out == w)
-        w_out = new_w; /* the old weight is needed once more, for the rounding */
-    if (a->only_traffic)
-        traffic_block(grad, w, m, v, w_out, m_out, v_out, n);
-    else
-        adam_block(a, is_tail, grad, w, m, v, w_out, m_out, v_out, n);
-
-    if (is_narrow) {
-        uint16_t *half_m = half, *half_v = half_low;
-        round_moments(a, grad, w, new_m, new_v, half_m, half_v, n);
-        put(m_place, half_m, 2 * n, a->stream_state);
-        put(v_place, half_v, 2 * n, a->stream_state);
-    } else if (m_out == new_m) {
-        put(m_place, new_m, 4 * n, a->stream_state);
-        put(v_place, new_v, 4 * n, a->stream_state);
+    struct block b = {
+        .grad = grad,
+        .weight = AT(a->weight, weight_dtype, start),
+        .low = AT(a->low, BF16, start),
+        .exp_avg = AT(a->exp_avg, a->moment_dtype, start),
+        .exp_avg_sq = AT(a->exp_avg_sq, a->moment_dtype, start),
+        .weight_out = a->stream_state ? new_w : w_place,
+        .low_out = a->stream_state ? new_low : low_place,
+        .exp_avg_out = a->stream_state ? new_m : m_place,
+        .exp_avg_sq_out = a->stream_state ? new_v : v_place,
+        .half_out = a->stream_half ? half : half_place,
+        .n = n,
+    };
+    if (a->grad_dtype == FP16) {
+        widen_block(wide_grad, grad, FP16, n);
+        b.grad = wide_grad;
     }
-    if (a->is_split) {
-        split_block(half, half_low, new_w, n);
-        put(AT(a->weight_out, BF16, start), half, 2 * n, a->stream_state);
-        put(AT(a->low_out, BF16, start), half_low, 2 * n, a->stream_state);
-    } else if (w_out == new_w)
-        put(w_place, new_w, 4 * n, a->stream_state);
+    if (a->only_traffic)
+        traffic_block(&b);
+    else
+        compute_block(a, &b, is_tail, a->grad_dtype == BF16 ? BF16 : FP32, weight_kind);
+
     if (a->half_dtype == FP32)
-        put(AT(a->half_out, FP32, start), w_out, 4 * n, a->stream_half);
-    else if (a->half_dtype != NONE) {
-        narrow_block(half, w_out, a->half_dtype, n);
-        put(AT(a->half_out, a->half_dtype, start), half, 2 * n, a->stream_half);
+        put(half_place, b.weight_out, 4 * n, a->stream_half);
+    else if (a->half_dtype == FP16) {
+        narrow_block(half, b.weight_out, FP16, n);
+        put(half_place, half, 2 * n, a->stream_half);
+    } else if (a->half_dtype == BF16 && a->stream_half)
+        stream_out(half_place, half, 2 * n);
+    if (a->stream_state) {
+        stream_out(w_place, new_w, weight_bytes * n);
+        stream_out(m_place, new_m, moment_bytes * n);
+        stream_out(v_place, new_v, moment_bytes * n);
+        if (a->is_split)
+            stream_out(low_place, new_low, 2 * n);
     }
 }
 
@@ -168,6 +191,7 @@ static void step_chunk(void *job, int64_t chunk)
 {
     const struct adam *a = job;
     const int64_t tail = a->n - a->num_tail;
+    double lanes[LANES] = {0};
     BLOCKS_OF_CHUNK(chunk, a->n, start, count)
     {
         int64_t before = tail <= start ? 0 : tail - start < count ? tail - start : count;
@@ -175,11 +199,28 @@ static void step_chunk(void *job, int64_t chunk)
             step_block(a, start, before, 0);
         if (before < count)
             step_block(a, start + before, count - before, 1);
+        if (a->squares)
+            add_squares(lanes, AT(a->grad, a->grad_dtype, start), a->grad_dtype, count); /* the block is in the first cache still */
     }
+    if (a->squares)
+        a->squares[chunk] = total_of(lanes, LANES);
     finish_streams();
 }
 
-int portwright_adam_step(struct adam *a, int num_threads) { return share_out(step_chunk, a, num_chunks_of(a->n), num_threads); }
+/* Gives the gradient's sum of squares where it is wanted, and a negative number, having done nothing, where there is no memory for it. */
+double portwright_adam_step(struct adam *a, int num_threads)
+{
+    const int64_t num_chunks = num_chunks_of(a->n);
+    double total = 0;
+    if (a->wants_squares && !(a->squares = make_sums(num_chunks)))
+        return -1;
+    share_out(step_chunk, a, num_chunks, num_threads);
+    if (a->squares)
+        total = total_of(a->squares, num_chunks);
+    free(a->squares);
+    a->squares = NULL;
+    return total;
+}
 
 /* What the caller's idea of the structures is held against. */
 int portwright_layout(void) { return (int)(sizeof(struct adam) * 1000 + sizeof(struct convert)); }

@@ -115,13 +115,15 @@ class NativeAdam:
         num_threads: int | None = None,
         stream: bool | None = None,
         num_tail: int = 0,
-    ) -> None:
+        want_squares: bool = False,
+    ) -> float | None:
         """One step of Adam, or of AdamW where `decoupled`, bit for bit as torch's fused kernel; `step` counts from 1.
 
         Outputs are the inputs themselves (in place) or lie apart from them. `half_out` takes the new weight in its own
         dtype. Moments in bf16 are rounded stochastically, by bits drawn from the element itself and `step`: nearest would
         hold exp_avg_sq where it is, since it changes by a thousandth. The last `num_tail` elements are computed as torch
-        does at the end of a tensor (`torch_tail`), a last place apart.
+        does at the end of a tensor (`torch_tail`), a last place apart. `want_squares` gives what `sum_squares(grad)` would,
+        without reading the gradient from memory again.
         """
         arrays = {
             "weight": weight, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "grad": grad,
@@ -134,6 +136,7 @@ class NativeAdam:
             **{name: array.data_ptr() for name, array in arrays.items()},
             n=n,
             num_tail=_tail(num_tail, n),
+            wants_squares=want_squares,
             grad_dtype=DTYPE_CODES[grad.dtype],
             moment_dtype=DTYPE_CODES[exp_avg.dtype],
             half_dtype=NO_ARRAY if half_out is None else DTYPE_CODES[half_out.dtype],
@@ -141,7 +144,8 @@ class NativeAdam:
             stream_state=weight.data_ptr() != weight_out.data_ptr() and _should_stream(stream, weight_out),
             **_scalars(lr, beta1, beta2, eps, weight_decay, decoupled, step, grad_factor),
         )
-        self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
+        total = self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
+        return _squares(total) if want_squares else None
 
     def step_split(
         self,
@@ -166,7 +170,8 @@ class NativeAdam:
         num_threads: int | None = None,
         stream: bool | None = None,
         num_tail: int = 0,
-    ) -> None:
+        want_squares: bool = False,
+    ) -> float | None:
         """`step` on a master held as `split` makes it: the same master bit for bit, for two bytes a parameter less traffic.
 
         `high` is the bf16 weight for the device. It is the nearest, as `half_out` would be; but a tie goes away from zero.
@@ -181,6 +186,7 @@ class NativeAdam:
             **{name.replace("high", "weight"): array.data_ptr() for name, array in arrays.items()},
             n=n,
             num_tail=_tail(num_tail, n),
+            wants_squares=want_squares,
             grad_dtype=DTYPE_CODES[grad.dtype],
             moment_dtype=DTYPE_CODES[exp_avg.dtype],
             half_dtype=NO_ARRAY,
@@ -188,7 +194,8 @@ class NativeAdam:
             is_split=True,
             **_scalars(lr, beta1, beta2, eps, weight_decay, decoupled, step, grad_factor),
         )
-        self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
+        total = self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
+        return _squares(total) if want_squares else None
 
     def split(
         self, high_out: Tensor, low_out: Tensor, master: Tensor, num_threads: int | None = None
@@ -237,10 +244,7 @@ class NativeAdam:
         """The sum of squares in double, the same for any number of threads; inf and NaN show."""
         n = check_arrays({"grad": grad}, {})
         code = DTYPE_CODES[grad.dtype]
-        total = self._library.portwright_sum_squares(grad.data_ptr(), n, code, _threads(num_threads))
-        if total < 0:
-            raise MemoryError("sum_squares: no memory for its partial sums")
-        return float(total)
+        return _squares(self._library.portwright_sum_squares(grad.data_ptr(), n, code, _threads(num_threads)))
 
     def touch(self, array: Tensor, num_threads: int | None = None) -> None:
         """Zeroes in parallel, shared out as `step` does: pages come to lie near the cores that will use them."""
@@ -289,6 +293,12 @@ def _scalars(
         "negative_step_size": -(lr / (1 - beta1**step)),
         "salt": (int(step) * 0x9E3779B1) & 0xFFFFFFFF,
     }
+
+
+def _squares(total: float) -> float:
+    if total < 0:
+        raise MemoryError("The native optimizer found no memory for the partial sums of squares.")
+    return float(total)
 
 
 def _threads(num_threads: int | None) -> int:

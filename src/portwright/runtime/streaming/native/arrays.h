@@ -100,50 +100,61 @@ static void add_chunk(void *job, int64_t chunk)
 
 int portwright_add(struct convert *c, int num_threads) { return share_out(add_chunk, c, num_chunks_of(c->n), num_threads); }
 
+/* Sums of squares are kept apart by lane within a chunk and by chunk, and added in one order: the same whatever the threads did. */
+static void add_squares(double *restrict sums, const void *source, int dtype, int64_t n)
+{
+    float wide[BLOCK];
+    double lanes[LANES];
+    if (dtype != FP32) {
+        widen_block(wide, source, dtype, n);
+        source = wide;
+    }
+    const float *values = source;
+    memcpy(lanes, sums, sizeof lanes); /* a copy of its own stays in registers */
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += (double)values[i + lane] * (double)values[i + lane];
+    memcpy(sums, lanes, sizeof lanes);
+    for (; i < n; i++)
+        sums[i % LANES] += (double)values[i] * (double)values[i];
+}
+
+static double total_of(const double *sums, int64_t n)
+{
+    double total = 0;
+    for (int64_t i = 0; i < n; i++)
+        total += sums[i];
+    return total;
+}
+
 struct squares {
     const void *source;
     int64_t n;
     int32_t dtype;
-    double *sums; /* one a chunk, added in their order: the same whatever the threads did */
+    double *sums; /* one a chunk */
 };
 
 static void squares_chunk(void *job, int64_t chunk)
 {
     const struct squares *s = job;
-    float wide[BLOCK];
     double lanes[LANES] = {0};
-    BLOCKS_OF_CHUNK(chunk, s->n, start, count)
-    {
-        const float *source = AT(s->source, s->dtype, start);
-        if (s->dtype != FP32) {
-            widen_block(wide, source, s->dtype, count);
-            source = wide;
-        }
-        int64_t i = 0;
-        for (; i + LANES <= count; i += LANES)
-            for (int lane = 0; lane < LANES; lane++)
-                lanes[lane] += (double)source[i + lane] * (double)source[i + lane];
-        for (; i < count; i++)
-            lanes[i % LANES] += (double)source[i] * (double)source[i];
-    }
-    double sum = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        sum += lanes[lane];
-    s->sums[chunk] = sum;
+    BLOCKS_OF_CHUNK(chunk, s->n, start, count) add_squares(lanes, AT(s->source, s->dtype, start), s->dtype, count);
+    s->sums[chunk] = total_of(lanes, LANES);
 }
+
+static double *make_sums(int64_t num_chunks) { return malloc(sizeof(double) * (size_t)(num_chunks + 1)); }
 
 double portwright_sum_squares(const void *source, int64_t n, int32_t dtype, int num_threads)
 {
     int64_t num_chunks = num_chunks_of(n);
-    struct squares job = {source, n, dtype, malloc(sizeof(double) * (size_t)(num_chunks + 1))};
+    struct squares job = {source, n, dtype, make_sums(num_chunks)};
     if (!job.sums)
         return -1; /* no sum of squares is negative: out of memory */
     share_out(squares_chunk, &job, num_chunks, num_threads);
-    double sum = 0;
-    for (int64_t chunk = 0; chunk < num_chunks; chunk++)
-        sum += job.sums[chunk];
+    double total = total_of(job.sums, num_chunks);
     free(job.sums);
-    return sum;
+    return total;
 }
 
 struct bytes {

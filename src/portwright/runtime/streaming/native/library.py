@@ -22,10 +22,10 @@ class AdamCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("grad", "weight", "exp_avg", "exp_avg_sq")),
         *((name, ctypes.c_void_p) for name in ("weight_out", "exp_avg_out", "exp_avg_sq_out", "half_out")),
-        *((name, ctypes.c_void_p) for name in ("low", "low_out")),
+        *((name, ctypes.c_void_p) for name in ("low", "low_out", "squares")),
         *((name, ctypes.c_int64) for name in ("n", "num_tail")),
         *((name, ctypes.c_int32) for name in ("grad_dtype", "moment_dtype", "half_dtype")),
-        *((name, ctypes.c_int32) for name in ("stream_half", "stream_state", "decay", "is_split", "only_traffic")),
+        *((name, ctypes.c_int32) for name in ("stream_half", "stream_state", "decay", "is_split", "wants_squares", "only_traffic")),
         ("salt", ctypes.c_uint32),
         *((name, ctypes.c_float) for name in ("grad_factor", "decay_factor", "lerp_weight", "beta2")),
         *((name, ctypes.c_float) for name in ("one_minus_beta2", "bias_correction2_sqrt", "eps", "negative_step_size")),
@@ -67,6 +67,7 @@ def process_library(note: Callable[[str], None]) -> ctypes.CDLL:
             library = load_library(ctypes.sizeof(AdamCall) * 1000 + ctypes.sizeof(ConvertCall), note)
             for name, arguments in _ARGUMENTS.items():
                 getattr(library, name).argtypes = arguments
-            library.portwright_sum_squares.restype = ctypes.c_double
+            for name in ("portwright_adam_step", "portwright_sum_squares"):
+                getattr(library, name).restype = ctypes.c_double
             _loaded.append(library)
         return _loaded[0]
