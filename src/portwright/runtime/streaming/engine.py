@@ -17,10 +17,14 @@ from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, l
 from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
+from portwright.runtime.streaming.native.adam import load_native
+from portwright.runtime.streaming.native_update import NativeUpdate, is_native
 from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
 from portwright.runtime.streaming.updates import Step, UnitUpdate, Updates, Verdict, non_finite_gradients
+
+_STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Streaming:
@@ -64,7 +68,9 @@ class Streaming:
         self._updates: Updates | None = None
         self._step: Step | None = None
         self._is_last_pass = True
-        self._only_before: set[Unit] = set()  # whose gradients came in earlier passes of the step only, so far
+        self._only_before: set[Unit] = (
+            set()
+        )  # whose gradients came in earlier passes of the step only, so far
         self._restore: list[Callable[[], None]] = []
         self._misused: list[tuple[Unit, Entry]] = []
         for unit in self.units:
@@ -188,6 +194,9 @@ class Streaming:
         self._num_accumulated = num_accumulated
         self._speculates = needs_verdict and speculates and num_accumulated == 1
         trained = [unit for unit in self.units if unit.trained]
+        self._native = None
+        if is_native(optimizer) and any(unit.has_own_shadow for unit in trained):
+            self._native = load_native(self._note)
         updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
         keeps_all = needs_verdict and num_accumulated == 1
         num_places = len(trained) + 1 if keeps_all else min(len(trained), max(4, self._options.slots))
@@ -206,7 +215,20 @@ class Streaming:
         return rest
 
     def _make_update(self, unit: Unit) -> UnitUpdate:
-        return TorchUpdate(unit, self._optimizer, self._max_value)
+        masters = [unit.entries[index].master for index in unit.trained]
+        # Where the device has the masters' own values, torch's kernel gives what a resident session gives, bit for bit.
+        fits = unit.has_own_shadow and all(master.dtype is torch.float32 for master in masters)
+        if self._native is None or not fits:
+            return TorchUpdate(unit, self._optimizer, self._max_value)
+        return NativeUpdate(
+            unit,
+            self._optimizer,
+            self._native,
+            self.store,
+            state_dtype=_STATE_DTYPES[self._options.state_dtype],
+            undoable=self._speculates,
+            max_value=self._max_value,
+        )
 
     def set_rates(self, rest: torch.optim.Optimizer) -> None:
         """Gives the part of the optimizer that `train_with` gave the learning rates of this step."""
@@ -285,7 +307,9 @@ class Streaming:
         assert self._updates is not None
         assert self._step is not None
         for unit in self._only_before:
-            self._updates.submit(self._step, Piece(Delivery(unit, None, [], is_whole=True), DONE, [], True), True)
+            self._updates.submit(
+                self._step, Piece(Delivery(unit, None, [], is_whole=True), DONE, [], True), True
+            )
         self._only_before.clear()
 
     def gradient_norms(self) -> dict[Tensor, Tensor]:
@@ -332,6 +356,7 @@ class Streaming:
         if self._updates is not None:
             self._updates.wait_idle()
             self._updates.release()
+            self._updates.adopt()
         for unit in self.units:
             unit.write_shadow()
         self._fetcher.forget()

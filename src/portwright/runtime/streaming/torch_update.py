@@ -73,6 +73,9 @@ class TorchUpdate:
     def keep(self) -> None:
         self._saved = []
 
+    def adopt(self) -> None:
+        """The state is the optimizer's own."""
+
     def undo(self) -> None:
         state = self._optimizer.state
         for master, values, kept in self._saved:

@@ -37,6 +37,10 @@ class UnitUpdate(Protocol):
         """Everything is as it was before the last undoable update."""
         ...
 
+    def adopt(self) -> None:
+        """A state was loaded into the optimizer."""
+        ...
+
 
 @dataclass
 class Verdict:
@@ -155,6 +159,11 @@ class Updates:
     def release(self) -> None:
         """Updates go on after a loss that was not finite: other weights have been loaded."""
         self._is_held, self.non_finite_step = False, None
+
+    def adopt(self) -> None:
+        """The optimizer's state was loaded anew."""
+        for update in self._updates.values():
+            update.adopt()
 
     def close(self) -> None:
         with self._work:

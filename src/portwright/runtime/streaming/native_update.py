@@ -1,0 +1,191 @@
+"""One layer's Adam in one native pass over flat host memory, with an undo that costs no extra traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.native.adam import NativeAdam
+from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
+from portwright.runtime.streaming.updates import Rates
+
+
+def is_native(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the native pass computes what this optimizer would."""
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
+    return not any(
+        group.get("amsgrad")
+        or group.get("maximize")
+        or group.get("differentiable")
+        or isinstance(group["lr"], Tensor)
+        or isinstance(group["betas"][0], Tensor)
+        for group in optimizer.param_groups
+    )
+
+
+class _Place:
+    """Weight and moments of one parameter, flat, in one of the two sets of arrays."""
+
+    def __init__(self, weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        self.weight, self.exp_avg, self.exp_avg_sq = weight, exp_avg, exp_avg_sq
+
+
+class NativeUpdate:
+    """Adam or AdamW on fp32 masters; gradients come as the device made them, and the device's copy of the weight goes out.
+
+    An undoable update writes into a second set of arrays, which takes the place of the first one when it is to stay: nothing has to be
+    copied, and the first set is the undo.
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        optimizer: torch.optim.Optimizer,
+        native: NativeAdam,
+        store: HostStore,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        undoable: bool = False,
+        max_value: float | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self._unit, self._optimizer, self._native, self._max_value = unit, optimizer, native, max_value
+        self._state_dtype, self._num_threads, self._store = state_dtype, num_threads, store
+        self._entries = [unit.entries[index] for index in unit.trained]
+        self._groups = [_group_of(optimizer, entry.master) for entry in self._entries]
+        self._decoupled = type(optimizer) is torch.optim.AdamW
+        sizes = [entry.master.numel() for entry in self._entries]
+        self.arrays = [store.array(f"{unit.name}/{key}", num_bytes(sizes, state_dtype), "state") for key in ("exp_avg", "exp_avg_sq")]  # fmt: skip
+        masters = [_flat(entry.master) for entry in self._entries]
+        self._sets = [
+            list(map(_Place, masters, *(_parts(array, sizes, state_dtype) for array in self.arrays)))
+        ]
+        if undoable:
+            others = [
+                store.array(f"{unit.name}/undo of {key}", num_bytes(sizes, dtype), "undo")
+                for key, dtype in (
+                    ("weight", torch.float32),
+                    ("exp_avg", state_dtype),
+                    ("exp_avg_sq", state_dtype),
+                )
+            ]
+            dtypes = (torch.float32, state_dtype, state_dtype)
+            self._sets.append(
+                list(map(_Place, *(_parts(a, sizes, d) for a, d in zip(others, dtypes, strict=True))))
+            )
+        self._current = [0] * len(self._entries)  # which set is the truth, by parameter
+        self._speculated: list[int] = []
+
+    def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
+        for position, grad in grads.items():
+            entry, group = self._entries[position], self._optimizer.param_groups[self._groups[position]]
+            state = self._state_of(position)
+            source = self._sets[self._current[position]][position]
+            target = self._sets[1 - self._current[position]][position] if undoable else source
+            flat = _flat(grad)
+            if self._max_value is not None:
+                flat = (flat.float() * factor).clamp_(-self._max_value, self._max_value)
+            own_copy = self._unit.has_own_shadow and entry.dtype != entry.master.dtype
+            copy = _flat(entry.view(self._unit.shadow)) if own_copy else None
+            number = int(state["step"]) + 1
+            self._native.step(
+                weight=source.weight,
+                exp_avg=source.exp_avg,
+                exp_avg_sq=source.exp_avg_sq,
+                weight_out=target.weight,
+                exp_avg_out=target.exp_avg,
+                exp_avg_sq_out=target.exp_avg_sq,
+                grad=flat,
+                half_out=copy,
+                lr=float(rates[self._groups[position]]),
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                decoupled=self._decoupled,
+                step=number,
+                grad_factor=1.0 if self._max_value is not None else factor,
+                num_threads=self._num_threads,
+            )
+            if undoable:
+                self._speculated.append(position)
+            else:
+                state["step"].fill_(number)
+            if copy is None and self._unit.has_own_shadow:
+                _flat(entry.view(self._unit.shadow)).copy_(target.weight)
+
+    def keep(self) -> None:
+        for position in self._speculated:
+            self._current[position] = 1 - self._current[position]
+            self._show(position)
+            self._state_of(position)["step"].add_(1)
+        self._speculated = []
+
+    def undo(self) -> None:
+        self._unit.write_shadow(self._unit.trained[position] for position in self._speculated)
+        self._speculated = []
+
+    def adopt(self) -> None:
+        """Takes over a state that was loaded into the optimizer; its tensors become views of the arrays."""
+        for position, entry in enumerate(self._entries):
+            state, place = (
+                self._optimizer.state.get(entry.master),
+                self._sets[self._current[position]][position],
+            )
+            for key, own in (("exp_avg", place.exp_avg), ("exp_avg_sq", place.exp_avg_sq)):
+                if not state:
+                    own.zero_()
+                elif state[key].data_ptr() != own.data_ptr():
+                    self._shaped(position, own).copy_(state[key])
+            if state:
+                self._show(position)
+
+    def _state_of(self, position: int) -> dict[str, Any]:
+        master = self._entries[position].master
+        state: dict[str, Any] = self._optimizer.state[master]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            self._show(position)
+        return state
+
+    def _show(self, position: int) -> None:
+        """Makes the current set what the model and the optimizer see."""
+        place, master = self._sets[self._current[position]][position], self._entries[position].master
+        master.data = self._shaped(position, place.weight)
+        state = self._optimizer.state[master]
+        state["exp_avg"] = self._shaped(position, place.exp_avg)
+        state["exp_avg_sq"] = self._shaped(position, place.exp_avg_sq)
+
+    def _shaped(self, position: int, flat: Tensor) -> Tensor:
+        master = self._entries[position].master
+        return flat.as_strided(master.shape, dense_stride(master), flat.storage_offset())
+
+
+def num_bytes(sizes: list[int], dtype: torch.dtype) -> int:
+    """Of arrays that hold these numbers of elements, each aligned."""
+    return sum(-(-size * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+
+
+def _parts(array: Tensor, sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(array[start : start + size * dtype.itemsize].view(dtype))
+        start += -(-size * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
+    return parts
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in the order of memory; the tensor has no gaps."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _group_of(optimizer: torch.optim.Optimizer, master: Tensor) -> int:
+    for index, group in enumerate(optimizer.param_groups):
+        if any(parameter is master for parameter in group["params"]):
+            return index
+    raise ValueError("the optimizer does not train this weight")
