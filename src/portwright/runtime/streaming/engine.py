@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
+from portwright.runtime.streaming.device_update import DeviceUpdate
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher
 from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient
 from portwright.runtime.streaming.host_store import HostStore
@@ -24,6 +25,7 @@ from portwright.runtime.streaming.torch_update import TorchUpdate, check_separab
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
 from portwright.runtime.streaming.updates import Step, UnitUpdate, Updates, Verdict, non_finite_gradients
 
+_SHARE_ON_DEVICE = 0.25  # of the layers, whose update is then the device's
 _STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -43,8 +45,9 @@ class Streaming:
         note: Callable[[str], None],
         *,
         half: torch.dtype | None = None,
+        may_update_here: bool = True,
     ) -> None:
-        self.net, self._options, self._note = net, options, note
+        self.net, self._options, self._note, self._half = net, options, note, half
         self._changed = threading.Condition()
         self.lanes = Lanes(device)
         self.units = make_units(find_layers(net, options.layers), net, device, half, self._changed)
@@ -55,6 +58,7 @@ class Streaming:
             )
         streamed = {entry.master for unit in self.units for entry in unit.entries}
         self.rest = [p for p in net.parameters() if p not in streamed]
+        self._here = self._units_updated_here() if may_update_here else set()
         self.store = HostStore(options, device, note)
         self._plan_host_memory()
         self._staging = Staging(device, self.store)  # first, so that it is pinned if anything is
@@ -68,6 +72,7 @@ class Streaming:
         self._updates: Updates | None = None
         self._step: Step | None = None
         self._is_last_pass = True
+        self._device_update: DeviceUpdate | None = None
         self._only_before: set[Unit] = (
             set()
         )  # whose gradients came in earlier passes of the step only, so far
@@ -85,11 +90,21 @@ class Streaming:
         masters = sum(_master_bytes(unit) for unit in self.units if unit.has_own_shadow)
         self.store.plan({"weights": weights, "state": masters})
 
+    def _units_updated_here(self) -> set[Unit]:
+        """Every n-th layer from the first on: the last gradient of a step is the first layer's, and the bus has a pause after each."""
+        share = self._options.update_on_device
+        if share == "auto":
+            share = _SHARE_ON_DEVICE if self.lanes.is_cuda and self._half is not None else 0.0
+        if not share:
+            return set()
+        every = 1 / share
+        return {self.units[int(i * every)] for i in range(max(1, int(len(self.units) * share)))}
+
     def _move_to_store(self, unit: Unit) -> None:
         """The masters become views of a flat array; where the device wants other types, a shadow has these."""
         unit.shadow = self.store.array(f"{unit.name} on the device", unit.num_bytes, "weights")
         if unit.has_own_shadow:
-            flat = self.store.array(f"{unit.name}", _master_bytes(unit), "state")
+            flat = self.store.array(f"{unit.name}", _master_bytes(unit), "state", unit in self._here)
             start = 0
             for entry in unit.entries:
                 size = entry.master.numel() * entry.master.element_size()
@@ -123,6 +138,7 @@ class Streaming:
         return {
             "weight slots": self._fetcher.num_bytes,
             "gradient slots": 0 if self._gradients is None else self._gradients.num_bytes,
+            "optimizer state on its way": 0 if self._device_update is None else self._device_update.num_bytes,
             "weights outside the layers": rest,
         }
 
@@ -204,7 +220,20 @@ class Streaming:
         ring = [
             self.store.array(f"gradients {i}", size, "gradients") for i in range(num_places if size else 0)
         ]
-        self._gradients = Gradients(trained, self.lanes, self._copy_down, ring, self._deliver)
+        self._native_updates = {
+            u: update for u, update in updates.items() if isinstance(update, NativeUpdate)
+        }
+        can = not needs_verdict and num_accumulated == 1 and max_value is None
+        here = {unit for unit in self._here if can and unit in self._native_updates}
+        self._gradients = Gradients(
+            trained, self.lanes, self._copy_down, ring, self._deliver, num_buffers=3 if here else 2
+        )
+        if here:
+            assert self._half is not None
+            self._gradients.here, self._gradients.update_here = here, self._update_here
+            self._device_update = DeviceUpdate(
+                self.lanes, self._half, _STATE_DTYPES[self._options.state_dtype]
+            )
         self._gradients.wants_norms = self.wants_norms and num_accumulated == 1
         if num_accumulated > 1:
             self._gradients.alone_from = float("inf")  # each is added up first
@@ -213,6 +242,22 @@ class Streaming:
         )
         rest, self._rest_groups = part_of(optimizer, set(self.rest))
         return rest
+
+    def _update_here(self, unit: Unit, position: int, grad: Tensor, made: Mark) -> tuple[Mark, Mark]:
+        assert self._device_update is not None
+        assert self._step is not None
+        unit.wait_updated()  # long ago: the host has what the last step made of the state
+        slot = self._fetcher.slot_bound_to(unit) if unit.index < len(self._fetcher.slots) else None
+        entry = unit.entries[unit.trained[position]]
+        in_slot = None
+        if slot is not None:
+            view = entry.view(slot.buffer)
+            in_slot = view.as_strided((view.numel(),), (1,))
+        update = self._native_updates[unit]
+        computed, done = self._device_update.update(update, position, grad, self._step.rates, made, in_slot)
+        if slot is not None:
+            slot.busy = computed
+        return computed, done
 
     def _make_update(self, unit: Unit) -> UnitUpdate:
         masters = [unit.entries[index].master for index in unit.trained]
@@ -228,6 +273,7 @@ class Streaming:
             state_dtype=_STATE_DTYPES[self._options.state_dtype],
             undoable=self._speculates,
             max_value=self._max_value,
+            pin=unit in self._here,
         )
 
     def set_rates(self, rest: torch.optim.Optimizer) -> None:
@@ -262,6 +308,8 @@ class Streaming:
         """A loss that is not finite keeps the step from being taken; nobody waits for it."""
         if self._step is None:
             return
+        if self._device_update is not None:
+            self._device_update.hold_if_not_finite(loss)
         if not self.lanes.is_cuda:
             self._step.losses.append((loss.detach(), DONE))
             return
@@ -301,6 +349,10 @@ class Streaming:
         else:
             self._only_before.add(piece.delivery.unit)
         self._updates.submit(self._step, piece, self._is_last_pass)
+        if piece.is_done and piece.is_final:
+            slot = self._fetcher.slot_bound_to(piece.delivery.unit)
+            if slot is not None and piece.delivery.unit.index < len(self._fetcher.slots):
+                self._fetcher.adopt(slot, piece.delivery.unit, slot.busy)
 
     def _deliver_left_over(self) -> None:
         """Layers that had a part in an earlier pass of this step and none in the last."""

@@ -22,7 +22,8 @@ class Slot:
         self.buffer = buffer
         self.unit: Unit | None = None
         self.version = -1
-        self.free: Mark = DONE  # of the work that used what was here before
+        self.free: list[Mark] = []  # of the work that used what was here before
+        self.busy: Mark = DONE  # of other lanes' work on what is here
         self.copied: Mark | None = DONE  # None: promised, and not yet given to the lane
         self.failure: BaseException | None = None
 
@@ -87,8 +88,12 @@ class Fetcher:
                 self._request(unit, soon[:position])
 
     def adopt(self, slot: Slot, unit: Unit, copied: Mark) -> None:
-        """The slot got the layer's newest weights on the device itself."""
-        slot.unit, slot.version, slot.copied = unit, unit.wanted_version, copied
+        """The slot gets the layer's newest weights on the device itself."""
+        slot.unit, slot.version, slot.copied, slot.busy = unit, unit.wanted_version, copied, copied
+
+    def slot_bound_to(self, unit: Unit) -> Slot | None:
+        """The slot that the layer was last used from, whatever version it has."""
+        return next((slot for slot in self.slots if slot.unit is unit and slot.copied is not None), None)
 
     def _slot_of(self, unit: Unit) -> Slot | None:
         return next((slot for slot in self.slots if slot.holds(unit)), None)
@@ -109,7 +114,8 @@ class Fetcher:
             else:  # two copies into one slot must not overtake each other
                 self._changed.wait_for(lambda: victim.copied is not None)
                 # All work that uses the old weights was given to the device before now.
-                victim.free = self._lanes.mark()
+                victim.free = [self._lanes.mark(), victim.busy]
+                victim.busy = DONE
             victim.unit, victim.version = unit, unit.wanted_version
             victim.copied, victim.failure = None, None
             self._pending.append(victim)
@@ -131,7 +137,8 @@ class Fetcher:
                 if unit.failure is not None:
                     raise unit.failure
                 with self._lanes.on("up"):
-                    self._lanes.wait_for(slot.free)
+                    for mark in slot.free:
+                        self._lanes.wait_for(mark)
                     self._copy_up(slot.buffer[: unit.num_bytes], unit.shadow)
                     copied = self._lanes.mark()
             except BaseException as error:  # raised where the layer is used

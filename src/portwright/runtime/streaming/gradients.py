@@ -68,6 +68,13 @@ class Piece:
     mark: Mark
     positions: list[int]
     is_final: bool
+    is_done: bool = (
+        False  # the device has updated the weights itself, and all of it is on the host with `mark`
+    )
+
+
+# Updates a weight on the device: (unit, position, flat gradient, when it is there) -> when the gradient is used, when all is done.
+UpdateHere = Callable[[Unit, int, Tensor, Mark], tuple[Mark, Mark]]
 
 
 @dataclass(eq=False)
@@ -84,7 +91,9 @@ class _Open:
 class Gradients:
     """Takes gradients from the stand-ins; `deliver` gets large ones at once, and the rest when the layer's backward is over."""
 
-    alone_from: float = 1 << 20  # elements of a gradient that is sent by itself, so that its update begins before the layer's end
+    alone_from: float = (
+        1 << 20
+    )  # elements of a gradient that is sent by itself, so that its update begins before the layer's end
 
     def __init__(
         self,
@@ -102,7 +111,9 @@ class Gradients:
             torch.empty(size, dtype=torch.uint8, device=lanes.device)
             for _ in range(num_buffers if size else 0)
         ]
-        self._sent: list[Mark] = [DONE] * len(self._buffers)
+        self._sent: list[list[Mark]] = [[] for _ in self._buffers]  # marks after which a buffer is free
+        self.here: set[Unit] = set()  # layers that are updated on the device
+        self.update_here: UpdateHere | None = None
         self._next_buffer = 0
         self.num_bytes = size * len(self._buffers)
         self.wants_norms = False
@@ -157,9 +168,11 @@ class Gradients:
         for other in [u for u, opened in self._open.items() if opened.buffer_index == index]:
             self._finish(other)
         self._next_buffer = (index + 1) % len(self._buffers)
-        self._lanes.wait_for(self._sent[index])
-        layout, place = self._layouts[unit], self._take_place()
-        delivery = Delivery(unit, place, layout.views(place))
+        for mark in self._sent[index]:
+            self._lanes.wait_for(mark)
+        self._sent[index] = []
+        layout, place = self._layouts[unit], None if unit in self.here else self._take_place()
+        delivery = Delivery(unit, place, [] if place is None else layout.views(place))
         opened = self._open[unit] = _Open(index, layout.views(self._buffers[index]), delivery, [])
         return opened
 
@@ -188,7 +201,9 @@ class Gradients:
 
     def _send(self, unit: Unit, opened: _Open, positions: list[int]) -> None:
         layout, place = self._layouts[unit], opened.delivery.buffer
-        assert place is not None
+        if place is None:
+            self._update_here(unit, opened, positions)
+            return
         buffer = self._buffers[opened.buffer_index]
         made = self._lanes.mark()
         mark: Mark = DONE
@@ -196,8 +211,19 @@ class Gradients:
             self._lanes.wait_for(made)
             for first, last in layout.runs(positions):
                 mark = self._copy_down(place[first:last], buffer[first:last])
-            self._sent[opened.buffer_index] = self._lanes.mark()
+            self._sent[opened.buffer_index].append(self._lanes.mark())
         self._deliver(Piece(opened.delivery, mark, positions, opened.delivery.is_whole))
+
+    def _update_here(self, unit: Unit, opened: _Open, positions: list[int]) -> None:
+        assert self.update_here is not None
+        made, done = self._lanes.mark(), DONE
+        for position in positions:
+            view = opened.views[position]
+            flat = view.as_strided((view.numel(),), (1,))
+            used, done = self.update_here(unit, position, flat, made)
+            self._sent[opened.buffer_index].append(used)
+        delivery = opened.delivery
+        self._deliver(Piece(delivery, done, positions, delivery.is_whole, is_done=True))
 
     def _take_place(self) -> Tensor:
         with self._returned:

@@ -112,8 +112,8 @@ class HostStore:
         self._ask(needed)
         self._planned = dict(needed)
 
-    def array(self, name: str, num_bytes: int, kind: Kind) -> Tensor:
-        """Flat zeroed bytes, aligned to a page; `name` is for messages."""
+    def array(self, name: str, num_bytes: int, kind: Kind, pin: bool = True) -> Tensor:
+        """Flat zeroed bytes, aligned to a page; `name` is for messages. `pin` False: no copy will ever want it pinned."""
         if num_bytes < 0 or kind not in _PIN_ORDER:
             raise ValueError(
                 f"an array of {num_bytes} bytes of kind {kind!r}; kinds: {', '.join(_PIN_ORDER)}"
@@ -125,7 +125,7 @@ class HostStore:
         with self._lock:
             if self._folder is not None and kind in _ON_DISK:
                 return self._on_disk(name, num_bytes, kind, self._folder)
-            return self._in_memory(name, num_bytes, kind)
+            return self._in_memory(name, num_bytes, kind, pin)
 
     def is_pinned(self, array: Tensor) -> bool:
         """Also of a view of an array."""
@@ -167,7 +167,7 @@ class HostStore:
         self._count_off(kind, num_bytes)
         return array
 
-    def _in_memory(self, name: str, num_bytes: int, kind: Kind) -> Tensor:
+    def _in_memory(self, name: str, num_bytes: int, kind: Kind, pin: bool) -> Tensor:
         ask_for(num_bytes, f"the array '{name}'", _CURES)
         mapped_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         spare = _HUGE_PAGE_BYTES if num_bytes >= _HUGE_PAGE_BYTES else 0  # to begin at a huge page
@@ -185,7 +185,7 @@ class HostStore:
                 mapping.madvise(mmap.MADV_HUGEPAGE)
         array = whole[skip : skip + num_bytes]
         self._touch(array)
-        is_pinned = self._pin(array, mapped_bytes, kind, mapping)
+        is_pinned = pin and self._pin(array, mapped_bytes, kind, mapping)
         self._regions.add(_Region(array.data_ptr(), num_bytes, mapping, is_pinned, None))
         used = self._used(kind)
         used.ram_bytes += num_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def is_native(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-class _Place:
+class Place:
     """Weight and moments of one parameter, flat, in one of the two sets of arrays."""
 
     def __init__(self, weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
@@ -53,6 +53,7 @@ class NativeUpdate:
         undoable: bool = False,
         max_value: float | None = None,
         num_threads: int | None = None,
+        pin: bool = False,
     ) -> None:
         self._unit, self._optimizer, self._native, self._max_value = unit, optimizer, native, max_value
         self._state_dtype, self._num_threads, self._store = state_dtype, num_threads, store
@@ -60,10 +61,10 @@ class NativeUpdate:
         self._groups = [_group_of(optimizer, entry.master) for entry in self._entries]
         self._decoupled = type(optimizer) is torch.optim.AdamW
         sizes = [entry.master.numel() for entry in self._entries]
-        self.arrays = [store.array(f"{unit.name}/{key}", num_bytes(sizes, state_dtype), "state") for key in ("exp_avg", "exp_avg_sq")]  # fmt: skip
+        self.arrays = [store.array(f"{unit.name}/{key}", num_bytes(sizes, state_dtype), "state", pin) for key in ("exp_avg", "exp_avg_sq")]  # fmt: skip
         masters = [_flat(entry.master) for entry in self._entries]
         self._sets = [
-            list(map(_Place, masters, *(_parts(array, sizes, state_dtype) for array in self.arrays)))
+            list(map(Place, masters, *(_parts(array, sizes, state_dtype) for array in self.arrays)))
         ]
         if undoable:
             others = [
@@ -76,15 +77,45 @@ class NativeUpdate:
             ]
             dtypes = (torch.float32, state_dtype, state_dtype)
             self._sets.append(
-                list(map(_Place, *(_parts(a, sizes, d) for a, d in zip(others, dtypes, strict=True))))
+                list(map(Place, *(_parts(a, sizes, d) for a, d in zip(others, dtypes, strict=True))))
             )
         self._current = [0] * len(self._entries)  # which set is the truth, by parameter
         self._speculated: list[int] = []
 
+    def place(self, position: int) -> Place:
+        """The flat weight and moments of one parameter."""
+        self._state_of(position)
+        return self._sets[self._current[position]][position]
+
+    def device_copy(self, position: int) -> Tensor | None:
+        """What uploads read of one parameter, where that is no part of the master itself."""
+        return _flat(self._entries[position].view(self._unit.shadow)) if self._unit.has_own_shadow else None
+
+    def options(self, position: int, rates: Rates) -> dict[str, Any]:
+        """What the rule of one parameter's next update takes."""
+        group = self._optimizer.param_groups[self._groups[position]]
+        return {
+            "lr": float(rates[self._groups[position]]),
+            "beta1": group["betas"][0],
+            "beta2": group["betas"][1],
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "decoupled": self._decoupled,
+            "step": int(self._state_of(position)["step"]) + 1,
+        }
+
+    def count(self, positions: Iterable[int]) -> None:
+        """These were updated elsewhere, in place."""
+        for position in positions:
+            self._state_of(position)["step"].add_(1)
+
     def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
         for position, grad in grads.items():
-            entry, group = self._entries[position], self._optimizer.param_groups[self._groups[position]]
-            state = self._state_of(position)
+            entry, state, options = (
+                self._entries[position],
+                self._state_of(position),
+                self.options(position, rates),
+            )
             source = self._sets[self._current[position]][position]
             target = self._sets[1 - self._current[position]][position] if undoable else source
             flat = _flat(grad)
@@ -92,7 +123,6 @@ class NativeUpdate:
                 flat = (flat.float() * factor).clamp_(-self._max_value, self._max_value)
             own_copy = self._unit.has_own_shadow and entry.dtype != entry.master.dtype
             copy = _flat(entry.view(self._unit.shadow)) if own_copy else None
-            number = int(state["step"]) + 1
             self._native.step(
                 weight=source.weight,
                 exp_avg=source.exp_avg,
@@ -102,20 +132,14 @@ class NativeUpdate:
                 exp_avg_sq_out=target.exp_avg_sq,
                 grad=flat,
                 half_out=copy,
-                lr=float(rates[self._groups[position]]),
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                decoupled=self._decoupled,
-                step=number,
+                **options,
                 grad_factor=1.0 if self._max_value is not None else factor,
                 num_threads=self._num_threads,
             )
             if undoable:
                 self._speculated.append(position)
             else:
-                state["step"].fill_(number)
+                state["step"].fill_(options["step"])
             if copy is None and self._unit.has_own_shadow:
                 _flat(entry.view(self._unit.shadow)).copy_(target.weight)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,6 +75,9 @@ class TorchUpdate:
 
     def adopt(self) -> None:
         """The state is the optimizer's own."""
+
+    def count(self, positions: Iterable[int]) -> None:
+        raise TypeError("torch's optimizers update on the host")
 
     def undo(self) -> None:
         state = self._optimizer.state

@@ -149,6 +149,13 @@ class Unit:
             self.failure = error
             self._changed.notify_all()
 
+    def wait_updated(self) -> None:
+        """Returns when the host has the newest weights that were asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.has(self.wanted_version))
+            if self.failure is not None:
+                raise self.failure
+
     def has(self, version: int) -> bool:
         """Whether the host has the weights of this version, or never will."""
         return self._version >= version or self.failure is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,10 @@ class UnitUpdate(Protocol):
 
     def adopt(self) -> None:
         """A state was loaded into the optimizer."""
+        ...
+
+    def count(self, positions: Iterable[int]) -> None:
+        """These were updated on the device."""
         ...
 
 
@@ -218,7 +222,11 @@ class Updates:
                 mark.synchronize()
                 self._is_held = self._is_held or not math.isfinite(float(value))
             step.is_held = self._is_held
-        if step.is_held or step.is_skipped:
+        if job.piece.is_done:
+            if not step.is_held:
+                self._updates[job.unit].count(job.piece.positions)
+            self._over(job)
+        elif step.is_held or step.is_skipped:
             self._over(job)
         elif step.factor is not None or not step.needs_verdict:
             self._apply(job, 1.0 if step.factor is None else step.factor, undoable=False)
