@@ -81,8 +81,14 @@ class Copy:
 
     def __init__(self, mark: Mark, num_left: int = 0) -> None:
         self._mark, self._num_left = mark, num_left
+        self._is_drained = num_left > 0
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
+
+    @property
+    def in_stream(self) -> Mark | None:
+        """Where it ends in its stream; None: a thread fills the host's side, and only `synchronize` tells when."""
+        return None if self._is_drained else self._mark
 
     def synchronize(self) -> None:
         """Waits until the bytes are there, and raises what went wrong on the way."""
@@ -113,7 +119,7 @@ class Staging:
     """
 
     def __init__(self, device: torch.device, store: HostStore, bus: Bus | None = None) -> None:
-        self.device, self._store = device, store
+        self.device, self.store = device, store
         self._bus: Bus = bus if bus is not None else CudaBus(device) if device.type == "cuda" else CpuBus()
         self._is_direct = bus is None and device.type != "cuda"
         self._up_ring = None if self._is_direct else _make_ring(store, "up")
@@ -182,7 +188,7 @@ class Staging:
 
     def _ring_for(self, host: Tensor, ring: _Ring | None) -> _Ring | None:
         """None: a plain copy will do, or has to."""
-        if ring is None or self._store.is_pinned(host) or _torch_pinned(host):
+        if ring is None or self.store.is_pinned(host) or _torch_pinned(host):
             return None
         return ring
 
