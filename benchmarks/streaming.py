@@ -173,7 +173,7 @@ def run_depth(
                 flush=True,
             )
     claims = []
-    kept = tokens * shape.width * 4 / GIB  # a block's input, in fp32
+    kept = tokens * shape.width * (2 if course.device == "cuda" else 4) / GIB  # a block's input
     for offloads in (False, True):
         peaks = {row["layers"]: row["peak_gib"] for row in rows if row["offload_activations"] is offloads}
         if any(peak is None or peak != peak for peak in peaks.values()):

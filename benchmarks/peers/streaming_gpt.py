@@ -98,10 +98,14 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab, width))
 
     def forward(self, x_btd: Tensor, labels: Tensor) -> Tensor:
-        kind = x_btd.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        dtype = compute_dtype(self.weight)
         loss: Tensor = NextTokenLoss.apply(x_btd.flatten(0, 1), self.weight, labels.flatten(), dtype)  # type: ignore[no-untyped-call]
         return loss
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 class GPT(nn.Module):
@@ -116,7 +120,10 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         x = self.tokens(ids)
-        x = x + _waves(ids.shape[1], x.shape[-1], ids.device).to(x.dtype)
+        x = x + _waves(ids.shape[1], x.shape[-1], ids.device)
+        x = x.to(
+            compute_dtype(self.tokens.weight)
+        )  # so that blocks add up in it, and keep half as much for backward
         for block in self.blocks:
             x = block(x)
         loss: Tensor = self.head(self.norm(x), labels)

@@ -29,7 +29,7 @@ def record(
     device = options["device"]
     batches = [[part.to(device) for part in make_batch(shape, num_tokens, first + n)] for n in range(STEPS)]
     marks: list[float] = []
-    host: list[tuple[str, Span]] = contestant.begin_spans()
+    read_host = contestant.begin_spans()
     if device == "cuda":
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
@@ -50,8 +50,10 @@ def record(
             contestant.step(*batch)
             marks.append(time.time())
         contestant.settle()
-    for lane, span in host:
+    for lane, span in read_host():
         lanes[lane].append(span)
+    if device != "cuda":  # the training's thread computes where it does not wait
+        lanes["compute"] = between(lanes["waits"], marks[0], marks[-1])
     begin, end = marks[0], marks[-1]
     return {
         "lanes": {lane: clip(spans, begin, end) for lane, spans in sorted(lanes.items())},
@@ -86,6 +88,12 @@ def read_device(document: dict[str, Any]) -> tuple[dict[str, list[Span]], list[f
     for number, stream in enumerate(streams):
         lanes["device update" if number else "compute"] += kernels[stream]
     return lanes, sorted(marks)
+
+
+def between(spans: list[Span], begin: float, end: float) -> list[Span]:
+    """What the spans leave free; they are those of one thread and do not overlap."""
+    edges = [begin, *(edge for span in sorted(spans) if begin <= span[0] < end for edge in span[:2]), end]
+    return [(a, b, "") for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
 
 def clip(spans: list[Span], begin: float, end: float) -> list[list[Any]]:

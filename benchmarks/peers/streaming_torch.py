@@ -20,7 +20,10 @@ class Resident:
         self._optimizer = torch.optim.AdamW(self._net.parameters(), fused=True, **ADAMW)
 
     def step(self, ids: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._device == "cuda"):
+        # Each weight is used once a pass: remembering its bf16 copy would only take memory.
+        with torch.autocast(
+            self._device, torch.bfloat16, enabled=self._device == "cuda", cache_enabled=False
+        ):
             loss: Tensor = self._net(ids, labels)
         loss.backward()
         self._optimizer.step()

@@ -22,7 +22,7 @@ CONTESTANTS = {
     "resident": ("streaming_torch", "Resident"),
     "fsdp2": ("streaming_torch", "Sharded"),
     "zero3": ("streaming_deepspeed", "Zero3"),
-    "ours": ("streaming_ours", "Ours"),
+    "ours": ("streaming_ours", "Engine"),
 }
 
 
