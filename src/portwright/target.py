@@ -236,4 +236,8 @@ class Target:
     emulator: str | None = None  # the vendor's package that `--emulate` stands in for
     has_compiler: bool = False  # of the vendor's: torch.compile has no place there
     preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never
+    executions: tuple[str, ...] = ("resident",)  # values that runconfig.execution may have here, beside auto
+    execution_note: str = (
+        ""  # what to say instead where the vendor's software decides; "": others are refused
+    )
     tensorflow_device: str | None = None  # what TensorFlow calls it, if it trains there by itself

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from portwright.errors import UserError
+from portwright.errors import UnsupportedError, UserError
 from portwright.job.section import Section, contradiction
 from portwright.job.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from portwright.job.runconfig import RunConfig
+    from portwright.target import Target
 
 Execution = Literal["auto", "resident", "pipelined", "streaming"]
 Schedule = Literal[
@@ -136,3 +140,23 @@ class PipelineSection(Section):
                 "stages",
             )
         return self
+
+
+def check_execution(config: RunConfig, target: Target) -> str | None:
+    """What to say of runconfig.execution on a target; a mode that it does not have is refused."""
+    wanted = config.execution
+    if wanted == "auto":
+        if config.execution_strategy is None or len(target.executions) == 1:
+            return None
+        return (
+            f"runconfig.execution_strategy: {config.execution_strategy} means execution: {config.wanted_execution} on "
+            f"{target.name}; runconfig.execution: resident overrules it."
+        )
+    if wanted in target.executions:
+        return None
+    if target.execution_note:
+        return f"runconfig.execution: {wanted}: no effect on {target.name}: {target.execution_note}."
+    raise UnsupportedError(
+        f"the target {target.name} has no execution mode '{wanted}'.",
+        f"Leave runconfig.execution out, or choose of: auto, {', '.join(target.executions)}.",
+    )

@@ -24,10 +24,15 @@ class Outcome:
     more: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)  # for a person, on stdout when no JSON is asked for
     is_shown: bool = True  # by the first process alone
+    rates: dict[str, float] = field(default_factory=dict)  # steps and samples a second, when last logged
     emulated: str | None = None  # the vendor's software that was not there
 
     def as_json(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in ("more", "lines", "is_shown")}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("more", "lines", "is_shown", "rates")
+        }
         if self.emulated is None:
             del own["emulated"]
         document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})

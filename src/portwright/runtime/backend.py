@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime.execution import Choice, Mode, prepare_execution
 from portwright.runtime.plugin import Plugin, PluginSession
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World, read_launch
@@ -50,11 +51,30 @@ class TorchBackend:
             note,
         )
         self._note, self._plugin = note, plugin
+        self._num_sharing = launch.local_world_size
+        self.execution: Choice | None = None  # of the session that was opened last
 
     def open(self, job: JobSpec) -> TorchSession:
         if self._plugin is not None:
             return PluginSession(job, self.device, self.world, self._note, self._plugin)
-        return TorchSession(job, self.device, self.world, self._note)
+        job, self.execution = prepare_execution(
+            job, self.device, self.world, self._note, self._num_sharing if self.device.type == "cpu" else 1
+        )
+        if not self.execution.is_plain and self.world.is_main:
+            self._note(self.execution.line)
+        return _session_class(self.execution.mode)(job, self.device, self.world, self._note)
 
     def close(self) -> None:
         self.world.close()
+
+
+def _session_class(mode: Mode) -> type[TorchSession]:
+    if mode == "streaming":
+        from portwright.runtime.streaming.session import StreamingSession
+
+        return StreamingSession
+    if mode == "pipelined":
+        from portwright.runtime.pipelined.session import PipelinedSession
+
+        return PipelinedSession
+    return TorchSession

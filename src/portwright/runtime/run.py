@@ -10,6 +10,7 @@ from typing import Any
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.arguments import Arguments, parse_arguments
 from portwright.job.command import answer, go_where_the_target_is
+from portwright.job.execution import check_execution
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.run_params import find_model_dir, load_run_params
@@ -71,7 +72,12 @@ class _Parts:
 
 def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: StopSignals) -> Outcome:
     params = load_run_params(arguments, parts.default_params_fn)
-    unused = () if arguments.target.has_cluster else params.runconfig.cluster_keys()
+    said = check_execution(params.runconfig, arguments.target)
+    if said is not None:
+        console.note(said)
+    unused = [] if arguments.target.has_cluster else list(params.runconfig.cluster_keys())
+    if len(arguments.target.executions) > 1 and "execution_strategy" in unused:
+        unused.remove("execution_strategy")  # it chooses, or execution does
     if unused:
         console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     model_dir = find_model_dir(arguments, params)
@@ -106,7 +112,11 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
             session = backend.world.agree_on_failure(lambda: backend.open(job))
             from portwright.runtime.modes import run_mode
 
-            return run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
+            outcome = run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
+        execution = getattr(backend, "execution", None)  # of backends that have a choice
+        if execution is not None:
+            outcome.more["execution"] = execution.as_json(outcome.rates)
+        return outcome
     finally:
         if session is not None:
             session.close()

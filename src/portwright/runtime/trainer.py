@@ -176,6 +176,9 @@ class Trainer:
             if samples is not None and samples_before is not None:
                 values["samples_per_second"] = (samples - samples_before) / max(now - before, 1e-9)
             before, samples_before = now, samples
+            self._outcome.rates = {
+                name: rate for name, rate in values.items() if name.endswith("_per_second")
+            }
             self._outcome.values.update(
                 {f"train/{k}": values[k] for k in ("loss", "learning_rate") if k in values}
             )

@@ -46,6 +46,7 @@ TARGET = Target(
     why_not=lambda: None,
     flags=(Flag(("-cpu", "--cpu"), "without a target: CPU", is_switch=True, chooses=True),),
     hardware=hardware,
+    executions=("resident", "pipelined", "streaming"),
     tensorflow_device="CPU",
     preference=1,
 )

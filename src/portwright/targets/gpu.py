@@ -66,6 +66,7 @@ TARGET = Target(
     make_backend=make_backend,
     why_not=why_not,
     hardware=hardware,
+    executions=("resident", "pipelined", "streaming"),
     tensorflow_device="GPU",
     preference=2,
 )

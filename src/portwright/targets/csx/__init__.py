@@ -52,6 +52,7 @@ TARGET = Target(
     why_not=why_not,
     environment=ENVIRONMENT,
     has_cluster=True,
+    execution_note="Cerebras's SDK 2 streams weights to the wafer, always",
     kernels=kernels,
     hardware=hardware,
     sections={"csconfig": ForeignSection, "sparsity": ForeignSection},
