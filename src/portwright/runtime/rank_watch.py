@@ -23,7 +23,7 @@ from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.job.blame import blame
 from portwright.runtime.rank_links import Card, Link, go_through, how_it_ended, open_door, own_card, welcome
 
-_GRACE_SECONDS = 5.0  # for a process to end by itself when another is lost
+_GRACE_SECONDS = 3.0  # for a process to end by itself when another is lost
 _SAVING_SECONDS = 120.0  # more, while a checkpoint is being written
 _NEWS_SECONDS = 5.0  # to hear whose fault a broken connection is
 _BROKEN = (  # what collectives say of a process that is gone
@@ -103,7 +103,7 @@ class RankWatch:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, OtherProcessFailed):
+            if isinstance(error, OtherProcessFailed) or self._has_told:
                 raise
             if _tells_of_another(error):
                 self._is_lost.wait(_NEWS_SECONDS)
@@ -318,7 +318,7 @@ def _tells_of_another(error: BaseException) -> bool:
             return True
         if isinstance(cause, RuntimeError | OSError) and any(part in str(cause) for part in _BROKEN):
             return True
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False
 
 

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from portwright.errors import UserError
 from portwright.runtime.rank_watch import OtherProcessFailed, RankWatch, watch_ranks
 
+_TIMEOUT = timedelta(minutes=10)  # of a collective
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -105,9 +107,10 @@ class World:
                 dist.init_process_group(
                     self.backend,
                     init_method=init_method,
+                    store=None if init_method else _store_of_restart(self.size),
                     rank=self.rank,
                     world_size=self.size,
-                    timeout=timedelta(minutes=10),
+                    timeout=_TIMEOUT,
                 )
             except (ValueError, RuntimeError) as error:
                 raise UserError(
@@ -181,6 +184,21 @@ class World:
             atexit.register(_leave, int(lost.status))
         if self.watch is not None:
             self.watch.close()
+
+
+def _store_of_restart(size: int) -> Any:
+    """torchrun's own store, with names of this attempt: gloo would find the addresses of processes that are gone.
+
+    None where torch's way will do.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT)
+    return PrefixStore(f"portwright/attempt_{attempt}", store)
 
 
 def _leave(status: int) -> None:
