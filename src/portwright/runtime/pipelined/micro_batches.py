@@ -1,0 +1,66 @@
+"""A batch in micro-batches: how many of what size, so that the mean over samples stays the mean over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from portwright.errors import UserError
+from portwright.runtime.batches import map_tensors, walk_tensors
+
+
+class Run(NamedTuple):
+    """Micro-batches of one size, which pass through the pipeline together."""
+
+    num_micro: int
+    size: int  # samples of each
+
+
+def plan_runs(num_samples: int, wanted: int, accepts: Callable[[int], bool]) -> list[Run]:
+    """Splits a batch into about `wanted` equal micro-batches that the schedule accepts.
+
+    Where no number near `wanted` divides the batch, the rest is a run of its own.
+    """
+    wanted = max(1, min(wanted, num_samples))
+    for count in range(wanted, wanted // 2, -1):
+        if num_samples % count == 0 and accepts(count):
+            return [Run(count, num_samples // count)]
+    size = -(-num_samples // wanted)
+    full, rest = divmod(num_samples, size)
+    return [Run(full, size), *([Run(1, rest)] if rest else [])]
+
+
+def count_samples(batch: Any, local: int) -> int:
+    """Samples in a process's part of a batch; an empty part holds samples that do not count."""
+    if local > 0:
+        return local
+    return next((len(tensor) for _, tensor in walk_tensors(batch) if tensor.ndim), 1)
+
+
+def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]]:
+    """The micro-batches of each run: every tensor whose first dimension is the samples is split, the rest is shared."""
+    if len(runs) == 1 and runs[0].num_micro == 1:
+        return [[batch]]
+    if not any(t.ndim and len(t) == num_samples for _, t in walk_tensors(batch)):
+        shapes = ", ".join(f"{path} {list(t.shape)}" for path, t in walk_tensors(batch))
+        raise UserError(
+            f"a batch of {num_samples} samples has no tensor with that many rows: {shapes or 'no tensor at all'}.",
+            "Put the samples first in data.py, or set runconfig.pipeline.micro_batches: 1.",
+        )
+    parts, start = [], 0
+    for run in runs:
+        own = []
+        for _ in range(run.num_micro):
+            own.append(_rows(batch, num_samples, start, run.size))
+            start += run.size
+        parts.append(own)
+    return parts
+
+
+def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(0, start, size) if tensor.ndim and len(tensor) == num_samples else tensor
+
+    return map_tensors(batch, rows)

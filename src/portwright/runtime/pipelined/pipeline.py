@@ -1,0 +1,235 @@
+"""A model over several processes: traced and cut for every shape of batch that comes, its pieces run by a schedule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from portwright.errors import PortwrightError, UserError
+from portwright.runtime.base_model import LossModule
+from portwright.runtime.pipelined.cuts import choose_cuts, locate
+from portwright.runtime.pipelined.holding import Holding
+from portwright.runtime.pipelined.layout import Groups, Layout
+from portwright.runtime.pipelined.program import Program, make_programs, weights_of
+from portwright.runtime.pipelined.recorder import StandIns, record, signature_of
+from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
+from portwright.runtime.pipelined.tape import Place, Tape
+
+_MOST_SHAPES = 32  # of which programs are kept
+_MANY_SHAPES = 8
+
+
+class Pipeline:
+    """The pieces of a model that this process runs."""
+
+    def __init__(
+        self,
+        module: LossModule,
+        layout: Layout,
+        groups: Groups,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]] | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self._module, self._layout, self._groups, self._device = module, layout, groups, device
+        self._autocast, self._note = autocast, note
+        self._stand_ins = StandIns(module.net, device)
+        self._weights = dict(weights_of(module.net))
+        self._programs: dict[Any, list[Program]] = {}
+        self._schedules: dict[Any, Any] = {}
+        self._holding: Holding | None = None
+        self.places: list[Place] = []
+        self._micro: Sequence[Any] = ()
+        self._factor: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
+        self._num_shapes = 0
+
+    # -- cutting -------------------------------------------------------------------------------------------
+
+    def choose(self, micro_batch: Any, asked: Sequence[str] | None, *, training: bool) -> list[Place]:
+        """Where the second and each later stage begins, from the first micro-batch."""
+        tape = self._record(micro_batch, training)
+        if training and not tape.values[tape.loss].requires_grad:
+            raise UserError(
+                "the loss does not depend on any trainable weight.",
+                "Look for .detach(), .item(), torch.no_grad() or requires_grad=False in the model.",
+            )
+        places = choose_cuts(tape, self._layout.num_pieces, asked)
+        self._tell(tape, places)
+        return places
+
+    def hold(self, micro_batch: Any, *, trains: bool) -> Holding:
+        """Who holds which weights: the processes whose pieces use them, in training or in evaluation."""
+        uses: dict[int, frozenset[str]] = {piece: frozenset() for piece in range(self._layout.num_pieces)}
+        for training in (True, False) if trains else (False,):
+            for piece, program in enumerate(self._make(micro_batch, training)):
+                uses[piece] |= program.weight_names
+        self._holding = Holding(self._module.net, self._layout, uses)
+        return self._holding
+
+    def _record(self, micro_batch: Any, training: bool) -> Tape:
+        module = self._module
+        was_training = module.net.training
+        module.train(training)
+        try:
+            with nullcontext() if training else torch.no_grad():
+                return record(module, micro_batch, self._stand_ins, self._autocast, self._device)
+        finally:
+            module.train(was_training)
+
+    def _tell(self, tape: Tape, places: Sequence[Place]) -> None:
+        edges = [0, *locate(tape, places), len(tape.calls)]
+        work = [sum(call.work for call in tape.calls[a:b]) for a, b in itertools.pairwise(edges)]
+        shares = ", ".join(f"{100 * w / (sum(work) or 1):.0f}%" for w in work)
+        self._note(
+            f"pipelined: {len(work)} stages, the next begins at {', '.join(map(str, places))}; shares of the work {shares}."
+        )
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.net.modules()):
+            self._note(
+                "pipelined: BatchNorm sees one micro-batch at a time, and its running statistics move once for each."
+            )
+
+    def _make(self, micro_batch: Any, training: bool) -> list[Program]:
+        key = (training, signature_of(micro_batch))
+        if key not in self._programs:
+            tape = self._record(micro_batch, training)
+            programs = make_programs(tape, locate(tape, self.places))
+            self._check(tape, programs)
+            while len(self._programs) >= _MOST_SHAPES:
+                oldest = next(iter(self._programs))
+                del self._programs[oldest]
+                for known in [known for known in self._schedules if known[0] == oldest]:
+                    del self._schedules[known]
+            self._num_shapes += 1
+            if self._num_shapes == 2 * _MANY_SHAPES:
+                self._note(
+                    f"pipelined: batches came in {_MANY_SHAPES} shapes or more, and the model is traced anew for each; "
+                    "pad them to fewer shapes to save the time."
+                )
+            self._programs[key] = programs
+        return self._programs[key]
+
+    def _check(self, tape: Tape, programs: Sequence[Program]) -> None:
+        """Refuses what would be right in the first step alone, or needs weights that are elsewhere."""
+        whole = {
+            step.target
+            for program in programs
+            for step in program.steps
+            if isinstance(step.target, nn.Module)
+        }
+        kept = {id(sub) for module in whole for sub in module.modules()}
+        user = self._module.__dict__["user_model"]
+        for path, names in tape.changed.items():
+            holder = user if path == "<model>" else self._module.net.get_submodule(path)
+            if id(holder) in kept:
+                continue
+            raise UserError(
+                f"self.{names[0]} of {type(holder).__name__}{f' ({path})' if path and path[0] != '<' else ''} changes in a "
+                "step, and a module that is cut has its Python run once for all steps.",
+                "Keep it in a buffer of a module that lies in one stage (runconfig.pipeline.cuts says where stages begin), "
+                "or use -D runconfig.execution=resident.",
+            )
+        if self._holding is None:
+            return
+        for piece in self._layout.own_pieces:
+            for name in sorted(programs[piece].weight_names):
+                if not self._holding.is_held(name):
+                    raise UserError(
+                        f"a batch of this shape uses '{name}' in stage {piece}, and the first batch did not.",
+                        "Give all batches one path through the model.",
+                    )
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def train(
+        self, micro_batches: Sequence[Any], factor: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Forward and backward passes of equal micro-batches; the losses, unscaled, where the last stage is."""
+        programs = self._make(micro_batches[0], training=True)
+        key = ((True, signature_of(micro_batches[0])), len(micro_batches))
+        if key not in self._schedules:
+            self._schedules[key] = self._make_schedule(programs, len(micro_batches))
+        self._micro, self._factor = micro_batches, factor
+        self._losses: list[torch.Tensor] = []
+        numbers = torch.arange(len(micro_batches))
+        try:
+            self._schedules[key].step(
+                target=numbers if self._layout.holds_loss else None, return_outputs=False, micro=numbers
+            )
+        except RuntimeError as error:
+            # torch wraps what the user's code raised in a dump of its arguments.
+            if isinstance(error.__cause__, PortwrightError) or "failed to run forward" in str(error):
+                raise error.__cause__ from None  # type: ignore[misc]
+            raise
+        finally:
+            self._micro = ()
+        return self._losses
+
+    def _make_schedule(self, programs: Sequence[Program], num_micro: int) -> Any:
+        stages = []
+        for piece in self._layout.own_pieces:
+            program = programs[piece]
+            module = StageModule(
+                lambda taken, micro, program=program: self._run(program, taken, self._micro[micro]),
+                lambda program=program: self._parameters(program),
+                is_last=program.is_last,
+            )
+            stages.append(
+                make_stage(
+                    module,
+                    piece,
+                    self._layout,
+                    self._device,
+                    self._groups.pipeline,
+                    program.looks(program.takes),
+                    program.looks(program.gives),
+                    backward_at_once=self._layout.schedule in SPLITS_BACKWARD and program.trainable_detour,
+                )
+            )
+        return make_schedule(self._layout, stages, num_micro, self._weigh)
+
+    def _weigh(self, loss: torch.Tensor, _micro: Any) -> torch.Tensor:
+        self._losses.append(loss.detach().clone())
+        return self._factor(loss)
+
+    def _parameters(self, program: Program) -> Iterator[nn.Parameter]:
+        for name in sorted(program.weight_names):
+            holder, key = self._weights[name]
+            if isinstance(holder[key], nn.Parameter):
+                yield holder[key]
+
+    def _run(self, program: Program, taken: Sequence[torch.Tensor], micro_batch: Any) -> tuple[Any, ...]:
+        with nullcontext() if self._autocast is None else self._autocast():
+            return program.run(taken, micro_batch, self._weights, self._device.type)
+
+    # -- forward only --------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: Any) -> torch.Tensor | None:
+        """The loss of a whole batch where the last stage is, else None; the next batch may begin before it is through."""
+        programs, layout = self._make(batch, training=False), self._layout
+        given: tuple[torch.Tensor, ...] = ()
+        for piece in layout.own_pieces:
+            program = programs[piece]
+            if piece and layout.position_of(piece - 1) != layout.position:
+                given = self._receive(program, layout.position_of(piece - 1))
+            given = self._run(program, given, batch)
+            if not program.is_last and layout.position_of(piece + 1) != layout.position:
+                self._send(given, layout.position_of(piece + 1))
+        return given[0] if layout.holds_loss else None
+
+    def _receive(self, program: Program, position: int) -> tuple[torch.Tensor, ...]:
+        tensors = []
+        for value in program.looks(program.takes):
+            tensor = torch.empty(value.shape, dtype=value.dtype, device=self._device)
+            dist.recv(tensor, self._layout.rank_of(position), group=self._groups.pipeline)
+            tensors.append(tensor)
+        return tuple(tensors)
+
+    def _send(self, tensors: Sequence[torch.Tensor], position: int) -> None:
+        for tensor in tensors:
+            dist.send(tensor, self._layout.rank_of(position), group=self._groups.pipeline)

@@ -1,0 +1,302 @@
+"""A stage of a model as something to run: its stretch of the tape, modules called whole wherever they lie in it whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from portwright.runtime.batches import walk_tensors
+from portwright.runtime.pipelined.tape import Call, Ref, Span, Tape, Value, fill
+
+Weights = Mapping[str, tuple[dict[str, Any], str]]  # where each parameter and buffer is kept, by its name
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of a stage: of torch, or of a whole module."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[tuple[int, int], ...]
+    has_grad: bool
+    autocast: tuple[bool, torch.dtype] | None
+    dead: tuple[int, ...] = ()  # values that nothing needs after it
+    is_flat: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_flat = all(type(arg) is Ref or not _refs(arg) for arg in self.args) and not _refs(self.kwargs)
+
+    def run(self, values: dict[int, Any], device_type: str) -> None:
+        if self.is_flat:
+            args: Any = [values[arg.index] if type(arg) is Ref else arg for arg in self.args]
+            kwargs = self.kwargs
+        else:
+            args, kwargs = fill(self.args, values), fill(self.kwargs, values)
+        if self.autocast is None and self.has_grad == torch.is_grad_enabled():
+            result = self.target(*args, **kwargs)
+        else:
+            with ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(self.has_grad and torch.is_grad_enabled()))
+                if self.autocast is not None:
+                    enabled, dtype = self.autocast
+                    stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled))
+                result = self.target(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            for _, index in self.outputs:
+                values[index] = result
+        elif self.outputs:
+            leaves = pytree.tree_leaves(result)
+            for leaf, index in self.outputs:
+                values[index] = leaves[leaf]
+        for index in self.dead:
+            values.pop(index, None)
+
+
+def _refs(tree: Any) -> list[int]:
+    leaves = pytree.tree_leaves(tree, is_leaf=lambda item: isinstance(item, Ref))
+    return [leaf.index for leaf in leaves if isinstance(leaf, Ref)]
+
+
+@dataclass(slots=True)
+class Program:
+    """One stage: what it takes from the stage before it, its steps, and what it hands on (or the loss)."""
+
+    tape: Tape
+    steps: list[Step]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]  # the loss alone, in the last stage
+    is_last: bool
+    weight_names: frozenset[str]
+    trainable_detour: bool  # a weight reaches what is given on a way that begins at no input
+    _batch: tuple[tuple[int, int], ...] = ()
+    _constants: tuple[tuple[int, torch.Tensor], ...] = ()
+    _weights: tuple[tuple[int, str], ...] = ()
+    _clones: frozenset[int] = frozenset()
+
+    def looks(self, indices: Sequence[int]) -> list[Value]:
+        return [self.tape.values[index] for index in indices]
+
+    def run(
+        self, taken: Sequence[torch.Tensor], micro_batch: Any, weights: Weights, device_type: str
+    ) -> tuple[Any, ...]:
+        """What the stage gives for a micro-batch; all processes have the batch, and take from it what they need."""
+        values: dict[int, Any] = {}
+        for index, tensor in zip(self.takes, taken, strict=True):
+            # What is changed in place must not be the leaf at which the stage's gradients end.
+            values[index] = tensor.clone() if index in self._clones else tensor
+        if self._batch:
+            tensors = [tensor for _, tensor in walk_tensors(micro_batch)]
+            for index, number in self._batch:
+                values[index] = tensors[number]
+        values.update(self._constants)
+        for index, name in self._weights:
+            holder, key = weights[name]
+            values[index] = holder[key]
+        for step in self.steps:
+            step.run(values, device_type)
+        if self.is_last:
+            return (values[self.gives[0]].reshape(()),)
+        own = {id(tensor) for tensor in taken}
+        return tuple(
+            self._hand_over(values[index], self.tape.values[index], id(values[index]) in own)
+            for index in self.gives
+        )
+
+    @staticmethod
+    def _hand_over(tensor: torch.Tensor, value: Value, is_passed_on: bool) -> torch.Tensor:
+        """A tensor of its own memory: a schedule detaches it in place, and its bytes are sent in one piece."""
+        if not value.requires_grad:
+            return tensor.detach().contiguous()
+        if is_passed_on or tensor.is_leaf or tensor._is_view() or not tensor.is_contiguous():
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor
+
+
+def make_programs(tape: Tape, cuts: Sequence[int]) -> list[Program]:
+    """A program for each stage; `cuts` are the calls at which the second and each later one begins."""
+    edges = [0, *cuts, len(tape.calls)]
+    stretches = [_steps_of(tape, first, last) for first, last in itertools.pairwise(edges)]
+    stage_of = {
+        index: stage
+        for stage, (first, last) in enumerate(itertools.pairwise(edges))
+        for call in tape.calls[first:last]
+        for _, index in call.outputs
+        if tape.values[index].made_by >= first
+    }
+    needs: list[set[int]] = []
+    remade: list[list[int]] = []
+    for stage, steps in enumerate(stretches):
+        need, again = _needs(tape, steps, stage, stage_of, is_last=stage == len(stretches) - 1)
+        needs.append(need)
+        remade.append(again)
+    crossing = [
+        tuple(sorted({index for later in needs[stage:] for index in later if stage_of[index] < stage}))
+        for stage in range(1, len(stretches))
+    ]
+    takes, gives = [(), *crossing], [*crossing, (tape.loss,)]
+    return [
+        _finish(
+            tape,
+            edges[stage],
+            edges[stage + 1],
+            steps,
+            remade[stage],
+            takes[stage],
+            gives[stage],
+            stage,
+            len(stretches),
+        )
+        for stage, steps in enumerate(stretches)
+    ]
+
+
+def _steps_of(tape: Tape, first: int, last: int) -> list[Step]:
+    """The calls of a stretch, with each closed span that lies in it whole as one call of its module."""
+    outermost: dict[int, Span] = {}
+    for span in tape.spans:  # an outer span comes before those in it
+        if span.is_closed and first <= span.first and span.last <= last and span.first < span.last:
+            outermost.setdefault(span.first, span)
+    steps, position = [], first
+    while position < last:
+        span = outermost.get(position)
+        if span is None:
+            steps.append(_step_of(tape.calls[position]))
+            position += 1
+        else:
+            target = _checkpointed(span.module) if span.is_checkpointed else span.module
+            steps.append(Step(target, span.args, span.kwargs, span.outputs, span.has_grad, span.autocast))
+            position = span.last
+    return steps
+
+
+def _step_of(call: Call) -> Step:
+    return Step(call.target, call.args, call.kwargs, call.outputs, call.has_grad, call.autocast)
+
+
+def _checkpointed(module: nn.Module) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(module, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _needs(
+    tape: Tape, steps: Sequence[Step], stage: int, stage_of: Mapping[int, int], *, is_last: bool
+) -> tuple[set[int], list[int]]:
+    """Values that a stage needs from others, and calls that it makes again for itself."""
+    received: set[int] = set()
+    again: set[int] = set()
+    waiting = [index for step in steps for index in (*_refs(step.args), *_refs(step.kwargs))]
+    if is_last:
+        waiting.append(tape.loss)
+    seen: set[int] = set()
+    while waiting:
+        index = waiting.pop()
+        value = tape.values[index]
+        if index in seen or value.kind != "made" or stage_of[index] == stage:
+            continue
+        seen.add(index)
+        if value.can_remake:
+            call = tape.calls[value.made_by]
+            again.add(value.made_by)
+            # A constant that is written to later was made by a call all the same, and that call can be made again.
+            for used in call.uses:
+                if tape.values[used].kind == "made" and stage_of[used] != stage:
+                    again |= _makers(tape, used)
+        else:
+            received.add(index)
+    return received, sorted(again)
+
+
+def _makers(tape: Tape, index: int) -> set[int]:
+    found: set[int] = set()
+    waiting = [index]
+    while waiting:
+        value = tape.values[waiting.pop()]
+        if value.kind == "made" and value.made_by not in found:
+            found.add(value.made_by)
+            waiting += tape.calls[value.made_by].uses
+    return found
+
+
+def _finish(
+    tape: Tape,
+    first: int,
+    last: int,
+    steps: list[Step],
+    remade: Sequence[int],
+    takes: tuple[int, ...],
+    gives: tuple[int, ...],
+    stage: int,
+    num_stages: int,
+) -> Program:
+    steps = [*(_step_of(tape.calls[position]) for position in remade), *steps]
+    _bury(steps, keep=set(gives))
+    used = {index for step in steps for index in (*_refs(step.args), *_refs(step.kwargs))} | set(gives)
+    kinds: dict[str, list[int]] = {"batch": [], "constant": [], "weight": [], "made": []}
+    for index in sorted(used):
+        kinds[tape.values[index].kind].append(index)
+    written = {tape.values[index].storage for call in tape.calls[first:last] for index in call.writes}
+    return Program(
+        tape,
+        steps,
+        takes,
+        gives,
+        stage == num_stages - 1,
+        frozenset(tape.weights_of(first, last)),
+        _has_detour(tape, first, last, takes, gives),
+        tuple((index, tape.values[index].number) for index in kinds["batch"]),
+        tuple((index, tape.values[index].constant) for index in kinds["constant"]),  # type: ignore[misc]
+        tuple((index, tape.values[index].name) for index in kinds["weight"]),
+        frozenset(index for index in takes if tape.values[index].storage in written),
+    )
+
+
+def _bury(steps: Sequence[Step], keep: set[int]) -> None:
+    """Says of each step which values are not needed after it, so that their memory is free as early as in the model."""
+    later = set(keep)
+    for step in reversed(steps):
+        touched = {*_refs(step.args), *_refs(step.kwargs), *(index for _, index in step.outputs)}
+        step.dead = tuple(touched - later)
+        later |= touched
+
+
+def _has_detour(tape: Tape, first: int, last: int, takes: Sequence[int], gives: Sequence[int]) -> bool:
+    """Whether something that is given has trainable weights behind it and no input that takes gradients.
+
+    torch's split of a backward pass into inputs and weights finds weights on the way to an input, and misses these.
+    """
+    if first == 0:
+        return False
+    from_input = {index for index in takes if tape.values[index].requires_grad}
+    from_weight: set[int] = set()
+    for call in tape.calls[first:last]:
+        made = {index for _, index in call.outputs} | set(call.writes)
+        if any(index in from_input for index in call.uses):
+            from_input |= made
+        elif any(
+            index in from_weight or (tape.values[index].kind == "weight" and tape.values[index].requires_grad)
+            for index in call.uses
+        ):
+            from_weight |= made
+    return any(index in from_weight and index not in from_input for index in gives)
+
+
+def weights_of(net: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Where each parameter and buffer is kept, under its first name."""
+    seen: set[int] = set()
+    for kind in ("_parameters", "_buffers"):
+        for path, module in net.named_modules():
+            for key, tensor in getattr(module, kind).items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{path}.{key}" if path else key, (getattr(module, kind), key)

@@ -1,0 +1,431 @@
+"""The Session that trains a model in stages: micro-batches pass through the processes, each of which holds some layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from portwright.errors import NonFiniteError, UserError
+from portwright.runtime.base_model import make_model, split_loss
+from portwright.runtime.batches import make_mover
+from portwright.runtime.checkpoint import HostSnapshot, match_names
+from portwright.runtime.inputs import Inputs
+from portwright.runtime.loss_watch import LossWatch
+from portwright.runtime.optimizers import load_optimizer_state, make_optimizer
+from portwright.runtime.pipelined.holding import Holding
+from portwright.runtime.pipelined.host_model import staying_on_host
+from portwright.runtime.pipelined.layout import Groups, make_layout
+from portwright.runtime.pipelined.micro_batches import Run, count_samples, plan_runs, split_batch
+from portwright.runtime.pipelined.pipeline import Pipeline
+from portwright.runtime.pipelined.schedules import accepts, require_schedules
+from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held
+from portwright.runtime.precision import make_loss_scaler, resolve_precision
+from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.runtime.session import TorchSession
+from portwright.runtime.world import World
+from portwright.target import JobSpec, Shard
+
+_MICRO_PER_STAGE = 4
+
+
+class PipelinedSession(TorchSession):
+    """Gives the losses and weights of a resident session, to rounding; micro-batches are weighed by their samples.
+
+    With one process all layers are resident, and a batch passes in micro-batches.
+    """
+
+    def __init__(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
+        self._options = job.params.runconfig.pipeline
+        self._layout = make_layout(self._options, world)
+        self._pipeline: Pipeline | None = None
+        self._told: set[str] = set()
+        if world.size == 1:
+            super().__init__(job, device, world, note)
+            self._check_micro_batches()
+            return
+        world.agree_on_failure(lambda: self._open(job, device, world, note))
+        self._groups = Groups(self._layout)
+        if self._layout.num_positions > 1:
+            self._cut()
+        else:
+            self._holding = Holding(self._module.net, self._layout, {})
+        self._groups.make_columns(self._holding.shared_sets())
+        world.agree_on_failure(self._settle)
+        seed_all(self._seed + world.rank, device)
+
+    # -- opening several processes ---------------------------------------------------------------------------
+
+    def _open(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
+        params, config = job.params, job.params.runconfig
+        self._job, self._device, self._world, self._note = job, device, world, note
+        if job.mode == "predict":
+            raise UserError(f"predict was started in {world.size} processes.", "Start one process.")
+        if self._layout.num_positions > 1:
+            require_schedules()
+        for key, value in (("compile", config.compile), ("sync_batchnorm", config.sync_batchnorm)):
+            if value:
+                raise UserError(
+                    f"runconfig.{key} is on, and a model that is pipelined over {world.size} processes cannot have it.",
+                    f"Leave {key} out, or use -D runconfig.execution=resident.",
+                )
+        self._seed = config.seed
+        seed_all(self._seed, device)  # the same on every process, so that all make the same weights
+        self._precision = resolve_precision(params.values, config.precision, device.type)
+        for line in self._precision.notes:
+            note(line)
+        with staying_on_host(device):
+            self._module = make_model(job.model_fn, params.values, device)
+        self._precision.prepare(self._module.net)
+        self._strategy, self._called = "none", self._module
+        self._autocast = self._precision.autocast
+        self._move = make_mover(device, self._precision.batch_dtype)
+        self._forward = self._make_forward(self._module.call)
+        self._forward_alone = self._forward
+        self._train_loader = self._eval_loader = self._batches = None
+        self._snapshot = HostSnapshot()
+        self._inputs = Inputs(job, note, rank=self._layout.replica, world_size=self._layout.num_replicas)
+        self._optimizer = None
+        if self._trains:
+            self._train_loader = self._inputs.open("train_input", repeat=True)
+            self._check_micro_batches()
+
+    @property
+    def _trains(self) -> bool:
+        return self._job.mode in ("train", "train_and_eval")
+
+    def _check_micro_batches(self) -> None:
+        size, wanted = None, self._options.micro_batches
+        if self._train_loader is not None:
+            size = self._train_loader.batch_size
+        if wanted is None or size is None:
+            return
+        layout = self._layout
+        each = size // layout.num_replicas
+        if wanted > each:
+            parts = (
+                f", of which each of {layout.num_replicas} replicas gets {each}"
+                if layout.num_replicas > 1
+                else ""
+            )
+            raise UserError(
+                f"runconfig.pipeline.micro_batches is {wanted}, and a batch has {size} samples{parts}.",
+                f"Set micro_batches to {each} at most, or raise train_input.batch_size.",
+            )
+        if not accepts(layout, wanted):
+            good = [count for count in range(1, each + 1) if accepts(layout, count)]
+            near = min(good, key=lambda count: abs(count - wanted)) if good else None
+            raise UserError(
+                f"runconfig.pipeline.micro_batches is {wanted}, which {layout.schedule} does not take with "
+                f"{layout.num_positions} stages.",
+                f"Set micro_batches: {near}." if near else "Use schedule: gpipe, or a larger batch.",
+            )
+
+    def _cut(self) -> None:
+        """Traces the model on a first micro-batch and settles who holds what; all processes agree on it."""
+        device, layout, world = self._device, self._layout, self._world
+        self._pipeline = Pipeline(self._module, layout, self._groups, device, self._autocast, self._note_once)
+        pipeline = self._pipeline
+        name = "train_input" if self._trains else "eval_input"
+        sample = world.agree_on_failure(lambda: self._first_micro_batch(name))
+        places = world.agree_on_failure(
+            lambda: pipeline.choose(sample, self._options.cuts, training=self._trains)
+        )
+        # Replicas may have batches of other sizes, and all copies must be cut alike.
+        pipeline.places = world.gather(places)[0]
+        self._holding = world.agree_on_failure(lambda: pipeline.hold(sample, trains=self._trains))
+        self._forward_alone = self._evaluate_batch
+
+    def _first_micro_batch(self, name: str) -> Any:
+        with untouched_rng(self._device):
+            batches = self._inputs.first_batches(name, 1)
+        if not batches:
+            raise UserError(f"{name} has no batch.", "Look at the data function and batch_size.")
+        batch = batches[0] if self._move is None else self._move(batches[0])
+        if not self._trains:
+            return batch
+        num_samples = count_samples(batch, 0)
+        return split_batch(batch, num_samples, self._plan(num_samples))[0][0]
+
+    def _settle(self) -> None:
+        """Lets go of the weights of others, and makes the optimizer for those that are left."""
+        if self._trains:
+            self._open_training()
+        self._holding.drop_others(self._device)
+
+    def _open_training(self) -> None:
+        if self._world.size == 1:
+            super()._open_training()
+            return
+        spec, net = self._job.params.optimizer, self._module.net
+        own = self._module.own_optimizer()
+        self._optimizer = own if own is not None else make_optimizer(net, spec)
+        self._named_weights = [(name, p) for name, p in net.named_parameters() if self._holding.is_held(name)]
+        keep_held(self._optimizer, [parameter for _, parameter in self._named_weights], self._device)
+        self._trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        trained = {id(parameter) for parameter in self._trained}
+        self._shared = [(name, p) for name, p in self._named_weights if id(p) in trained]
+        self._at_home = [p for name, p in self._shared if self._holding.home_of(name) == self._home_rank]
+        self._schedule = None if own is not None else spec.schedule
+        self._num_accumulated = spec.grad_accum_steps
+        self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
+        self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
+        if self._scaler is not None and not self._trained:
+            raise UserError(
+                f"stage {self._layout.position} has no weight to train, which the loss scale cannot do without.",
+                "Set runconfig.pipeline.cuts so that every stage has one, or leave optimizer.loss_scaling_factor out.",
+            )
+        self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
+        self._norm = None
+        self._num_samples = 0
+        self._set_learning_rate(0)
+        self._watch = LossWatch(
+            self._device,
+            self._world,
+            self._optimizer,
+            checks=self._job.params.runconfig.check_loss_values,
+            scales=self._scaler is not None,
+        )
+
+    @property
+    def _home_rank(self) -> int:
+        """The process of the first replica that holds the same pieces as this one."""
+        return self._layout.rank_of(self._layout.position, replica=0)
+
+    def _agree_on_overflow(self, flag: torch.Tensor) -> None:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+    def _note_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._note(line)
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def _plan(self, num_samples: int) -> list[Run]:
+        layout, asked = self._layout, self._options.micro_batches
+        default = _MICRO_PER_STAGE * layout.num_positions if layout.num_positions > 1 else 1
+        runs = plan_runs(
+            num_samples, default if asked is None else asked, lambda count: accepts(layout, count)
+        )
+        if asked is not None and runs[0].num_micro != asked:
+            shown = " and ".join(f"{run.num_micro} of {run.size}" for run in runs)
+            self._note_once(
+                f"pipelined: a batch of {num_samples} samples passes in micro-batches of other sizes than asked for: {shown}."
+            )
+        if not all(accepts(layout, run.num_micro) for run in runs):
+            self._note_once(
+                f"pipelined: a batch of {num_samples} samples has too few micro-batches for {layout.schedule} with "
+                f"{layout.num_positions} stages; all forward passes go before the backward passes there."
+            )
+        return runs
+
+    def _forward_backward(self, step: int) -> Any:
+        """With one process: gradients of the next batch, micro-batch by micro-batch."""
+        if self._options.micro_batches in (None, 1):
+            return super()._forward_backward(step)
+        batch = next(self._batches)  # type: ignore[arg-type]
+        local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
+        self._num_samples += whole
+        total: Any = 0.0
+        runs = self._plan(count_samples(batch, local))
+        for run, parts in zip(runs, split_batch(batch, count_samples(batch, local), runs), strict=True):
+            for micro_batch in parts:
+                loss = self._backward_alone(micro_batch, run.size / whole)
+                if self._watch.reads_at_once:
+                    value = loss.item()
+                    if self._watch.checks and not math.isfinite(value):
+                        raise self._explain(batch, step + 1, value)
+                    total += value * (run.size / whole)
+                else:
+                    total = total + loss * (run.size / whole)
+        return total
+
+    def _backward_alone(self, micro_batch: Any, share: float) -> torch.Tensor:
+        """Gradients of a micro-batch that this process computes by itself; its loss."""
+        loss, _ = split_loss(self._forward(micro_batch))
+        if not loss.requires_grad:
+            raise UserError(
+                "the loss does not depend on any trainable weight.",
+                "Look for .detach(), .item(), torch.no_grad() or requires_grad=False in the model.",
+            )
+        self._weigh(loss, share).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _weigh(self, loss: torch.Tensor, share: float) -> torch.Tensor:
+        weighed = loss * (share / self._num_accumulated)
+        return weighed if self._scaler is None else self._scaler.scale(weighed)
+
+    def _update(self, step: int) -> Any:
+        if self._world.size == 1:
+            return super()._update(step)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for _ in range(self._num_accumulated):
+            loss += self._pass_batch()
+        self._holding.sum_gradients(self._groups, self._shared)
+        if self._scaler is not None and (self._clips or self._measures_norm):
+            self._scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
+        loss = self._agree_on_step(loss)
+        if self._device.type == "cpu" and self._watch.checks and not math.isfinite(loss.item()):
+            raise self._explain_together(step + 1, loss.item())
+        self._clip()
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)  # type: ignore[arg-type]
+            self._scaler.update()
+        elif self._trained:
+            self._optimizer.step()  # type: ignore[union-attr]
+        for parameter in self._trained:
+            parameter.grad = None
+        return loss
+
+    def _pass_batch(self) -> torch.Tensor:
+        """Gradients of the next batch; this process's part of its loss."""
+        batch = next(self._batches)  # type: ignore[arg-type]
+        local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
+        self._num_samples += whole
+        if self._move is not None:
+            batch = self._move(batch)
+        num_samples = count_samples(batch, local)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        runs = self._plan(num_samples)
+        self._last_batch = (batch, num_samples)
+        for run, parts in zip(runs, split_batch(batch, num_samples, runs), strict=True):
+            share = (
+                run.size / whole if local else 0.0
+            )  # an empty part keeps step with the others, and does not count
+            losses: list[torch.Tensor]
+            if self._pipeline is None:
+                losses = [self._backward_alone(micro_batch, share) for micro_batch in parts]
+            else:
+                losses = self._pipeline.train(parts, lambda loss, share=share: self._weigh(loss, share))
+            for loss in losses:
+                total += loss.double() * (share / self._num_accumulated)
+        return total
+
+    @torch.no_grad()
+    def _agree_on_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """Adds up the parts of the loss, and of the gradients' norm where it is wanted; all processes get the same."""
+        told = torch.stack([loss, torch.zeros_like(loss)])
+        wants_norm = self._measures_norm or self._job.params.optimizer.max_gradient_norm is not None
+        if wants_norm:
+            grads = [p.grad for p in self._at_home if p.grad is not None]
+            if grads:
+                told[1] = torch.stack([norm.double() for norm in torch._foreach_norm(grads)]).square().sum()
+        dist.all_reduce(told)
+        if wants_norm:
+            # Every replica has the same gradients by now, and has counted them.
+            self._norm = (told[1] / self._layout.num_replicas).sqrt()
+        return told[0]
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        spec = self._job.params.optimizer
+        grads = [p.grad for p in self._trained if p.grad is not None]
+        if not grads:
+            return
+        if spec.max_gradient_value is not None:
+            torch._foreach_clamp_min_(grads, -spec.max_gradient_value)
+            torch._foreach_clamp_max_(grads, spec.max_gradient_value)
+        elif spec.max_gradient_norm is not None:
+            assert self._norm is not None
+            factor = (spec.max_gradient_norm / (self._norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+
+    def _explain_together(self, step: int, loss: float) -> NonFiniteError:
+        return NonFiniteError(f"the loss is {loss} at step {step}.", "")
+
+    # -- evaluation ----------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, num_steps: int | None, on_step: Callable[[int], None] | None = None
+    ) -> dict[str, float]:
+        if self._world.size > 1:
+            self._holding.share_buffers(self._groups)
+        return super().evaluate(num_steps, on_step)
+
+    def _evaluate_batch(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch, so weighed that the sum over all processes counts it once."""
+        assert self._pipeline is not None
+        loss = self._pipeline.evaluate(batch if self._move is None else self._move(batch))
+        if loss is None:
+            return torch.zeros((), dtype=self._sum_dtype, device=self._device)
+        return loss.to(self._sum_dtype) * self._layout.num_positions
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def state(self) -> Iterator[Shard]:
+        if self._world.is_main:
+            yield from super().state()
+            return
+        for name, tensor in self._named_state():
+            yield Shard(name, tensor.detach().clone())
+
+    def _named_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._world.size == 1:
+            yield from super()._named_state()
+            return
+        for name, tensor in gather_model(self._module.net, self._holding, self._world, self._groups.host):
+            yield f"model/{name}", tensor
+        if self._optimizer is not None:
+            for name, tensor in gather_optimizer(
+                self._optimizer, self._parameter_names(), self._holding, self._world, self._groups.host
+            ):
+                yield f"optimizer/{name}", tensor
+        for rank, generators in enumerate(self._world.gather(capture_rng(self._device))):
+            for name, tensor in generators.items():
+                yield f"rng/{rank}/{name}", tensor
+
+    def counters(self) -> dict[str, Any]:
+        return {**super().counters(), "pipeline": self._arrangement()}
+
+    def _arrangement(self) -> dict[str, Any]:
+        """What random draws depend on, beside the number of processes."""
+        layout = self._layout
+        places = [str(place) for place in self._pipeline.places] if self._pipeline is not None else []
+        return {"stages": layout.num_positions, "replicas": layout.num_replicas, "cuts": places}
+
+    def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
+        if self._world.size == 1:
+            super().load_state(shards, counters)
+            return
+        own = {
+            name: value
+            for name, value in self._module.net.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        optimizer: list[tuple[str, torch.Tensor]] = []
+        generators: dict[str, torch.Tensor] = {}
+        elsewhere = [n for n in self._holding.positions_of if not self._holding.is_held(n)]
+        for shard in match_names(shards, own, self._note):
+            kind, _, name = shard.name.partition("/")
+            if kind == "model":
+                if not own[name].is_meta:
+                    with torch.no_grad():
+                        own[name].copy_(shard.tensor)
+            elif kind == "optimizer":
+                if not any(name.startswith(f"{other}/") for other in elsewhere):
+                    optimizer.append((name, shard.tensor))
+            elif kind == "rng":
+                rank, _, generator = name.partition("/")
+                if rank == str(self._world.rank):
+                    generators[generator] = shard.tensor
+        if counters is None or self._optimizer is None:
+            return
+        load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)
+        assert self._train_loader is not None
+        self._train_loader.seek(counters["data"])
+        self._batches = None
+        self._num_samples = int(counters["num_samples"])
+        self._watch.losses[:] = counters.get("unlogged_losses", [])
+        if self._scaler is not None and counters.get("scaler"):
+            self._scaler.load_state_dict(counters["scaler"])
+        if counters.get("pipeline") == self._arrangement():
+            restore_rng(generators, self._device)
+        else:
+            self._note(
+                "the checkpoint is of a run that was not pipelined in these stages: random draws such as dropout will differ from "
+                "the undisturbed run."
+            )
