@@ -34,6 +34,7 @@ class OffloadedActivations:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._recent: deque[_Saved] = deque()
         self._leaving: _Saved | None = None
+        self._arriving: list[tuple[Tensor, Mark]] = []
         self._last: weakref.ref[_Saved] | None = None
         self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[_Saved]]] = {}
         self._buffers = _Buffers(staging)
@@ -54,12 +55,14 @@ class OffloadedActivations:
         """A step is over, or was abandoned: lets go of what it left on the device."""
         self._recent.clear()
         self._let_go()
+        self._drop_unused()
         self._known.clear()
         self._last = None
 
     def _pack(self, tensor: Tensor) -> _Saved | Tensor:
         if not self._is_worth_it(tensor):
             return tensor
+        self._drop_unused()
         shared = self._shared(tensor)
         if shared is not None:
             shared.stay(tensor)
@@ -160,6 +163,7 @@ class OffloadedActivations:
         assert copy.in_stream is not None
         saved.last_use.mark = copy.in_stream
         saved.arriving = (flat, copy.in_stream)
+        self._arriving.append(saved.arriving)
 
     def _fetched(self, saved: _Saved) -> Tensor:
         saved.check()
@@ -167,9 +171,16 @@ class OffloadedActivations:
             self._fetch(saved)
         assert saved.arriving is not None
         flat, mark = saved.arriving
-        saved.arriving = None  # the layer has it now
         self._lanes.wait_for(mark)
+        self._arriving = [pair for pair in self._arriving if pair is not saved.arriving]
+        saved.arriving = None  # the layer has it now
         return flat.view(saved.dtype).as_strided(saved.shape, saved.stride)
+
+    def _drop_unused(self) -> None:
+        """What was fetched for a backward pass that an error ended: its memory is nobody's before the copy is done."""
+        for _, mark in self._arriving:
+            self._lanes.wait_for(mark)
+        self._arriving.clear()
 
 
 class _LastUse:

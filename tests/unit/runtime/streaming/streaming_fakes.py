@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from portwright.runtime.streaming.lanes import Lanes
 
 
 class FakeCudart:
@@ -39,9 +44,10 @@ class LateBus:
 
     def __init__(self, fail_at: int | None = None) -> None:
         self._lock = threading.RLock()
-        self._work: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        self._work: dict[Any, list[Callable[[], object]]] = {}
         self._num_done: dict[Any, int] = {}
         self.num_copies = 0
+        self.num_done = 0
         self.fail_at = fail_at
 
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
@@ -49,7 +55,16 @@ class LateBus:
             self.num_copies += 1
             if self.num_copies == self.fail_at:
                 raise RuntimeError("the bus is gone")
-            self._work.setdefault(stream, []).append((target, source))
+            self._work.setdefault(stream, []).append(lambda: self._do(target, source))
+
+    def _do(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+        self.num_done += 1
+
+    def wait(self, stream: Any, mark: Any) -> None:
+        """What comes into the stream from now on comes after the mark."""
+        with self._lock:
+            self._work.setdefault(stream, []).append(mark.synchronize)
 
     def mark(self, stream: Any) -> LateMark:
         with self._lock:
@@ -57,8 +72,8 @@ class LateBus:
 
     def run(self, stream: Any, count: int) -> None:
         with self._lock:
-            for target, source in self._work.get(stream, [])[self._num_done.get(stream, 0) : count]:
-                target.copy_(source)
+            for work in self._work.get(stream, [])[self._num_done.get(stream, 0) : count]:
+                work()
             self._num_done[stream] = max(count, self._num_done.get(stream, 0))
 
     def is_done(self, stream: Any, count: int) -> bool:
@@ -75,3 +90,29 @@ class LateMark:
 
     def query(self) -> bool:
         return self._bus.is_done(self._stream, self._count)
+
+
+class LateLanes(Lanes):
+    """The computation runs at once, and the copies beside it as late as they may."""
+
+    def __init__(self, bus: LateBus) -> None:
+        super().__init__(torch.device("cpu"))
+        self._bus, self._lane = bus, None
+
+    def stream(self, name: str) -> Any:
+        return name
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        before, self._lane = self._lane, name  # type: ignore[assignment]
+        yield
+        self._lane = before
+
+    def mark(self) -> Any:
+        return self._bus.mark(self._lane)
+
+    def wait_for(self, mark: Any) -> None:
+        if self._lane is None:
+            mark.synchronize()
+        else:
+            self._bus.wait(self._lane, mark)
