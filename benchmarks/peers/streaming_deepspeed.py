@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from streaming_gpt import ADAMW, Shape, fill_weights, make_empty
+from streaming_gpt import ADAMW, Shape, fill_weights, group_weights, make_empty
 from torch import Tensor
 
 
@@ -41,9 +41,7 @@ class Zero3:
                 "stage3_param_persistence_threshold": 4 * shape.width,
             },
         }
-        self._engine, *_ = deepspeed.initialize(
-            model=net, model_parameters=list(net.parameters()), config=config
-        )
+        self._engine, *_ = deepspeed.initialize(model=net, model_parameters=group_weights(net), config=config)
 
     def step(self, ids: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self._engine(ids, labels)

@@ -156,6 +156,13 @@ def fill_weights(named: Iterable[tuple[str, Tensor]], shape: Shape, device: str)
         weight.copy_(torch.empty(weight.shape, device=device).normal_(0, spread, generator=draw))
 
 
+def group_weights(net: nn.Module) -> list[dict[str, Any]]:
+    """For an AdamW that does not decay norms, as is usual."""
+    weights = list(net.parameters())
+    matrices, vectors = [w for w in weights if w.dim() > 1], [w for w in weights if w.dim() == 1]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
 def make_batch(shape: Shape, num_tokens: int, step: int) -> tuple[Tensor, Tensor]:
     """Tokens whose frequencies differ, so that there is something to learn from the first step on."""
     draw = torch.Generator().manual_seed(1000 + step)

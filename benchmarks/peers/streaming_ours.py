@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from streaming_gpt import ADAMW, Shape, fill_weights, make_empty
+from streaming_gpt import ADAMW, Shape, fill_weights, group_weights, make_empty
 from torch import Tensor
 
 from portwright.job.execution import StreamingSection
@@ -29,7 +29,7 @@ class Engine:
         half = torch.bfloat16 if self._is_cuda else None
         self._net = net
         self.engine = Streaming(net, torch.device(device), section, self._note, half=half)
-        optimizer = torch.optim.AdamW(net.parameters(), fused=True, **ADAMW)
+        optimizer = torch.optim.AdamW(group_weights(net), fused=True, **ADAMW)
         self._rest = self.engine.train_with(optimizer)
         self._num_steps = 0
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from streaming_gpt import ADAMW, Shape, fill_weights, make_empty
+from streaming_gpt import ADAMW, Shape, fill_weights, group_weights, make_empty
 from torch import Tensor
 
 
@@ -17,7 +17,7 @@ class Resident:
         self._device = device
         self._net = make_empty(shape, device, recompute="plain")
         fill_weights(self._net.named_parameters(), shape, device)
-        self._optimizer = torch.optim.AdamW(self._net.parameters(), fused=True, **ADAMW)
+        self._optimizer = torch.optim.AdamW(group_weights(self._net), fused=True, **ADAMW)
 
     def step(self, ids: Tensor, labels: Tensor) -> Tensor:
         # Each weight is used once a pass: remembering its bf16 copy would only take memory.
@@ -61,7 +61,7 @@ class Sharded:
         fully_shard(self._net, **settings)
         named = [(name, weight.to_local()) for name, weight in self._net.named_parameters()]  # type: ignore[attr-defined]
         fill_weights(named, shape, device)
-        self._optimizer = torch.optim.AdamW(self._net.parameters(), fused=True, **ADAMW)
+        self._optimizer = torch.optim.AdamW(group_weights(self._net), fused=True, **ADAMW)
 
     def step(self, ids: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self._net(ids, labels)

@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import torch
 from streaming_gpt import Shape, make_batch
+from streaming_marks import Marks
 from torch import Tensor
 
 CONTESTANTS = {
     "resident": ("streaming_torch", "Resident"),
     "fsdp2": ("streaming_torch", "Sharded"),
     "zero3": ("streaming_deepspeed", "Zero3"),
-    "ours": ("streaming_ours", "Engine"),
+    "engine": ("streaming_ours", "Engine"),
 }
 
 
@@ -35,29 +36,6 @@ class Contestant(Protocol):
 
     def close(self) -> dict[str, Any]:
         """Ends it; what it has to tell besides goes into the figures."""
-
-
-class Marks:
-    """Moments between which a step lies: events of the device, or the clock where there is none."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._marks: list[Any] = []
-
-    def add(self) -> None:
-        if self._device != "cuda":
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append(event)
-
-    def seconds(self) -> list[float]:
-        """Call it when the device is quiet."""
-        pairs = list(zip(self._marks, self._marks[1:], strict=False))
-        if self._device != "cuda":
-            return [later - earlier for earlier, later in pairs]
-        return [earlier.elapsed_time(later) / 1000 for earlier, later in pairs]
 
 
 def quieten(contestant: Contestant, device: str) -> None:
@@ -100,8 +78,12 @@ def measure(
 
 
 def run(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    module, kind = CONTESTANTS[name]
     shape, device = Shape(**options["shape"]), options["device"]
+    if name == "ours":  # has a loop of its own
+        from streaming_run import run_whole
+
+        return run_whole(shape, device, options)
+    module, kind = CONTESTANTS[name]
     begun = time.perf_counter()
     contestant: Contestant = getattr(importlib.import_module(module), kind)(shape, device, options)
     if device == "cuda":
