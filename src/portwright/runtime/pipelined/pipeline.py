@@ -205,7 +205,13 @@ class Pipeline:
 
     def _run(self, program: Program, taken: Sequence[torch.Tensor], micro_batch: Any) -> tuple[Any, ...]:
         with nullcontext() if self._autocast is None else self._autocast():
-            return program.run(taken, micro_batch, self._weights, self._device.type)
+            return program.run(
+                taken,
+                micro_batch,
+                self._weights,
+                self._device.type,
+                copies=torch.is_grad_enabled() and self._layout.schedule in SPLITS_BACKWARD,
+            )
 
     # -- forward only --------------------------------------------------------------------------------------
 

@@ -86,9 +86,18 @@ class Program:
         return [self.tape.values[index] for index in indices]
 
     def run(
-        self, taken: Sequence[torch.Tensor], micro_batch: Any, weights: Weights, device_type: str
+        self,
+        taken: Sequence[torch.Tensor],
+        micro_batch: Any,
+        weights: Weights,
+        device_type: str,
+        *,
+        copies: bool = False,
     ) -> tuple[Any, ...]:
-        """What the stage gives for a micro-batch; all processes have the batch, and take from it what they need."""
+        """What the stage gives for a micro-batch; all processes have the batch, and take from it what they need.
+
+        With `copies` nothing that is given is needed in the stage's own backward pass: a schedule may detach it in place.
+        """
         values: dict[int, Any] = {}
         for index, tensor in zip(self.takes, taken, strict=True):
             # What is changed in place must not be the leaf at which the stage's gradients end.
@@ -105,20 +114,15 @@ class Program:
             step.run(values, device_type)
         if self.is_last:
             return (values[self.gives[0]].reshape(()),)
-        own = {id(tensor) for tensor in taken}
-        return tuple(
-            self._hand_over(values[index], self.tape.values[index], id(values[index]) in own)
-            for index in self.gives
-        )
-
-    @staticmethod
-    def _hand_over(tensor: torch.Tensor, value: Value, is_passed_on: bool) -> torch.Tensor:
-        """A tensor of its own memory: a schedule detaches it in place, and its bytes are sent in one piece."""
-        if not value.requires_grad:
-            return tensor.detach().contiguous()
-        if is_passed_on or tensor.is_leaf or tensor._is_view() or not tensor.is_contiguous():
-            return tensor.clone(memory_format=torch.contiguous_format)
-        return tensor
+        given = []
+        for index in self.gives:
+            tensor = values[index]
+            if not self.tape.values[index].requires_grad:
+                tensor = tensor.detach().contiguous()
+            elif copies or tensor.is_leaf or tensor._is_view() or not tensor.is_contiguous():
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            given.append(tensor)
+        return tuple(given)
 
 
 def make_programs(tape: Tape, cuts: Sequence[int]) -> list[Program]:

@@ -26,9 +26,11 @@ try:
     from torch.distributed.pipelining.stage import InferenceMode  # noqa: F401  stages that know their shapes beforehand
 
     has_schedules = True
+    _Runtime: Any = _PipelineScheduleRuntime
+    _PipelineStage: Any = PipelineStage
 except ImportError:  # before torch 2.13
     has_schedules = False
-    _PipelineScheduleRuntime = object
+    _Runtime = _PipelineStage = object
 
 _CLASSES: dict[str, Any] = (
     {
@@ -86,6 +88,17 @@ class StageModule(nn.Module):
         yield from self._weights()
 
 
+class _Stage(_PipelineStage):  # type: ignore[misc]
+    """torch's stage, whose gradients go out in one piece of memory: a backward pass of inputs alone gives strided ones."""
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        grads = self.bwd_cache.get(bwd_chunk_id)
+        if grads is not None:
+            self.bwd_cache[bwd_chunk_id] = tuple(g if g is None else g.contiguous() for g in grads)
+        ops: list[Any] = super().get_bwd_send_ops(bwd_chunk_id)
+        return ops
+
+
 def make_stage(
     module: StageModule,
     piece: int,
@@ -98,7 +111,7 @@ def make_stage(
     backward_at_once: bool,
 ) -> Any:
     """A stage whose shapes are known beforehand, so that nothing is run to find them out."""
-    stage = PipelineStage(
+    stage = _Stage(
         module,
         piece,
         layout.num_pieces,
@@ -130,7 +143,7 @@ def make_schedule(
     return kind(stages, num_micro, loss_fn=loss_fn, scale_grads=False)
 
 
-class _FillDrain(_PipelineScheduleRuntime):  # type: ignore[misc, valid-type]
+class _FillDrain(_Runtime):  # type: ignore[misc]
     """All forward passes piece by piece, then all backward passes: any number of micro-batches, any placement of pieces."""
 
     def __init__(
