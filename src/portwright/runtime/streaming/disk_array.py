@@ -50,6 +50,21 @@ def free_bytes(folder: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
+def lies_in_memory(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether the folder's file system is memory itself, as /dev/shm and on some systems /tmp are."""
+    try:
+        device = folder.stat().st_dev
+        lines = mounts.read_text().splitlines()
+    except OSError:  # not Linux
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        if fields.split(" ")[2:3] == [wanted]:
+            return rest.split(" ")[0] in ("tmpfs", "ramfs")
+    return False
+
+
 def ask_disk_for(num_bytes: int, folder: Path, what: str) -> None:
     """Raises StoreFolderError when the disk has not so much room."""
     free = free_bytes(folder)

@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from portwright.errors import UserError
 from portwright.job.sizes import show_bytes
-from portwright.runtime.streaming.disk_array import DiskArray, ask_disk_for, check_folder
+from portwright.runtime.streaming.disk_array import DiskArray, ask_disk_for, check_folder, lies_in_memory
 from portwright.runtime.streaming.host_memory import HostMemoryError, ask_for, read_host_memory
 from portwright.runtime.streaming.pinning import CudaPinner, Pinner, explain_refusal
 
@@ -78,6 +79,7 @@ class HostStore:
         device: torch.device,
         note: Callable[[str], None],
         *,
+        num_sharers: int = 1,  # processes of this run on this machine, which all ask at the same time
         touch: Callable[
             [Tensor], Any
         ] = Tensor.zero_,  # by the threads that will use it: first touch places pages
@@ -87,6 +89,10 @@ class HostStore:
         self._folder = None if options.store is None else Path(options.store).expanduser()
         if self._folder is not None:
             check_folder(self._folder)
+        self._num_sharers = num_sharers
+        self._disk_is_memory = self._folder is not None and lies_in_memory(self._folder)
+        if self._disk_is_memory:
+            note(f"runconfig.streaming.store: '{self._folder}' is memory (tmpfs) and no disk: it saves none")
         self.used: dict[Kind, Used] = {}
         self._planned: dict[Kind, int] = {}
         self._lock = threading.RLock()
@@ -95,7 +101,7 @@ class HostStore:
         if device.type == "cuda":
             self._pinner = CudaPinner(device, cudart)
             self.pinned_budget = (
-                int(read_host_memory().available_bytes * _PINNED_SHARE)
+                int(read_host_memory().available_bytes * _PINNED_SHARE / num_sharers)
                 if options.pinned_memory is None
                 else options.pinned_memory
             )
@@ -109,8 +115,19 @@ class HostStore:
 
         What is planned is also pinned in order of use, whatever order the arrays are asked for in.
         """
+        unknown = set(needed) - set(_PIN_ORDER)
+        if unknown:
+            raise ValueError(f"kinds {sorted(unknown)}; kinds: {', '.join(_PIN_ORDER)}")
         self._ask(needed)
         self._planned = dict(needed)
+
+    def has_room(self, needed: Mapping[Kind, int]) -> bool:
+        """Whether `plan` would take this."""
+        try:
+            self._ask(needed)
+        except UserError:
+            return False
+        return True
 
     def array(self, name: str, num_bytes: int, kind: Kind, pin: bool = True) -> Tensor:
         """Flat zeroed bytes, aligned to a page; `name` is for messages. `pin` False: no copy will ever want it pinned."""
@@ -126,6 +143,11 @@ class HostStore:
             if self._folder is not None and kind in _ON_DISK:
                 return self._on_disk(name, num_bytes, kind, self._folder)
             return self._in_memory(name, num_bytes, kind, pin)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the state lies in files."""
+        return self._folder is not None
 
     def is_pinned(self, array: Tensor) -> bool:
         """Also of a view of an array."""
@@ -160,6 +182,8 @@ class HostStore:
         self._release()
 
     def _on_disk(self, name: str, num_bytes: int, kind: Kind, folder: Path) -> Tensor:
+        if self._disk_is_memory:  # where the memory is short, reserving would get the process killed
+            ask_for(num_bytes, f"the array '{name}'", _CURES)
         disk = DiskArray(folder, num_bytes, f"the array '{name}'")
         array = torch.frombuffer(disk.mapping, dtype=torch.uint8)  # reserved blocks read as zero
         self._regions.add(_Region(array.data_ptr(), num_bytes, disk.mapping, False, disk))
@@ -217,11 +241,14 @@ class HostStore:
         return self.pinned_budget - max(0, self.staging_bytes - staged) - kept
 
     def _ask(self, needed: Mapping[Kind, int]) -> None:
-        in_memory = sum(size for kind, size in needed.items() if self._lies_in_memory(kind))
-        ask_for(in_memory, f"the model's arrays ({_listed(needed)})", _CURES)
+        what = f"the model's arrays ({_listed(needed)})"
+        if self._num_sharers > 1:
+            what += f", {self._num_sharers} times (one a process)"
+        on_disk = sum(size for kind, size in needed.items() if not self._lies_in_memory(kind))
+        in_memory = sum(needed.values()) - (0 if self._disk_is_memory else on_disk)
+        ask_for(in_memory * self._num_sharers, what, _CURES)
         if self._folder is not None:
-            on_disk = sum(size for kind, size in needed.items() if not self._lies_in_memory(kind))
-            ask_disk_for(on_disk, self._folder, f"the model's arrays ({_listed(needed)})")
+            ask_disk_for(on_disk * self._num_sharers, self._folder, what)
 
     def _lies_in_memory(self, kind: Kind) -> bool:
         return self._folder is None or kind not in _ON_DISK

@@ -233,6 +233,54 @@ def test_a_plan_that_does_not_fit_is_refused_as_a_whole(
         HostStore(Options(store=str(tmp_path)), CPU, print).plan(needed)
 
 
+def test_processes_of_one_machine_ask_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: list[str]
+) -> None:
+    """Each of them alone would see all of the memory free."""
+    memory = HostMemory(host_memory.SPARE_BYTES + 10 * PAGE, 64 * 2**30, "this machine")
+    monkeypatch.setattr(host_memory, "read_host_memory", lambda: memory)
+    monkeypatch.setattr(disk_array, "free_bytes", lambda folder: 10 * PAGE)
+    for options in (Options(), Options(store=str(tmp_path))):
+        HostStore(options, CPU, print).plan({"state": 4 * PAGE})
+        HostStore(options, CPU, print, num_sharers=2).plan({"state": 5 * PAGE})
+        with pytest.raises(UserError, match=r"2 times \(one a process\) need\(s\) 49.2 kB"):
+            HostStore(options, CPU, print, num_sharers=2).plan({"state": 6 * PAGE})
+    monkeypatch.setattr(host_store, "read_host_memory", lambda: HostMemory(1000, 2000, "this machine"))
+    store = HostStore(Options(), CUDA, notes.append, cudart=FakeCudart(), num_sharers=4)
+    assert store.pinned_budget == 150
+
+
+def test_a_plan_of_unknown_kinds() -> None:
+    with pytest.raises(ValueError, match="wights"):
+        HostStore(Options(), CPU, print).plan({"wights": 1})  # type: ignore[dict-item]
+
+
+def test_a_folder_that_is_memory_itself_saves_none(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    store = HostStore(Options(store=str(small_disk)), CPU, notes.append)
+    assert "is memory (tmpfs) and no disk" in notes[0]
+    memory = HostMemory(host_memory.SPARE_BYTES + 10 * PAGE, 64 * 2**30, "this machine")
+    monkeypatch.setattr(host_memory, "read_host_memory", lambda: memory)
+    store.array("a", 10 * PAGE, "state")
+    with pytest.raises(HostMemoryError, match="the array 'b'"):
+        store.array("b", 11 * PAGE, "state")
+    with pytest.raises(HostMemoryError, match="of host memory"):
+        store.plan({"state": 11 * PAGE})
+
+
+def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
+    device = tmp_path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = tmp_path / "mountinfo"
+    for kind, expected in (("tmpfs", True), ("ramfs", True), ("ext4", False), ("xfs", False)):
+        mounts.write_text(
+            f"22 1 99:98 / /other rw shared:1 - tmpfs tmpfs rw\n23 1 {number} / / rw,relatime shared:1 - {kind} /dev/x rw\n"
+        )
+        assert disk_array.lies_in_memory(tmp_path, mounts) == expected
+    assert not disk_array.lies_in_memory(tmp_path, tmp_path / "none")
+
+
 def test_an_allocation_that_the_system_refuses() -> None:
     """A real one: the limit of this process's addresses."""
     store = HostStore(Options(), CPU, print)
