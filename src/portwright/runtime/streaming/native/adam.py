@@ -70,7 +70,8 @@ def default_threads() -> int:
 
     A launcher of several processes sets OMP_NUM_THREADS to 1, which would leave the optimizer one core.
     """
-    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    num_processes = int(told) if told.isdecimal() else 1
     if num_processes > 1:
         return max(1, len(usable_cores()) // num_processes)
     return torch.get_num_threads()

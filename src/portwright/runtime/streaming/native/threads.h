@@ -31,7 +31,8 @@ static struct {
     pthread_mutex_t callers; /* held for a whole job: jobs of several callers run one after the other */
     pthread_mutex_t state;
     pthread_cond_t begun, finished;
-    int num_workers, num_active, num_pending;
+    int num_workers, num_wanted; /* of a job that is open: the first so many may enter */
+    int num_inside, num_left;
     uint64_t generation;
     chunk_work work;
     void *job;
@@ -51,7 +52,7 @@ static void forget_workers(void) /* in a forked child: the threads are gone, and
     pthread_mutex_init(&pool.state, NULL);
     pthread_cond_init(&pool.begun, NULL);
     pthread_cond_init(&pool.finished, NULL);
-    pool.num_workers = pool.num_active = pool.num_pending = 0;
+    pool.num_workers = pool.num_wanted = pool.num_inside = pool.num_left = 0;
 }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
@@ -68,22 +69,23 @@ static void work_as(int member, int num_members)
 
 static void *serve(void *argument)
 {
-    int member = (int)(intptr_t)argument;
-    uint64_t seen = 0;
+    const int member = (int)(intptr_t)argument;
     pthread_mutex_lock(&pool.state);
-    seen = pool.generation - (member < pool.num_active); /* made for the job that is being announced, or between jobs */
+    uint64_t seen = pool.generation - (member < pool.num_wanted); /* a job that was opened before this thread ran is not missed */
     for (;;) {
         while (pool.generation == seen)
             pthread_cond_wait(&pool.begun, &pool.state);
         seen = pool.generation;
-        if (member >= pool.num_active)
+        const int num_members = pool.num_wanted;
+        if (member >= num_members)
             continue;
-        int num_members = pool.num_active;
+        pool.num_inside++;
         pthread_mutex_unlock(&pool.state);
         fesetenv(&pool.rounding);
         work_as(member, num_members);
         pthread_mutex_lock(&pool.state);
-        if (--pool.num_pending == 0)
+        pool.num_left++;
+        if (--pool.num_inside == 0)
             pthread_cond_signal(&pool.finished);
     }
     return NULL;
@@ -163,12 +165,15 @@ static int share_out(chunk_work work, void *job, int64_t num_chunks, int num_thr
         atomic_store_explicit(&pool.ranges[i].next, num_chunks * i / num_threads, memory_order_relaxed);
         pool.ranges[i].end = num_chunks * (i + 1) / num_threads;
     }
-    pool.num_active = pool.num_pending = num_threads;
+    pool.num_wanted = num_threads;
+    pool.num_left = 0;
     pool.generation++;
     pthread_cond_broadcast(&pool.begun);
-    while (pool.num_pending)
+    /* Who leaves has seen that no chunk is left to take, so when nobody is inside all is done; who has not woken up yet, on a busy
+     * machine, finds the job closed. */
+    while (!pool.num_left || pool.num_inside)
         pthread_cond_wait(&pool.finished, &pool.state);
-    pool.num_active = 0;
+    pool.num_wanted = 0;
     pthread_mutex_unlock(&pool.state);
     pthread_mutex_unlock(&pool.callers);
     return num_threads;
