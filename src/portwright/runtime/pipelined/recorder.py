@@ -167,6 +167,8 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if self._opaque:  # what was made in there is unknown, and stays so
+            places = [p for p in places if id(leaves[p]) in self._index or id(leaves[p]) in self._weights]
         indices = [self._find(leaves[place]) for place in places]
         for place, index in zip(places, indices, strict=True):
             if self.tape.values[index].kind == "weight":
@@ -332,7 +334,7 @@ class _Recorder(TorchFunctionMode):
                 return call_module(module, *args, **kwargs)
             if isinstance(module, torch.jit.ScriptModule):
                 return recorder._run_opaque(
-                    module, args, kwargs, lambda: call_module(module, *args, **kwargs)
+                    module, args, kwargs, lambda *given, **named: call_module(module, *given, **named)
                 )
             if path is None:
                 return call_module(module, *args, **kwargs)
@@ -348,7 +350,7 @@ class _Recorder(TorchFunctionMode):
                 finally:
                     recorder._checkpoints -= 1
             return recorder._run_opaque(
-                _Apply(cls), args, kwargs, lambda: apply.__func__(cls, *args, **kwargs)
+                _Apply(cls), args, kwargs, lambda *given, **named: apply.__func__(cls, *given, **named)
             )
 
         def checkpointed(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -399,15 +401,21 @@ class _Recorder(TorchFunctionMode):
         span.outputs = tuple((leaf, self._find(tensor)) for leaf, tensor in _tensors(result))
         return result
 
-    def _run_opaque(self, target: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    def _run_opaque(self, target: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
         """A call whose inside is its own: kept whole, with the weights that it touches."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         indices = [self._find(leaves[place]) for place in places]
+        for place, index in zip(places, indices, strict=True):
+            if self.tape.values[index].kind == "weight":
+                leaves[place] = self._weight_of[
+                    index
+                ]  # a real one among tensors without data ends the process
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
         self._opaque += 1
         self._costs.work = 0.0
         try:
-            result = run()
+            result = run(*args, **kwargs)
         finally:
             self._opaque -= 1
         values = self.tape.values
@@ -451,7 +459,8 @@ _USER = "<model>"
 
 
 def _looks(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool, int]:
-    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.untyped_storage()._cdata
+    with torch._C.DisableTorchFunction():  # to look is no call of the model's
+        return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.untyped_storage()._cdata
 
 
 def _tensors(result: Any) -> list[tuple[int, torch.Tensor]]:
