@@ -27,7 +27,8 @@ class HostSnapshot:
     are kept, the second only if it was needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pins: bool = True) -> None:
+        self._pins = pins  # where the copies come from a GPU
         self._slots: list[_Slot] = []
 
     def take(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[Shard]:
@@ -36,7 +37,7 @@ class HostSnapshot:
         for name, tensor in named:
             names.append(name)
             sources.append(tensor)
-        pinned = any(source.is_cuda for source in sources)
+        pinned = self._pins and any(source.is_cuda for source in sources)
         layout = [(source.shape, source.dtype) for source in sources]
         # Buffers born in inference mode could not be filled again outside it.
         with torch.inference_mode(False), torch.no_grad():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,17 @@ def optimizer_state(
             yield f"{name}/{key}", _as_tensor(value, f"{name}/{key}")
         if not state and expected.of(group, parameter):
             yield f"{name}/{UNTOUCHED}", torch.tensor(True)
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]) -> int:
+    """What the optimizer keeps, or will keep, of these parameters; 0 for what cannot be known."""
+    expected, wanted, total = _Expected(optimizer), set(parameters), 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in wanted:
+                for kind in (expected.of(group, parameter) or {}).values():
+                    total += 0 if kind.dtype is None else math.prod(kind.shape) * kind.dtype.itemsize
+    return total
 
 
 def load_optimizer_state(

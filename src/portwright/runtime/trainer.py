@@ -198,6 +198,8 @@ class Trainer:
             counters = {**counters, "emulated": self._outcome.emulated}
         if writer is not None:
             writer.save(self._step, shards, counters)
+            if getattr(self._session, "state_is_live", False):
+                writer.wait()  # there was no room for a copy, and the next step would change what is being written
         else:
             for _ in shards:  # take part in gathering it
                 pass

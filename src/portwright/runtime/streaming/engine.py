@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,14 +13,18 @@ from torch.utils.checkpoint import checkpoint
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
+from portwright.job.sizes import show_bytes
+from portwright.runtime.optimizer_state import optimizer_state_bytes
+from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.device_update import DeviceUpdate
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher
 from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient
 from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
-from portwright.runtime.streaming.native.adam import load_native
+from portwright.runtime.streaming.native.adam import NativeAdam, load_native
 from portwright.runtime.streaming.native_update import NativeUpdate, is_native
+from portwright.runtime.streaming.offload import OffloadedActivations
 from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
@@ -67,9 +72,17 @@ class Streaming:
         self._move_rest(device, streamed)
         self._fetcher = Fetcher(self.units, options.slots, self.lanes, self._copy_up, self._changed)
         self._order = CallOrder(self.units)
+        self.cap: DeviceCap | None = None
+        self.running: str | None = None  # the layer that is being computed, or was when an error came
+        self._offloaded = (
+            OffloadedActivations(self.lanes, self._staging) if options.offload_activations else None
+        )
         self._places = {unit: unit.index for unit in self.units}
         self._gradients: Gradients | None = None
         self._updates: Updates | None = None
+        self._native: NativeAdam | None = None
+        self._native_updates: dict[Unit, NativeUpdate] = {}
+        self._speculates = False
         self._step: Step | None = None
         self._is_last_pass = True
         self._device_update: DeviceUpdate | None = None
@@ -95,10 +108,35 @@ class Streaming:
         share = self._options.update_on_device
         if share == "auto":
             share = _SHARE_ON_DEVICE if self.lanes.is_cuda and self._half is not None else 0.0
+        if self._options.store is not None:
+            share = 0.0  # a disk is slower than the CPU's update
         if not share:
             return set()
         every = 1 / share
         return {self.units[int(i * every)] for i in range(max(1, int(len(self.units) * share)))}
+
+    def _plan_training(self, trained: list[Unit], gradient_bytes: int) -> None:
+        """Asks for all that the optimizer will take before the first of it is made."""
+        masters = [unit.entries[index].master for unit in trained for index in unit.trained]
+        state = optimizer_state_bytes(self._optimizer, masters)
+        if self._native is not None:
+            state = (
+                2
+                * sum(master.numel() for master in masters)
+                * _STATE_DTYPES[self._options.state_dtype].itemsize
+            )
+        own = sum(master.nbytes for master in masters)
+        undo = 0 if not self._speculates else own + state
+        sums = own if self._num_accumulated > 1 else 0
+        if undo and not self.store.has_room(
+            {"state": state, "gradients": gradient_bytes + sums, "undo": undo}
+        ):
+            self._note(
+                "streaming: there is no host memory for an undo of a step, so the optimizer waits for the norm of all gradients; "
+                "without optimizer.max_gradient_norm and loss scaling it would run beside backward."
+            )
+            self._speculates, undo = False, 0
+        self.store.plan({"state": state, "gradients": gradient_bytes + sums, "undo": undo})
 
     def _move_to_store(self, unit: Unit) -> None:
         """The masters become views of a flat array; where the device wants other types, a shadow has these."""
@@ -142,6 +180,16 @@ class Streaming:
             "weights outside the layers": rest,
         }
 
+    def describe(self) -> str:
+        """For the log: what is streamed, and what lies where."""
+        on_device = ", ".join(
+            f"{label} {show_bytes(size)}" for label, size in self.device_bytes.items() if size
+        )
+        names = (
+            self.units[0].name if len(self.units) == 1 else f"{self.units[0].name} to {self.units[-1].name}"
+        )
+        return f"streaming: {len(self.units)} layers ({names}); on the device: {on_device}; on the host: {self.store.describe()}."
+
     # -- a layer's call -------------------------------------------------------------------------------------
 
     def _take_over(self, unit: Unit) -> None:
@@ -162,7 +210,7 @@ class Streaming:
     def _call(self, unit: Unit, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._gradients is None:
             self._bring(unit, self._order.called(unit, trains=False))
-            with unit.lent():
+            with unit.lent(), self._within(unit):
                 return inner(*args, **kwargs)
         is_first = True
         buffers: dict[tuple[nn.Module, str], Tensor] = {}
@@ -172,15 +220,24 @@ class Streaming:
             if is_first:
                 is_first = False
                 self._bring(unit, self._order.called(unit, trains=True))
-                with unit.lent(), unit.seeing_buffers() as buffers:
+                with unit.lent(), unit.seeing_buffers() as buffers, self._within(unit):
                     return inner(*args, **kwargs)
             assert self._gradients is not None
             self._gradients.left_for(unit)
             self._bring(unit, self._order.returned())
-            with unit.lent(), unit.with_buffers(buffers):
+            with unit.lent(), unit.with_buffers(buffers), self._within(unit):
                 return inner(*args, **kwargs)
 
-        return checkpoint(body, *args, use_reentrant=False, **kwargs)
+        with self._offloaded or nullcontext():
+            return checkpoint(body, *args, use_reentrant=False, **kwargs)
+
+    @contextmanager
+    def _within(self, unit: Unit) -> Iterator[None]:
+        """For messages, and for who counts memory."""
+        self.running = unit.name
+        with nullcontext() if self.cap is None else self.cap.within(unit.name):
+            yield
+        self.running = None
 
     def _bring(self, unit: Unit, upcoming: Iterator[Unit]) -> None:
         slot = self._fetcher.fetch(unit, upcoming)
@@ -210,13 +267,19 @@ class Streaming:
         self._num_accumulated = num_accumulated
         self._speculates = needs_verdict and speculates and num_accumulated == 1
         trained = [unit for unit in self.units if unit.trained]
-        self._native = None
         if is_native(optimizer) and any(unit.has_own_shadow for unit in trained):
             self._native = load_native(self._note)
-        updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
+        if self._native is None and self._options.state_dtype != "fp32":
+            raise UserError(
+                f"runconfig.streaming.state_dtype is {self._options.state_dtype}, and {type(optimizer).__name__} in this precision keeps "
+                "its state as torch makes it.",
+                "Use Adam or AdamW with runconfig.precision: bf16 (and a C compiler on this machine), or leave state_dtype out.",
+            )
         keeps_all = needs_verdict and num_accumulated == 1
         num_places = len(trained) + 1 if keeps_all else min(len(trained), max(4, self._options.slots))
         size = largest_gradient(trained)
+        self._plan_training(trained, size * num_places)
+        updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
         ring = [
             self.store.array(f"gradients {i}", size, "gradients") for i in range(num_places if size else 0)
         ]
@@ -224,7 +287,9 @@ class Streaming:
             u: update for u, update in updates.items() if isinstance(update, NativeUpdate)
         }
         can = not needs_verdict and num_accumulated == 1 and max_value is None
-        here = {unit for unit in self._here if can and unit in self._native_updates}
+        here = {
+            unit for unit in self._here if can and unit in self._native_updates and self._is_reachable(unit)
+        }
         self._gradients = Gradients(
             trained, self.lanes, self._copy_down, ring, self._deliver, num_buffers=3 if here else 2
         )
@@ -242,6 +307,11 @@ class Streaming:
         )
         rest, self._rest_groups = part_of(optimizer, set(self.rest))
         return rest
+
+    def _is_reachable(self, unit: Unit) -> bool:
+        """Whether copies of the layer's state need nobody's help."""
+        arrays = [*self._native_updates[unit].arrays, unit.shadow, unit.entries[0].master.detach()]
+        return not self.lanes.is_cuda or all(self.store.is_pinned(array) for array in arrays)
 
     def _update_here(self, unit: Unit, position: int, grad: Tensor, made: Mark) -> tuple[Mark, Mark]:
         assert self._device_update is not None
@@ -264,7 +334,7 @@ class Streaming:
         # Where the device has the masters' own values, torch's kernel gives what a resident session gives, bit for bit.
         fits = unit.has_own_shadow and all(master.dtype is torch.float32 for master in masters)
         if self._native is None or not fits:
-            return TorchUpdate(unit, self._optimizer, self._max_value)
+            return TorchUpdate(unit, self._optimizer, self.store, self._max_value)
         return NativeUpdate(
             unit,
             self._optimizer,
@@ -321,6 +391,8 @@ class Streaming:
         """Comes after each backward pass."""
         assert self._gradients is not None
         self._gradients.end()
+        if self._offloaded is not None:
+            self._offloaded.forget()
         if self._is_last_pass:
             self._deliver_left_over()
         self._fetcher.prepare(self._order.next_pass())
@@ -402,6 +474,8 @@ class Streaming:
         """An error ended a pass: its gradients are dropped."""
         if self._gradients is not None:
             self._gradients.abandon()
+        if self._offloaded is not None:
+            self._offloaded.forget()
 
     def changed(self) -> None:
         """The masters were written to from outside, as when a checkpoint is loaded."""

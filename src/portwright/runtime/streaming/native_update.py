@@ -142,6 +142,15 @@ class NativeUpdate:
                 state["step"].fill_(options["step"])
             if copy is None and self._unit.has_own_shadow:
                 _flat(entry.view(self._unit.shadow)).copy_(target.weight)
+            if self._store.is_on_disk:
+                for array in (target.weight, target.exp_avg, target.exp_avg_sq):
+                    self._store.written(array)
+
+    def prefetch(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            place = self._sets[self._current[position]][position]
+            for array in (place.weight, place.exp_avg, place.exp_avg_sq):
+                self._store.prefetch(array)
 
     def keep(self) -> None:
         for position in self._speculated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +12,19 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
+from portwright.job.optimizer import OptimizerParams
 from portwright.runtime.base_model import split_loss
+from portwright.runtime.checkpoint import HostSnapshot
 from portwright.runtime.loss_watch import LossWatch
 from portwright.runtime.precision import make_loss_scaler
 from portwright.runtime.session import TorchSession
+from portwright.runtime.streaming.device_cap import DeviceCap, cap_cuda, explain_out_of_memory
 from portwright.runtime.streaming.engine import Streaming
+from portwright.runtime.streaming.host_memory import read_host_memory
 from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
 
+_MOST_COPIED = 0.5  # of the free host memory that a copy of the state may take
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -26,6 +32,8 @@ class StreamingSession(TorchSession):
     """Trains what the device cannot hold: the same losses as a resident session, the same checkpoints."""
 
     _engine: Streaming
+    state_is_live = False  # what `state` gave last are no copies
+    _has_snapshot = False
 
     def __init__(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
         if job.params.runconfig.compile:
@@ -34,6 +42,7 @@ class StreamingSession(TorchSession):
                 "Leave one of them out.",
             )
         super().__init__(job, device, world, note)
+        self._snapshot = HostSnapshot(pins=False)
 
     def _place_model(self) -> None:
         """The layers' weights stay where they were made."""
@@ -42,9 +51,23 @@ class StreamingSession(TorchSession):
         if isinstance(getattr(user, "device", None), torch.device) and not isinstance(user, nn.Module):
             user.device = self._device  # it was made on the host; its batches are on the device
         options = self._job.params.runconfig.streaming or StreamingSection()
+        spec, trains = self._job.params.optimizer, self._job.mode in ("train", "train_and_eval")
+        # The device's own update knows neither a factor that comes late nor sums of several passes.
+        is_plain = spec.grad_accum_steps == 1 and spec.loss_scaling_factor == 1.0 and not _clips(spec)
         self._engine = Streaming(
-            self._module.net, self._device, options, self._note, half=_HALF.get(self._precision.name)
+            self._module.net,
+            self._device,
+            options,
+            self._note,
+            half=_HALF.get(self._precision.name),
+            may_update_here=trains and is_plain,
         )
+        self._limit = options.device_memory
+        self._cap: DeviceCap | None = None
+        if self._limit is not None and self._device.type == "cuda":
+            cap_cuda(self._device, self._limit)
+        elif self._limit is not None:
+            self._cap = self._engine.cap = DeviceCap(self._limit)
         autocast: Any = self._precision.autocast
         if autocast is not None:
             # What autocast keeps of a weight would outlive the weight's stay on the device.
@@ -73,6 +96,10 @@ class StreamingSession(TorchSession):
             self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
             self._scaled = self._rest if on_rest else _with_something_to_scale(self._rest, self._device)
         self._units_overflow: Tensor | None = None
+        if self._cap is not None:
+            for label, num_bytes in self._engine.device_bytes.items():
+                self._cap.take(label, num_bytes)
+        self._note(self._engine.describe())
         self._watch = LossWatch(
             self._device,
             self._world,
@@ -94,6 +121,19 @@ class StreamingSession(TorchSession):
     # -- training -------------------------------------------------------------------------------------------
 
     def _update(self, step: int) -> Any:
+        with self._watched_memory():
+            return self._update_within(step)
+
+    @contextmanager
+    def _watched_memory(self) -> Iterator[None]:
+        engine = self._engine
+        with (
+            self._cap or nullcontext(),
+            explain_out_of_memory(self._device, self._limit, lambda: engine.running),
+        ):
+            yield
+
+    def _update_within(self, step: int) -> Any:
         engine = self._engine
         engine.begin_step(step + 1)
         total: Any = 0.0
@@ -186,7 +226,8 @@ class StreamingSession(TorchSession):
         self._engine.wait()
         self._forward_alone, forward = self._beginning(self._forward_alone), self._forward_alone
         try:
-            return super().evaluate(num_steps, on_step)
+            with self._watched_memory():
+                return super().evaluate(num_steps, on_step)
         finally:
             self._forward_alone = forward
 
@@ -206,8 +247,17 @@ class StreamingSession(TorchSession):
     # -- state ----------------------------------------------------------------------------------------------
 
     def state(self) -> Iterator[Shard]:
+        """Copies where there is room for them; else the tensors themselves, which must be written before the next step."""
         self._engine.wait()
-        yield from super().state()
+        named = list(self._named_state())
+        needed = sum(tensor.nbytes for _, tensor in named)
+        self.state_is_live = (
+            not self._has_snapshot and needed > _MOST_COPIED * read_host_memory().available_bytes
+        )
+        if self.state_is_live:
+            return iter([Shard(name, tensor.detach().cpu()) for name, tensor in named])
+        self._has_snapshot = True
+        return iter(self._snapshot.take(named))
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
         self._engine.wait()
@@ -217,6 +267,10 @@ class StreamingSession(TorchSession):
     def close(self) -> None:
         super().close()
         self._engine.close()
+
+
+def _clips(spec: OptimizerParams) -> bool:
+    return spec.max_gradient_norm is not None or spec.max_gradient_value is not None
 
 
 def _any_not_finite(norms: Iterable[Tensor]) -> Tensor | None:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from portwright.errors import UserError
-from portwright.runtime.streaming.unit import Unit
+from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.unit import Unit, dense_stride
 from portwright.runtime.streaming.updates import Rates
 
+_WORTH_MOVING = 1 << 14  # elements
 _Saved = tuple[Tensor, Tensor, dict[str, Any]]  # a weight, its values, its state
 
 
@@ -44,11 +46,18 @@ def check_separable(optimizer: torch.optim.Optimizer) -> None:
 class TorchUpdate:
     """Any optimizer whose rule looks at one parameter at a time; bit for bit what it would do to the whole model."""
 
-    def __init__(self, unit: Unit, optimizer: torch.optim.Optimizer, max_value: float | None = None) -> None:
-        self._unit, self._max_value = unit, max_value
+    def __init__(
+        self,
+        unit: Unit,
+        optimizer: torch.optim.Optimizer,
+        store: HostStore,
+        max_value: float | None = None,
+    ) -> None:
+        self._unit, self._store, self._max_value = unit, store, max_value
         self._masters = [unit.entries[index].master for index in unit.trained]
         self._optimizer, self._groups = part_of(optimizer, set(self._masters))
         self._saved: list[_Saved] = []
+        self._moved: set[int] = set()  # addresses of states that are on the disk
 
     def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
         chosen = [self._masters[position] for position in grads]
@@ -69,6 +78,27 @@ class TorchUpdate:
             for master in chosen:
                 master.grad = None
         self._unit.write_shadow(self._unit.trained[position] for position in grads)
+        if self._store.is_on_disk:
+            for master in chosen:
+                self._move_state(master)
+
+    def _move_state(self, master: Tensor) -> None:
+        """What the optimizer has made in memory goes to the disk, and is begun to be written back."""
+        for key, value in self._optimizer.state[master].items():
+            if not isinstance(value, Tensor) or value.numel() < _WORTH_MOVING:
+                continue
+            if value.data_ptr() not in self._moved:
+                flat = self._store.array(f"{self._unit.name}/{key}", value.nbytes, "state").view(value.dtype)
+                moved = flat.as_strided(value.shape, dense_stride(value))
+                self._optimizer.state[master][key] = value = moved.copy_(value)
+                self._moved.add(value.data_ptr())
+            self._store.written(value)
+
+    def prefetch(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            for value in self._optimizer.state.get(self._masters[position], {}).values():
+                if isinstance(value, Tensor) and value.data_ptr() in self._moved:
+                    self._store.prefetch(value)
 
     def keep(self) -> None:
         self._saved = []

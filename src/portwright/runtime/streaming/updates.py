@@ -45,6 +45,10 @@ class UnitUpdate(Protocol):
         """These were updated on the device."""
         ...
 
+    def prefetch(self, positions: Iterable[int]) -> None:
+        """These will be updated soon: their state may be on a disk."""
+        ...
+
 
 @dataclass
 class Verdict:
@@ -122,6 +126,8 @@ class Updates:
 
     def submit(self, step: Step, piece: Piece, is_last: bool) -> None:
         """Takes some gradients of a layer; with the final piece its next version is under way."""
+        if is_last and not piece.is_done:
+            self._updates[piece.delivery.unit].prefetch(piece.positions)
         if is_last and piece.is_final:
             piece.delivery.unit.wanted_version += 1
         with self._work:
