@@ -34,38 +34,45 @@ class BuildError(Exception):
     """Why there is no library, in one line."""
 
 
-def load_library(version: int, note: Callable[[str], None]) -> ctypes.CDLL:
+def load_library(layout: int, note: Callable[[str], None]) -> ctypes.CDLL:
     """The compiled library: the cached one of this source and processor, else one compiled now.
 
-    `version` is what its `portwright_layout` must give; a file that gives something else is compiled anew.
+    `layout` is what its `portwright_layout` must give; a file that gives something else is compiled anew. Processes that compile
+    at the same time each put a whole file in the same place. Where none can be put, or what lies there may not be run, the
+    library is this process's alone, and a note says so.
     """
-    cached = cache_folder() / f"adam-{_key()}.so"
-    with contextlib.suppress(OSError):
-        return _load(cached, version)
-    with tempfile.TemporaryDirectory(prefix="portwright-native-") as scratch:
-        data = _compile(Path(scratch))
+    name = f"adam-{_key()}.so"
     try:
-        atomic_write_bytes(cached, data)
+        cached = cache_folder() / name
         with contextlib.suppress(OSError):
-            clean_leftovers(cached.parent)  # of processes that were killed while they wrote
-        return _load(cached, version)
-    except UserError as error:
-        problem = error.message
-    except (
-        OSError
-    ) as error:  # mounted so that nothing there may be run, or what came out of the compiler is no library
-        problem = f"Cannot load {cached}: {error}."
+            return _load(cached, layout)
+    except RuntimeError as error:  # no home directory
+        cached, problem = None, str(error)
+    try:
+        with tempfile.TemporaryDirectory(prefix="portwright-native-") as scratch:
+            data = _compile(Path(scratch))
+    except OSError as error:
+        raise BuildError(f"there is no room to compile in: {error}") from error
+    if cached is not None:
+        try:
+            atomic_write_bytes(cached, data)
+            with contextlib.suppress(OSError):
+                clean_leftovers(cached.parent)  # of processes that were killed while they wrote
+            return _load(cached, layout)
+        except UserError as error:
+            problem = error.message
+        except OSError as error:  # mounted so that nothing there may be run; or the compiler gave no library
+            problem = f"Cannot load {cached}: {error}"
     for folder in _temporary_folders():
-        path = folder / cached.name
         with contextlib.suppress(OSError):
-            path.write_bytes(data)
-            library = _load(path, version)  # outlives its file
+            (folder / name).write_bytes(data)
+            library = _load(folder / name, layout)  # outlives its file
             note(
                 f"{problem.rstrip('.')}: the native optimizer was compiled for this process alone."
-                " PORTWRIGHT_NATIVE_CACHE names another folder for it."
+                " PORTWRIGHT_NATIVE_CACHE names another folder to keep it in."
             )
             return library
-    raise BuildError(problem)
+    raise BuildError(problem.rstrip("."))
 
 
 def cache_folder() -> Path:
@@ -124,9 +131,14 @@ def _compile(scratch: Path) -> bytes:
 
 
 def _compilers() -> Iterator[list[str]]:
+    """CC's first, then those on PATH, each once."""
     seen = set()
-    for command in ([os.environ["CC"]] if os.environ.get("CC") else []) + list(_COMPILERS):
-        words = shlex.split(command)
+    chosen = os.environ.get("CC", "")
+    try:
+        commands = [shlex.split(chosen), *([name] for name in _COMPILERS)]
+    except ValueError as error:
+        raise BuildError(f"CC={chosen} is no command line ({error})") from error
+    for words in commands:
         program = shutil.which(words[0]) if words else None
         if program and (real := (os.path.realpath(program), *words[1:])) not in seen:
             seen.add(real)
@@ -169,10 +181,12 @@ def _load(path: Path, version: int) -> ctypes.CDLL:
 
 
 def _temporary_folders() -> Iterator[Path]:
-    """One for this process alone in each place for what is temporary; some are mounted noexec."""
-    for place in dict.fromkeys((tempfile.gettempdir(), "/dev/shm", "/var/tmp")):
-        with (
-            contextlib.suppress(OSError),
-            tempfile.TemporaryDirectory(prefix="portwright-native-", dir=place) as folder,
-        ):
-            yield Path(folder)
+    """One for this process alone in each place for what is temporary, some of which may not be run from."""
+    with contextlib.suppress(OSError):
+        for place in dict.fromkeys((tempfile.gettempdir(), "/dev/shm", "/var/tmp")):
+            with contextlib.suppress(OSError):
+                folder = tempfile.mkdtemp(prefix="portwright-native-", dir=place)
+                try:
+                    yield Path(folder)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
