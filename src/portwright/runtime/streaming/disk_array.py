@@ -103,7 +103,8 @@ class DiskArray:
         """Waits for the bytes to come into memory; for a thread of its own."""
         if self.fd >= 0:
             os.posix_fadvise(self.fd, start, num_bytes, os.POSIX_FADV_WILLNEED)
-            _call("madvise", self._address + start, num_bytes, _MADV_POPULATE_READ)
+            page = start // mmap.PAGESIZE * mmap.PAGESIZE  # madvise takes whole ones
+            _call("madvise", self._address + page, num_bytes + start - page, _MADV_POPULATE_READ)
 
     def write_back(self, start: int, num_bytes: int) -> None:
         """Begins to write what was changed, so that its pages can be given up when memory is wanted."""

@@ -23,6 +23,8 @@ from portwright.runtime.streaming.disk_array import DiskArray, ask_disk_for, che
 from portwright.runtime.streaming.host_memory import HostMemoryError, ask_for, read_host_memory
 from portwright.runtime.streaming.pinning import CudaPinner, Pinner, explain_refusal
 
+# Zeroes an array, with the threads that will use it: the first touch places its pages.
+Touch = Callable[[Tensor], Any]
 Kind = Literal["weights", "gradients", "state", "undo", "staging", "activations"]
 
 # What is copied most often is pinned first.
@@ -80,9 +82,7 @@ class HostStore:
         note: Callable[[str], None],
         *,
         num_sharers: int = 1,  # processes of this run on this machine, which all ask at the same time
-        touch: Callable[
-            [Tensor], Any
-        ] = Tensor.zero_,  # by the threads that will use it: first touch places pages
+        touch: Touch = Tensor.zero_,
         cudart: Any = None,
     ) -> None:
         self.note, self._touch = note, touch
@@ -237,7 +237,7 @@ class HostStore:
             return self.pinned_budget
         before = _PIN_ORDER[: _PIN_ORDER.index(kind)]
         kept = sum(self._planned.get(other, 0) for other in before if self._lies_in_memory(other))
-        staged = self._used("staging").pinned_bytes
+        staged = self.used.get("staging", Used()).pinned_bytes
         return self.pinned_budget - max(0, self.staging_bytes - staged) - kept
 
     def _ask(self, needed: Mapping[Kind, int]) -> None:

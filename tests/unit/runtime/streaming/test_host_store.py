@@ -453,6 +453,27 @@ def test_reading_ahead_and_writing_back_keep_the_bytes(tmp_path: Path) -> None:
     assert torch.equal(array, pattern)
 
 
+def resident_pages(array: torch.Tensor) -> list[bool]:
+    """Which pages of it the process has mapped, by /proc/self/pagemap."""
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(array.data_ptr() // PAGE * 8)
+        entries = file.read(8 * -(-array.numel() // PAGE))
+    return [entries[i + 7] & 0x80 != 0 for i in range(0, len(entries), 8)]
+
+
+def test_reading_ahead_brings_the_pages_in(tmp_path: Path) -> None:
+    store = HostStore(Options(store=str(tmp_path)), CPU, print)
+    array = store.array("a", 64 * PAGE, "state")
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14):
+        pytest.skip("this kernel only reads, and maps when a page is touched")
+    assert not any(resident_pages(array))
+    disk = store._regions.find(array).disk  # type: ignore[union-attr]
+    disk.read_ahead(3 * PAGE + 5, 2 * PAGE)  # type: ignore[union-attr]
+    pages = resident_pages(array)
+    assert all(pages[3:6])
+    assert not pages[63]
+
+
 def test_a_failing_hint_is_not_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_array, "_LIBC", object())
     store = HostStore(Options(store=str(tmp_path)), CPU, print)
