@@ -55,7 +55,7 @@ class Watch:
         self._num_calls += 1
 
     def _turn(self) -> None:
-        """A phase is over; nothing is waited for, so the peak may lack what the device has yet to do of it."""
+        """A phase is over, and the next begins; its memory was all asked for by now, whatever the device has yet to do."""
         if self._num_calls:
             self._peaks.append({"host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
         if self._device != "cuda":

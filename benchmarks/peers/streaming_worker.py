@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+import traceback
 from typing import Any, Protocol
 
 import torch
@@ -108,9 +109,9 @@ def main() -> None:
     name, options = sys.argv[1], json.loads(sys.argv[2])
     try:
         figures = run(name, options)
+    except SystemExit as ending:  # a run of ours that is not good says why, and ends
+        figures = {"failed": f"the run ended with status {ending.code}; its own message is in the log"}
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
         lines = str(error).strip().splitlines() or [type(error).__name__]
         figures = {"failed": f"{type(error).__name__}: {lines[0]}"[:400]}
