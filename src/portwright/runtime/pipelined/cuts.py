@@ -73,7 +73,7 @@ def _places_asked(tape: Tape, asked: Sequence[str]) -> list[Place]:
                 else "is no module that the model calls"
             )
             raise UserError(f"runconfig.pipeline.cuts: '{path}' {what}.", cure)
-        if not any(call.work for call in tape.calls[: span.first]):
+        if span.first <= _first_weight(tape):
             raise UserError(
                 f"runconfig.pipeline.cuts: nothing comes before '{path}', so no stage can end there.",
                 "Name a later module.",
@@ -95,12 +95,20 @@ def _candidates(tape: Tape) -> dict[int, Place]:
     for span in tape.spans:
         if span.first < span.last and span.path:
             starts.setdefault(span.first, Place(span.path, span.number))
-    work = list(accumulate((call.work for call in tape.calls), initial=0.0))
+    first = _first_weight(tape)
     return {
         position: starts[position]
         for position in sorted(starts)
-        if work[position] > 0 and work[position] < work[-1] and why_not(tape, position) is None
+        if position > first and why_not(tape, position) is None
     }
+
+
+def _first_weight(tape: Tape) -> int:
+    """The first call that uses a weight: what comes before it, such as a mask, each stage can make for itself."""
+    for position, call in enumerate(tape.calls):
+        if any(tape.values[index].kind == "weight" for index in call.uses):
+            return position
+    return len(tape.calls)
 
 
 def why_not(tape: Tape, position: int) -> str | None:

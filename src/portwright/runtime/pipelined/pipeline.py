@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch import nn
 
 from portwright.errors import PortwrightError, UserError
 from portwright.runtime.base_model import LossModule
+from portwright.runtime.non_finite import is_finite
+from portwright.runtime.pipelined.blame import Found, blame_layer
 from portwright.runtime.pipelined.cuts import choose_cuts, locate
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.layout import Groups, Layout
-from portwright.runtime.pipelined.program import Program, make_programs, weights_of
+from portwright.runtime.pipelined.program import Look, Program, make_programs, weights_of
 from portwright.runtime.pipelined.recorder import StandIns, record, signature_of
 from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
 from portwright.runtime.pipelined.tape import Place, Tape
@@ -48,6 +50,8 @@ class Pipeline:
         self._micro: Sequence[Any] = ()
         self._factor: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self._num_shapes = 0
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._losses: list[torch.Tensor] = []
 
     # -- cutting -------------------------------------------------------------------------------------------
 
@@ -63,11 +67,11 @@ class Pipeline:
         self._tell(tape, places)
         return places
 
-    def hold(self, micro_batch: Any, *, trains: bool) -> Holding:
-        """Who holds which weights: the processes whose pieces use them, in training or in evaluation."""
+    def hold(self, samples: Mapping[bool, Any]) -> Holding:
+        """Who holds which weights: the processes whose pieces use them in training (True) or in evaluation (False)."""
         uses: dict[int, frozenset[str]] = {piece: frozenset() for piece in range(self._layout.num_pieces)}
-        for training in (True, False) if trains else (False,):
-            for piece, program in enumerate(self._make(micro_batch, training)):
+        for training, batch in samples.items():
+            for piece, program in enumerate(self._make(batch, training)):
                 uses[piece] |= program.weight_names
         self._holding = Holding(self._module.net, self._layout, uses)
         return self._holding
@@ -155,7 +159,7 @@ class Pipeline:
         if key not in self._schedules:
             self._schedules[key] = self._make_schedule(programs, len(micro_batches))
         self._micro, self._factor = micro_batches, factor
-        self._losses: list[torch.Tensor] = []
+        self._losses = []
         numbers = torch.arange(len(micro_batches))
         try:
             self._schedules[key].step(
@@ -203,7 +207,9 @@ class Pipeline:
             if isinstance(holder[key], nn.Parameter):
                 yield holder[key]
 
-    def _run(self, program: Program, taken: Sequence[torch.Tensor], micro_batch: Any) -> tuple[Any, ...]:
+    def _run(
+        self, program: Program, taken: Sequence[torch.Tensor], micro_batch: Any, look: Look | None = None
+    ) -> tuple[Any, ...]:
         with nullcontext() if self._autocast is None else self._autocast():
             return program.run(
                 taken,
@@ -211,22 +217,49 @@ class Pipeline:
                 self._weights,
                 self._device.type,
                 copies=torch.is_grad_enabled() and self._layout.schedule in SPLITS_BACKWARD,
+                look=look,
             )
 
     # -- forward only --------------------------------------------------------------------------------------
 
     def evaluate(self, batch: Any) -> torch.Tensor | None:
         """The loss of a whole batch where the last stage is, else None; the next batch may begin before it is through."""
-        programs, layout = self._make(batch, training=False), self._layout
+        return self._pass_forward(self._make(batch, training=False), batch)
+
+    @torch.no_grad()
+    def find_non_finite(self, micro_batches: Sequence[Any]) -> Found | None:
+        """The first value of this process's pieces that is not finite, when training's forward passes are run again."""
+        found: list[Found] = []
+        for micro_batch in micro_batches:
+            programs = self._make(micro_batch, training=True)
+            self._pass_forward(programs, micro_batch, found)
+        self.wait()
+        return min(found, default=None)
+
+    def _pass_forward(
+        self, programs: Sequence[Program], batch: Any, found: list[Found] | None = None
+    ) -> torch.Tensor | None:
+        layout = self._layout
         given: tuple[torch.Tensor, ...] = ()
         for piece in layout.own_pieces:
             program = programs[piece]
+
+            def look(label: str, value: Any, piece: int = piece) -> None:
+                if isinstance(value, torch.Tensor) and not found and not is_finite(value):
+                    found.append(blame_layer(piece, label, value))  # type: ignore[union-attr]
+
             if piece and layout.position_of(piece - 1) != layout.position:
                 given = self._receive(program, layout.position_of(piece - 1))
-            given = self._run(program, given, batch)
+            given = self._run(program, given, batch, None if found is None else look)
             if not program.is_last and layout.position_of(piece + 1) != layout.position:
                 self._send(given, layout.position_of(piece + 1))
         return given[0] if layout.holds_loss else None
+
+    def wait(self) -> None:
+        """Until what was sent is taken."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []
 
     def _receive(self, program: Program, position: int) -> tuple[torch.Tensor, ...]:
         tensors = []
@@ -237,5 +270,7 @@ class Pipeline:
         return tuple(tensors)
 
     def _send(self, tensors: Sequence[torch.Tensor], position: int) -> None:
-        for tensor in tensors:
-            dist.send(tensor, self._layout.rank_of(position), group=self._groups.pipeline)
+        """Goes on at once; the batch before must be taken by then, so that few are on their way."""
+        self.wait()
+        to = self._layout.rank_of(position)
+        self._sent = [(dist.isend(tensor, to, group=self._groups.pipeline), tensor) for tensor in tensors]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from portwright.runtime.batches import walk_tensors
 from portwright.runtime.pipelined.tape import Call, Ref, Span, Tape, Value, fill
 
+Look = Callable[[str, torch.Tensor], None]
 Weights = Mapping[str, tuple[dict[str, Any], str]]  # where each parameter and buffer is kept, by its name
 
 
@@ -29,13 +30,14 @@ class Step:
     outputs: tuple[tuple[int, int], ...]
     has_grad: bool
     autocast: tuple[bool, torch.dtype] | None
+    label: str  # for messages: the layer, or the line of the user's code
     dead: tuple[int, ...] = ()  # values that nothing needs after it
     is_flat: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_flat = all(type(arg) is Ref or not _refs(arg) for arg in self.args) and not _refs(self.kwargs)
 
-    def run(self, values: dict[int, Any], device_type: str) -> None:
+    def run(self, values: dict[int, Any], device_type: str, look: Look | None = None) -> None:
         if self.is_flat:
             args: Any = [values[arg.index] if type(arg) is Ref else arg for arg in self.args]
             kwargs = self.kwargs
@@ -57,6 +59,9 @@ class Step:
             leaves = pytree.tree_leaves(result)
             for leaf, index in self.outputs:
                 values[index] = leaves[leaf]
+        if look is not None:
+            for _, index in self.outputs:
+                look(self.label, values[index])
         for index in self.dead:
             values.pop(index, None)
 
@@ -93,6 +98,7 @@ class Program:
         device_type: str,
         *,
         copies: bool = False,
+        look: Look | None = None,
     ) -> tuple[Any, ...]:
         """What the stage gives for a micro-batch; all processes have the batch, and take from it what they need.
 
@@ -111,7 +117,7 @@ class Program:
             holder, key = weights[name]
             values[index] = holder[key]
         for step in self.steps:
-            step.run(values, device_type)
+            step.run(values, device_type, look)
         if self.is_last:
             return (values[self.gives[0]].reshape(()),)
         given = []
@@ -177,13 +183,16 @@ def _steps_of(tape: Tape, first: int, last: int) -> list[Step]:
             position += 1
         else:
             target = _checkpointed(span.module) if span.is_checkpointed else span.module
-            steps.append(Step(target, span.args, span.kwargs, span.outputs, span.has_grad, span.autocast))
+            label = f"layer '{span.path}' ({type(span.module).__name__})"
+            steps.append(
+                Step(target, span.args, span.kwargs, span.outputs, span.has_grad, span.autocast, label)
+            )
             position = span.last
     return steps
 
 
 def _step_of(call: Call) -> Step:
-    return Step(call.target, call.args, call.kwargs, call.outputs, call.has_grad, call.autocast)
+    return Step(call.target, call.args, call.kwargs, call.outputs, call.has_grad, call.autocast, call.line)
 
 
 def _checkpointed(module: nn.Module) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ _OWN_FOLDER = str(Path(__file__).parent)
 _MOST_KNOWN = 1 << 24  # elements of a constant whose values are kept, since Python may ask for them
 _RANDOM_WORDS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "uniform_", "exponential_", "poisson", "rrelu",
                  "cauchy_", "geometric_", "gumbel", "scaled_dot_product")  # fmt: skip
-_ALONE = "Compute it inside a module that one stage holds, or use -D runconfig.execution=resident."
+_ALONE = "Use -D runconfig.execution=resident, or write it with torch's own functions."
 
 
 class StandIns:
@@ -193,7 +193,7 @@ class _Recorder(TorchFunctionMode):
             raise UserError(
                 f"{user_line()}: {name} needs the value of a tensor that is computed in the step, and a model that is cut "
                 "into stages has its Python run once for all steps.",
-                _ALONE,
+                "Write it with torch.where or a mask, or use -D runconfig.execution=resident.",
             ) from error
         if not _tensors(result) and all(
             leaves[place]._version == version for place, version in zip(places, versions, strict=True)

@@ -15,7 +15,9 @@ from portwright.runtime.batches import make_mover
 from portwright.runtime.checkpoint import HostSnapshot, match_names
 from portwright.runtime.inputs import Inputs
 from portwright.runtime.loss_watch import LossWatch
+from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import load_optimizer_state, make_optimizer
+from portwright.runtime.pipelined.blame import Found, explain_together
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.host_model import staying_on_host
 from portwright.runtime.pipelined.layout import Groups, make_layout
@@ -24,7 +26,7 @@ from portwright.runtime.pipelined.pipeline import Pipeline
 from portwright.runtime.pipelined.schedules import accepts, require_schedules
 from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
@@ -129,26 +131,32 @@ class PipelinedSession(TorchSession):
         device, layout, world = self._device, self._layout, self._world
         self._pipeline = Pipeline(self._module, layout, self._groups, device, self._autocast, self._note_once)
         pipeline = self._pipeline
-        name = "train_input" if self._trains else "eval_input"
-        sample = world.agree_on_failure(lambda: self._first_micro_batch(name))
+        samples = world.agree_on_failure(self._first_batches)
+        first = next(iter(samples))
         places = world.agree_on_failure(
-            lambda: pipeline.choose(sample, self._options.cuts, training=self._trains)
+            lambda: pipeline.choose(samples[first], self._options.cuts, training=first)
         )
         # Replicas may have batches of other sizes, and all copies must be cut alike.
         pipeline.places = world.gather(places)[0]
-        self._holding = world.agree_on_failure(lambda: pipeline.hold(sample, trains=self._trains))
+        self._holding = world.agree_on_failure(lambda: pipeline.hold(samples))
         self._forward_alone = self._evaluate_batch
 
-    def _first_micro_batch(self, name: str) -> Any:
-        with untouched_rng(self._device):
-            batches = self._inputs.first_batches(name, 1)
-        if not batches:
-            raise UserError(f"{name} has no batch.", "Look at the data function and batch_size.")
-        batch = batches[0] if self._move is None else self._move(batches[0])
-        if not self._trains:
-            return batch
-        num_samples = count_samples(batch, 0)
-        return split_batch(batch, num_samples, self._plan(num_samples))[0][0]
+    def _first_batches(self) -> dict[bool, Any]:
+        """What the first step of training (True) and of evaluation (False) will see, as far as the run has them."""
+        names = {True: "train_input"} if self._trains else {}
+        if self._job.mode != "train":
+            names[False] = "eval_input"
+        found = {}
+        for trains, name in names.items():
+            batches = self.sample_batches(name, 1)
+            if not batches:
+                raise UserError(f"{name} has no batch.", "Look at the data function and batch_size.")
+            batch = batches[0] if self._move is None else self._move(batches[0])
+            if trains:
+                num_samples = count_samples(batch, 0)
+                batch = split_batch(batch, num_samples, self._plan(num_samples))[0][0]
+            found[trains] = batch
+        return found
 
     def _settle(self) -> None:
         """Lets go of the weights of others, and makes the optimizer for those that are left."""
@@ -263,13 +271,14 @@ class PipelinedSession(TorchSession):
         if self._world.size == 1:
             return super()._update(step)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._step_batches: list[tuple[Any, int]] = []
         for _ in range(self._num_accumulated):
             loss += self._pass_batch()
         self._holding.sum_gradients(self._groups, self._shared)
         if self._scaler is not None and (self._clips or self._measures_norm):
             self._scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
         loss = self._agree_on_step(loss)
-        if self._device.type == "cpu" and self._watch.checks and not math.isfinite(loss.item()):
+        if self._looks_at_once and self._watch.checks and not math.isfinite(loss.item()):
             raise self._explain_together(step + 1, loss.item())
         self._clip()
         if self._scaler is not None:
@@ -291,7 +300,7 @@ class PipelinedSession(TorchSession):
         num_samples = count_samples(batch, local)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         runs = self._plan(num_samples)
-        self._last_batch = (batch, num_samples)
+        self._step_batches.append((batch, num_samples))
         for run, parts in zip(runs, split_batch(batch, num_samples, runs), strict=True):
             share = (
                 run.size / whole if local else 0.0
@@ -305,20 +314,29 @@ class PipelinedSession(TorchSession):
                 total += loss.double() * (share / self._num_accumulated)
         return total
 
+    @property
+    def _looks_at_once(self) -> bool:
+        """On a CPU a loss is looked at before its update; a device would have to be waited for."""
+        return self._device.type == "cpu"
+
     @torch.no_grad()
-    def _agree_on_step(self, loss: torch.Tensor) -> torch.Tensor:
-        """Adds up the parts of the loss, and of the gradients' norm where it is wanted; all processes get the same."""
-        told = torch.stack([loss, torch.zeros_like(loss)])
+    def _agree_on_step(self, part: torch.Tensor) -> torch.Tensor:
+        """The gradients' norm over all stages where it is wanted, and the loss.
+
+        Where losses are read later, it stays the process's part, so weighed that the mean over processes is the loss.
+        """
         wants_norm = self._measures_norm or self._job.params.optimizer.max_gradient_norm is not None
+        told = torch.stack([part, torch.zeros_like(part)])
         if wants_norm:
             grads = [p.grad for p in self._at_home if p.grad is not None]
             if grads:
                 told[1] = torch.stack([norm.double() for norm in torch._foreach_norm(grads)]).square().sum()
-        dist.all_reduce(told)
+        if wants_norm or self._looks_at_once:
+            dist.all_reduce(told)
         if wants_norm:
             # Every replica has the same gradients by now, and has counted them.
             self._norm = (told[1] / self._layout.num_replicas).sqrt()
-        return told[0]
+        return told[0] if self._looks_at_once else part * self._world.size
 
     @torch.no_grad()
     def _clip(self) -> None:
@@ -335,7 +353,34 @@ class PipelinedSession(TorchSession):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
 
     def _explain_together(self, step: int, loss: float) -> NonFiniteError:
-        return NonFiniteError(f"the loss is {loss} at step {step}.", "")
+        """Nothing is updated yet: the same forward passes show where the value comes from."""
+
+        def search() -> Found | None:
+            found = []
+            for batch, num_samples in self._step_batches:
+                runs = self._plan(num_samples)
+                micro_batches = [item for parts in split_batch(batch, num_samples, runs) for item in parts]
+                if self._pipeline is not None:
+                    found.append(self._pipeline.find_non_finite(micro_batches))
+                else:
+                    found.append(self._search_alone(batch, step, loss))
+            return min((item for item in found if item is not None), default=None)
+
+        return explain_together(
+            self._world,
+            [batch for batch, _ in self._step_batches],
+            self._named_weights,
+            search,
+            step=step,
+            loss=loss,
+            stage=self._layout.position,
+        )
+
+    def _search_alone(self, batch: Any, step: int, loss: float) -> Found | None:
+        error = explain_non_finite(
+            self._module, batch, step=step, batch_name="its batch", loss=loss, device=self._device
+        )
+        return 0, error.message.partition("its batch: ")[2].rstrip("."), error.cure
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
@@ -344,7 +389,10 @@ class PipelinedSession(TorchSession):
     ) -> dict[str, float]:
         if self._world.size > 1:
             self._holding.share_buffers(self._groups)
-        return super().evaluate(num_steps, on_step)
+        values = super().evaluate(num_steps, on_step)
+        if self._pipeline is not None:
+            self._pipeline.wait()
+        return values
 
     def _evaluate_batch(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, so weighed that the sum over all processes counts it once."""

@@ -72,7 +72,7 @@ def play(scenario: dict[str, Any], folder: Path, launch: Launch) -> dict[str, An
                     result["values"] = dict(event.values)
         if scenario.get("evaluates"):
             result["evaluation"] = session.evaluate(None)
-        shards = {shard.name: shard.tensor for shard in session.state()}
+        shards = {shard.name: shard.tensor.clone() for shard in session.state()}
         if world.is_main:
             result["weights"] = {
                 name: tensor.tolist() for name, tensor in shards.items() if not name.startswith("rng/")
