@@ -115,7 +115,8 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
             outcome = run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
         execution = getattr(backend, "execution", None)  # of backends that have a choice
         if execution is not None:
-            outcome.more["execution"] = execution.as_json(outcome.rates)
+            measure = getattr(session, "measured", dict)  # what a session counts of its own, such as memory
+            outcome.more["execution"] = execution.as_json({**outcome.rates, **measure()})
         return outcome
     finally:
         if session is not None:

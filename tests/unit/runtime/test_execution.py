@@ -325,6 +325,50 @@ def test_a_pipeline_expects_its_bubble(job: Callable[..., JobSpec], world: World
     assert "bound by the pipeline bubble" in choice.line
 
 
+class Pair(World):
+    """Two processes, of which the other one chooses `other`."""
+
+    def __init__(self, other: str, rank: int = 0) -> None:
+        super().__init__(Launch(), "cpu", None)
+        self.size, self.rank, self.is_main, self._other = 2, rank, rank == 0, other
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self._other if isinstance(value, str) else value]
+
+
+def test_processes_come_to_one_mode(job: Callable[..., JobSpec]) -> None:
+    _, alone = prepare_execution(job(), CPU, Pair("resident"), lambda line: None)
+    assert alone.mode == "resident"
+    spec, choice = prepare_execution(job(), CPU, Pair("streaming"), lambda line: None)
+    assert choice.mode == "streaming"
+    assert "another process" in choice.why
+    assert not choice.is_plain
+    assert spec.model_fn is not Model
+
+
+def test_only_the_first_process_speaks(job: Callable[..., JobSpec], world: World) -> None:
+    spec = job(streaming={"device_memory": int(needs(job(), world)[1] * 2.5)})
+    broken = JobSpec(spec.params, Model, None, None, "train")
+    for rank in (0, 1):
+        notes: list[str] = []
+        prepare_execution(broken, CPU, Pair("resident", rank), notes.append)
+        assert len(notes) == 1 - rank
+
+
+def test_copies_of_gradients_count_where_processes_average_them(
+    job: Callable[..., JobSpec], world: World
+) -> None:
+    spec = job()
+    _, state, peak = needs(spec, world)
+    gradients = state // 4
+    one = choose(spec, world, int(1.1 * (peak + gradients)) - 1)
+    two = choose(spec, Pair("resident"), int(1.1 * (peak + gradients)) - 1)
+    assert one.mode == "resident"
+    # Half of the batch each, and DDP's buckets.
+    assert two.numbers["needed_bytes"] > one.numbers["needed_bytes"]
+    assert choose(job(distributed="fsdp"), Pair("resident"), state).numbers["needed_bytes"] < state
+
+
 # -- the session ------------------------------------------------------------------------------------------------
 
 
