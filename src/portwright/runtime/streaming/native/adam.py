@@ -114,7 +114,7 @@ class NativeAdam:
         grad_factor: float = 1.0,
         num_threads: int | None = None,
         stream: bool | None = None,
-        num_tail: int = 0,
+        num_tail: int | None = None,
         want_squares: bool = False,
     ) -> float | None:
         """One step of Adam, or of AdamW where `decoupled`, bit for bit as torch's fused kernel; `step` counts from 1.
@@ -122,7 +122,7 @@ class NativeAdam:
         Outputs are the inputs themselves (in place) or lie apart from them. `half_out` takes the new weight in its own
         dtype. Moments in bf16 are rounded stochastically, by bits drawn from the element itself and `step`: nearest would
         hold exp_avg_sq where it is, since it changes by a thousandth. The last `num_tail` elements are computed as torch
-        does at the end of a tensor (`torch_tail`), a last place apart. `want_squares` gives what `sum_squares(grad)` would,
+        does at the end of a tensor, a last place apart; None takes the arrays for one tensor (`torch_tail`). `want_squares` gives what `sum_squares(grad)` would,
         without reading the gradient from memory again.
         """
         arrays = {
@@ -169,7 +169,7 @@ class NativeAdam:
         grad_factor: float = 1.0,
         num_threads: int | None = None,
         stream: bool | None = None,
-        num_tail: int = 0,
+        num_tail: int | None = None,
         want_squares: bool = False,
     ) -> float | None:
         """`step` on a master held as `split` makes it: the same master bit for bit, for two bytes a parameter less traffic.
@@ -314,9 +314,13 @@ def _threads(num_threads: int | None) -> int:
     return min(num_threads, MAX_THREADS)
 
 
-def _tail(num_tail: int, length: int) -> int:
+def _tail(num_tail: int | None, length: int) -> int:
+    if num_tail is None:
+        return torch_tail(length)
     if not 0 <= num_tail <= length:
-        raise UserError(f"num_tail={num_tail} is not in 0..{length}.", "Pass torch_tail(length), or 0.")
+        raise UserError(
+            f"num_tail={num_tail} is not in 0..{length}.", "Pass 0, or None for torch's own number."
+        )
     return num_tail
 
 
