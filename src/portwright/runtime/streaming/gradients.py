@@ -196,13 +196,12 @@ class Gradients:
     def _finish(self, unit: Unit) -> None:
         opened = self._open.pop(unit)
         self._finished.add(unit)
-        opened.delivery.is_whole = True
-        self._send(unit, opened, sorted(opened.waiting))
+        self._send(unit, opened, sorted(opened.waiting), is_final=True)
 
-    def _send(self, unit: Unit, opened: _Open, positions: list[int]) -> None:
+    def _send(self, unit: Unit, opened: _Open, positions: list[int], is_final: bool = False) -> None:
         layout, place = self._layouts[unit], opened.delivery.buffer
         if place is None:
-            self._update_here(unit, opened, positions)
+            self._update_here(unit, opened, positions, is_final)
             return
         buffer = self._buffers[opened.buffer_index]
         made = self._lanes.mark()
@@ -212,9 +211,9 @@ class Gradients:
             for first, last in layout.runs(positions):
                 mark = self._copy_down(place[first:last], buffer[first:last])
             self._sent[opened.buffer_index].append(self._lanes.mark())
-        self._deliver(Piece(opened.delivery, mark, positions, opened.delivery.is_whole))
+        self._deliver(Piece(opened.delivery, mark, positions, is_final))
 
-    def _update_here(self, unit: Unit, opened: _Open, positions: list[int]) -> None:
+    def _update_here(self, unit: Unit, opened: _Open, positions: list[int], is_final: bool) -> None:
         assert self.update_here is not None
         made, done = self._lanes.mark(), DONE
         for position in positions:
@@ -222,8 +221,7 @@ class Gradients:
             flat = view.as_strided((view.numel(),), (1,))
             used, done = self.update_here(unit, position, flat, made)
             self._sent[opened.buffer_index].append(used)
-        delivery = opened.delivery
-        self._deliver(Piece(delivery, done, positions, delivery.is_whole, is_done=True))
+        self._deliver(Piece(opened.delivery, done, positions, is_final, is_done=True))
 
     def _take_place(self) -> Tensor:
         with self._returned:

@@ -134,6 +134,7 @@ class Updates:
             self._num_open += 1
             self._num_submitted += 1
             piece.delivery.num_open += 1
+            piece.delivery.is_whole = piece.is_final  # only now: an earlier piece may be over at any time
             self._jobs.append(_Job(step, piece, is_last, self._num_submitted))
             self._work.notify_all()
 
