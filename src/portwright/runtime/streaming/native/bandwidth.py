@@ -36,17 +36,13 @@ def measure_bandwidth(
         raise UserError(f"num_bytes={num_bytes} is too little to measure with.", "Pass hundreds of MiB.")
     threads = default_threads() if num_threads is None else num_threads
     length = num_bytes // 16
-    arrays = [torch.empty(length, dtype=torch.float32) for _ in range(4)]
-    for array in arrays:
-        native.touch(array, threads)
-    grad, *state = (array.data_ptr() for array in arrays)
+    memory = torch.empty(4 * length, dtype=torch.float32)
+    native.touch(memory, threads)
+    start, half = memory.data_ptr(), 8 * length
+    grad, *state = (start + 4 * length * i for i in range(4))
     library = native._library
     call = AdamCall(grad, *state, *state, n=length, half_dtype=NO_ARRAY, only_traffic=True)
-    half = length * 8
-    joined = torch.empty(half, dtype=torch.uint8), torch.empty(half, dtype=torch.uint8)
-    for part in joined:
-        native.touch(part, threads)
-    copy = _best(lambda: library.portwright_copy(joined[0].data_ptr(), joined[1].data_ptr(), half, threads))
+    copy = _best(lambda: library.portwright_copy(start, start + half, half, threads))
     update = _best(lambda: library.portwright_adam_step(ctypes.byref(call), threads))
     return Bandwidth(copy=2 * half / copy, update=_STEP_BYTES * length / update)
 
