@@ -195,7 +195,7 @@ class DeviceCap:
         table = ", ".join(f"{label} {show_bytes(num_bytes)}" for label, num_bytes in holders) or "nothing"
         where = f" in layer '{self._layers[-1]}'" if self._layers else ""
         raise DeviceMemoryError(
-            f"out of device memory{where}: {by} wants {show_bytes(asked)} beside {show_bytes(before)} of "
+            f"out of device memory{where}: {show_bytes(asked)} for {by} beside {show_bytes(before)}, of "
             f"{show_bytes(self.limit_bytes)} ({_KEY}); held: {table}.",
             _CURE,
             {"limit_bytes": self.limit_bytes, "wanted_bytes": asked, "held_bytes": dict(holders)},

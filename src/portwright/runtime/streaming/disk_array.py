@@ -87,11 +87,11 @@ class DiskArray:
         except OSError as error:
             os.close(self.fd)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                quota = " of your quota" if error.errno == errno.EDQUOT else ""
-                raise _full(num_bytes, free_bytes(folder), folder, what + quota) from None
+                beyond = " beyond your quota" if error.errno == errno.EDQUOT else ""
+                raise _full(num_bytes, free_bytes(folder), folder, what + beyond) from None
             if error.errno == errno.EFBIG:
                 raise StoreFolderError(
-                    f"{_KEY}: {what} need(s) a file of {show_bytes(num_bytes)}, more than a file may have here.",
+                    f"{_KEY}: no file of {show_bytes(num_bytes)} for {what} in '{folder}': more than a file may have here.",
                     "Raise `ulimit -f`, or use another file system.",
                 ) from None
             raise StoreFolderError(
@@ -120,7 +120,7 @@ class DiskArray:
 
 def _full(num_bytes: int, free: int, folder: Path, what: str) -> StoreFolderError:
     return StoreFolderError(
-        f"{_KEY}: {what} need(s) {show_bytes(num_bytes)} in '{folder}', and its disk has {show_bytes(free)} free.",
+        f"{_KEY}: no room in '{folder}' for {what}: {show_bytes(num_bytes)} needed, {show_bytes(free)} free.",
         "Free some, name a folder on another disk, or halve the optimizer's state with runconfig.streaming.state_dtype: bf16.",
         {"needed_bytes": num_bytes, "free_bytes": free},
     )

@@ -40,8 +40,8 @@ def ask_for(num_bytes: int, what: str, cure: str, memory: HostMemory | None = No
     memory = read_host_memory() if memory is None else memory
     if num_bytes + SPARE_BYTES > memory.available_bytes:
         raise HostMemoryError(
-            f"{what} need(s) {show_bytes(num_bytes)} of host memory, and {show_bytes(memory.available_bytes)} are free of "
-            f"the {show_bytes(memory.limit_bytes)} of {memory.limited_by}.",
+            f"not enough host memory for {what}: {show_bytes(num_bytes)} needed, {show_bytes(memory.available_bytes)} free "
+            f"of the {show_bytes(memory.limit_bytes)} of {memory.limited_by}.",
             cure,
             {"needed_bytes": num_bytes, "available_bytes": memory.available_bytes},
         )

@@ -262,7 +262,7 @@ class HostStore:
 
 
 def _listed(needed: Mapping[Kind, int]) -> str:
-    return ", ".join(f"{kind} {show_bytes(size)}" for kind, size in needed.items())
+    return ", ".join(f"{kind} {show_bytes(size)}" for kind, size in needed.items() if size)
 
 
 def _start(region: _Region) -> int:

@@ -174,7 +174,7 @@ def test_raises_at_the_allocation_that_goes_beyond() -> None:
     assert isinstance(error, UserError)
     assert error.status == ExitStatus.USAGE
     assert "in layer 'blocks.2'" in error.message
-    assert "aten.exp wants 4.10 kB beside 8.19 kB of 10.2 kB" in error.message
+    assert "4.10 kB for aten.exp beside 8.19 kB, of 10.2 kB" in error.message
     assert "weight slots 4.10 kB" in error.message
     assert f"{STEP} 4.10 kB" in error.message
     assert "offload_activations" in error.cure
@@ -225,7 +225,7 @@ def test_take_raises_before_it_counts_and_names_itself() -> None:
     cap = DeviceCap(10 * KIB)
     cap.take("weight slots", 6 * KIB)
     cap.take("weight slots", 1 * KIB)
-    with pytest.raises(DeviceMemoryError, match=r"gradient slots wants 4.10 kB beside 7.17 kB"):
+    with pytest.raises(DeviceMemoryError, match=r"4.10 kB for gradient slots beside 7.17 kB"):
         cap.take("gradient slots", 4 * KIB)
     assert cap.held_by_label == {"weight slots": 7 * KIB}
     cap.give_back("weight slots", 7 * KIB)
@@ -313,6 +313,31 @@ def test_a_storage_resized_unseen_is_measured_before_an_error() -> None:
         other = given + 1
         assert cap.held == 8 * KIB
         assert other.sum() == 4 * KIB
+
+
+def test_counting_changes_no_bit_of_a_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(11, 16),
+        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True),
+        nn.Conv1d(6, 6, 3),
+        nn.Linear(14, 11),
+    )
+    tokens = torch.randint(0, 11, (4, 6))
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        got = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+        model.zero_grad(set_to_none=True)
+        return got
+
+    expected = step()
+    with DeviceCap(2**20):
+        counted = step()
+    assert len(expected) == len(list(model.parameters())) + 1
+    assert all(torch.equal(a, b) for a, b in zip(expected, counted, strict=True))
 
 
 def test_out_of_memory_of_cuda_becomes_a_user_error() -> None:

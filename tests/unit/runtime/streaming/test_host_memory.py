@@ -134,6 +134,6 @@ def test_asking_says_what_is_needed_what_is_free_and_what_to_do() -> None:
     with pytest.raises(HostMemoryError) as caught:
         ask_for(10**10 + 1, "the arrays", "Do this.", memory)
     assert str(caught.value) == (
-        "the arrays need(s) 10.0 GB of host memory, and 10.3 GB are free of the 64.0 GB of the container's limit. Do this."
+        "not enough host memory for the arrays: 10.0 GB needed, 10.3 GB free of the 64.0 GB of the container's limit. Do this."
     )
     assert caught.value.details["needed_bytes"] == 10**10 + 1

@@ -213,7 +213,7 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch: pytest.MonkeyPatch)
     store = HostStore(Options(), CPU, print)
     with pytest.raises(HostMemoryError) as caught:
         store.array("blocks.3 moments", 11 * PAGE, "state")
-    assert "the array 'blocks.3 moments' need(s) 45.1 kB of host memory" in caught.value.message
+    assert "not enough host memory for the array 'blocks.3 moments': 45.1 kB needed" in caught.value.message
     assert "the container's limit" in caught.value.message
     assert "runconfig.streaming.store" in caught.value.cure
     assert "state_dtype: bf16" in caught.value.cure
@@ -225,11 +225,11 @@ def test_a_plan_that_does_not_fit_is_refused_as_a_whole(
     memory = HostMemory(host_memory.SPARE_BYTES + 10 * PAGE, 64 * 2**30, "this machine")
     monkeypatch.setattr(host_memory, "read_host_memory", lambda: memory)
     needed: Any = {"weights": 4 * PAGE, "state": 8 * PAGE}
-    with pytest.raises(HostMemoryError, match=r"weights 16.4 kB, state 32.8 kB\) need\(s\) 49.2 kB"):
+    with pytest.raises(HostMemoryError, match=r"weights 16.4 kB, state 32.8 kB\): 49.2 kB needed"):
         HostStore(Options(), CPU, print).plan(needed)
     HostStore(Options(store=str(tmp_path)), CPU, print).plan(needed)  # the state goes to the disk
     monkeypatch.setattr(disk_array, "free_bytes", lambda folder: 7 * PAGE)
-    with pytest.raises(StoreFolderError, match=r"need\(s\) 32.8 kB .* 28.7 kB free"):
+    with pytest.raises(StoreFolderError, match=r"32.8 kB needed, 28.7 kB free"):
         HostStore(Options(store=str(tmp_path)), CPU, print).plan(needed)
 
 
@@ -243,7 +243,7 @@ def test_processes_of_one_machine_ask_for_all_of_them(
     for options in (Options(), Options(store=str(tmp_path))):
         HostStore(options, CPU, print).plan({"state": 4 * PAGE})
         HostStore(options, CPU, print, num_sharers=2).plan({"state": 5 * PAGE})
-        with pytest.raises(UserError, match=r"2 times \(one a process\) need\(s\) 49.2 kB"):
+        with pytest.raises(UserError, match=r"2 times \(one a process\): 49.2 kB needed"):
             HostStore(options, CPU, print, num_sharers=2).plan({"state": 6 * PAGE})
     monkeypatch.setattr(host_store, "read_host_memory", lambda: HostMemory(1000, 2000, "this machine"))
     store = HostStore(Options(), CUDA, notes.append, cudart=FakeCudart(), num_sharers=4)
@@ -265,7 +265,7 @@ def test_a_folder_that_is_memory_itself_saves_none(
     store.array("a", 10 * PAGE, "state")
     with pytest.raises(HostMemoryError, match="the array 'b'"):
         store.array("b", 11 * PAGE, "state")
-    with pytest.raises(HostMemoryError, match="of host memory"):
+    with pytest.raises(HostMemoryError, match="not enough host memory"):
         store.plan({"state": 11 * PAGE})
 
 
@@ -316,7 +316,7 @@ def test_a_full_disk_is_an_error_at_the_start(small_disk: Path) -> None:
     kept.fill_(5)
     with pytest.raises(StoreFolderError) as caught:
         store.array("b", 600_000, "state")
-    assert "the array 'b' need(s) 600 kB" in caught.value.message
+    assert "for the array 'b': 600 kB needed" in caught.value.message
     assert str(small_disk) in caught.value.message
     assert " free" in caught.value.message
     assert "another disk" in caught.value.cure
@@ -333,7 +333,7 @@ def test_a_disk_that_fills_between_the_question_and_the_reservation(
     monkeypatch.setattr(disk_array, "free_bytes", lambda folder: 10**12)
     num_open = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with pytest.raises(StoreFolderError, match="the array 'b' need"):
+        with pytest.raises(StoreFolderError, match=r"for the array 'b': 2\.10 MB needed"):
             store.array("b", 2 * 2**20, "state")
     monkeypatch.undo()
     assert disk_array.free_bytes(small_disk) == 2**20
@@ -344,8 +344,8 @@ def test_a_disk_that_fills_between_the_question_and_the_reservation(
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "need"),
-        (errno.EDQUOT, "of your quota"),
+        (errno.ENOSPC, "4.10 kB needed"),
+        (errno.EDQUOT, "beyond your quota"),
         (errno.EFBIG, "more than a file may have"),
         (errno.EIO, "Input/output error"),
     ],
