@@ -186,6 +186,9 @@ class PipelinedSession(TorchSession):
                 f"stage {self._layout.position} has no weight to train, which the loss scale cannot do without.",
                 "Set runconfig.pipeline.cuts so that every stage has one, or leave optimizer.loss_scaling_factor out.",
             )
+        if self._scaler is not None:
+            # Its factor is made where a loss is scaled first, which most stages never do.
+            self._scaler.scale(torch.zeros((), device=self._device))
         self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
         self._norm = None
         self._num_samples = 0
