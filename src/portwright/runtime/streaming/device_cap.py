@@ -140,7 +140,7 @@ class DeviceCap:
             known.num_bytes = num_bytes
             self._total += grown
             self._by_label[known.label] = self._by_label.get(known.label, 0) + grown
-            self._check(0, by, grown)
+            self._check(0, by, (known.label, grown))
             self._note_peak()
 
     def _knows(self, storage: torch.UntypedStorage) -> bool:
@@ -176,16 +176,21 @@ class DeviceCap:
                 self._total += change
                 self._by_label[made.label] += change
 
-    def _check(self, more: int, by: str, asked: int | None = None) -> None:
+    def _check(self, more: int, by: str, counted: tuple[str, int] | None = None) -> None:
+        """Whether `more` still fits; `counted` is what was asked for and counts already."""
         if self.limit_bytes is None or self._total + more <= self.limit_bytes:
             return
         self._bury()
         self._measure_again()
         if self._total + more <= self.limit_bytes:
             return
-        asked = more if asked is None else asked
+        held = self.held_by_label
+        asked = more
+        if counted is not None:
+            label, asked = counted
+            held[label] = held.get(label, 0) - asked
         before = self._total + more - asked
-        holders = sorted(self.held_by_label.items(), key=lambda pair: -pair[1])
+        holders = sorted(((k, v) for k, v in held.items() if v > 0), key=lambda pair: -pair[1])
         if len(holders) > _MOST_HOLDERS:
             rest = holders[_MOST_HOLDERS - 1 :]
             holders = [
