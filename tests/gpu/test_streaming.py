@@ -71,7 +71,7 @@ def test_losses_are_those_of_a_resident_run(overrides: tuple[str, ...]) -> None:
     session = open_streaming(contract.make_job("train", *overrides))
     streamed = losses(session)
     session.close()
-    assert streamed == pytest.approx(resident, rel=2e-3 if "precision" in str(overrides) else 1e-5)
+    assert streamed == pytest.approx(resident, rel=2e-3 if "precision" in str(overrides) else 2e-4)
 
 
 def test_a_run_is_the_same_each_time() -> None:
