@@ -124,6 +124,7 @@ def mishaps(model_folder: Path) -> None:
     ("num", "victim", "arguments"),
     [
         (2, 1, ("-D", "runconfig.distributed=fsdp", "-D", "runconfig.checkpoint_steps=5")),
+        (2, 1, ("-D", "runconfig.execution=pipelined")),
         (3, 0, ("-D", "train_input.num_workers=1")),  # whose process is a copy, connections included
     ],
 )

@@ -68,7 +68,7 @@ class RankWatch:
         self._links: dict[int, Link] = {}
         self._loss: _Loss | None = None
         self._is_lost, self._is_closed = threading.Event(), threading.Event()
-        self._has_told = False
+        self._told_status: int | None = None
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._wake_reading, self._wake_writing = socket.socketpair()
@@ -81,6 +81,13 @@ class RankWatch:
     def lost(self) -> OtherProcessFailed | None:
         """The error that tells which other process is lost; None while all are well."""
         return None if self._loss is None else self._loss.as_error(self.step)
+
+    @property
+    def exit_status(self) -> int | None:
+        """What this process will end with because it or another one has failed; None while all are well."""
+        if self._told_status is not None:
+            return self._told_status
+        return None if self._loss is None else int(self._loss.as_error(None).status)
 
     def add(self, link: Link) -> None:
         assert link.rank is not None
@@ -103,7 +110,7 @@ class RankWatch:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, OtherProcessFailed) or self._has_told:
+            if isinstance(error, OtherProcessFailed) or self._told_status is not None:
                 raise
             if _tells_of_another(error):
                 self._is_lost.wait(_NEWS_SECONDS)
@@ -115,10 +122,10 @@ class RankWatch:
     def tell_failure(self, error: BaseException) -> None:
         """Lets the others say that this process failed, and with what; only the first time."""
         with self._lock:
-            if self._has_told or self._is_closed.is_set():
+            if self._told_status is not None or self._is_closed.is_set():
                 return
-            self._has_told = True
             message, status = _explain(error)
+            self._told_status = status
             loss = _Loss(self._rank, f"process {self._rank} failed: {message}", False, status)
             self._tell({"kind": "lost", **asdict(loss)})
 
@@ -127,7 +134,7 @@ class RankWatch:
         with self._lock:
             if self._is_closed.is_set():
                 return
-            if not self._has_told:
+            if self._told_status is None:
                 self._tell({"kind": "end"})
             self._is_closed.set()
         atexit.unregister(self._close_at_exit)

@@ -176,12 +176,12 @@ class World:
         return result
 
     def close(self) -> None:
-        lost = None if self.watch is None else self.watch.lost
-        if self._owns_group and dist.is_initialized() and lost is None:
+        failed = None if self.watch is None else self.watch.exit_status
+        if self._owns_group and dist.is_initialized() and failed is None:
             dist.destroy_process_group()
-        elif lost is not None and self.backend != "gloo":
-            # NCCL waits for the process that is gone when its group is taken down, be it at the interpreter's end.
-            atexit.register(_leave, int(lost.status))
+        elif failed is not None and self.backend != "gloo":
+            # NCCL waits for processes that are gone when its group is taken down, be it at the interpreter's end.
+            atexit.register(_leave, failed)
         if self.watch is not None:
             self.watch.close()
 

@@ -296,9 +296,9 @@ def test_strangers_are_shut_out(greeting: bytes) -> None:
     watch.let_in(listening, door.token)
     watch.start()
     with socket.create_connection(("127.0.0.1", door.port), timeout=TIMEOUT) as stranger:
-        stranger.sendall(greeting)
-        stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(OSError):  # as soon as it has heard enough, it hangs up
+            stranger.sendall(greeting)
+            stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
     link = go_through(door, cards[1])
     assert isinstance(link, Link)
