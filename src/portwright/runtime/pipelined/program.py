@@ -67,8 +67,7 @@ class Step:
 
 
 def _refs(tree: Any) -> list[int]:
-    leaves = pytree.tree_leaves(tree, is_leaf=lambda item: isinstance(item, Ref))
-    return [leaf.index for leaf in leaves if isinstance(leaf, Ref)]
+    return [leaf.index for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Ref)]
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import sys
 from collections import Counter
@@ -145,10 +146,14 @@ class _Recorder(TorchFunctionMode):
         """Takes back what the code set while tensors had no data, and remembers what that was."""
         changed = []
         for name, old in before.items():
-            if name in ("_buffers", "_parameters", "_modules"):
+            if name in _REGISTRIES and isinstance(holder.__dict__[name], dict):
                 own = holder.__dict__[name]
+                for key in [key for key, value in own.items() if old.get(key) is not value]:
+                    # `self.count += 1` puts a buffer in its own place again, which is no change of what is there.
+                    weight = self._weights.get(id(old.get(key)))
+                    if weight is None or own[key] is not weight[1]:
+                        changed.append(key)
                 if any(own.get(key) is not value for key, value in old.items()) or len(own) != len(old):
-                    changed += [key for key, value in own.items() if old.get(key) is not value]
                     own.clear()
                     own.update(old)
             elif holder.__dict__.get(name) is not old and _differs(holder.__dict__.get(name), old):
@@ -389,6 +394,7 @@ class _Recorder(TorchFunctionMode):
             torch.is_grad_enabled(),
             self._autocast_here(),
             self._checkpoints > 0,
+            all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs))),
         )
         self._num_calls[path] += 1
         self.tape.spans.append(span)
@@ -455,6 +461,12 @@ class _Apply:
 
 
 _UNKNOWN = object()
+_REGISTRIES = ("_buffers", "_parameters", "_modules")
+# Arguments that are the same in every step; an object of another kind may keep tensors of the traced step inside.
+_PLAIN = (
+    bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    slice, range, type, type(None), type(...), enum.Enum, nn.Module, Ref,
+)  # fmt: skip
 _USER = "<model>"
 
 
@@ -472,7 +484,7 @@ def _tensors(result: Any) -> list[tuple[int, torch.Tensor]]:
 
 def _attributes(holder: Any) -> dict[str, Any]:
     own = dict(vars(holder))
-    for name in ("_buffers", "_parameters", "_modules"):
+    for name in _REGISTRIES:
         if isinstance(own.get(name), dict):
             own[name] = dict(own[name])
     return own

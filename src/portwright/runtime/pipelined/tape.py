@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 ValueKind = Literal["batch", "weight", "constant", "made"]
 
 
-class Ref(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ref:
     """Stands for a value in the recorded arguments of a call."""
 
     index: int
@@ -77,6 +78,7 @@ class Span:
     has_grad: bool
     autocast: tuple[bool, torch.dtype] | None
     is_checkpointed: bool
+    has_plain_arguments: bool
     last: int = -1
     outputs: tuple[tuple[int, int], ...] = ()
     is_closed: bool = False  # nothing but arguments comes in, and nothing but the result leaves
@@ -115,6 +117,8 @@ class Tape:
             span.is_closed = self._is_closed(span, last_use)
 
     def _is_closed(self, span: Span, last_use: Mapping[int, int]) -> bool:
+        if not span.has_plain_arguments:
+            return False
         results = {value for _, value in span.outputs}
         for call in self.calls[span.first : span.last]:
             for index in call.uses:
@@ -149,6 +153,4 @@ class Tape:
 
 def fill(template: Any, values: Mapping[int, Any]) -> Any:
     """The recorded arguments with real tensors in place of references."""
-    return pytree.tree_map_only(
-        Ref, lambda ref: values[ref.index], template, is_leaf=lambda item: isinstance(item, Ref)
-    )
+    return pytree.tree_map_only(Ref, lambda ref: values[ref.index], template)
