@@ -251,6 +251,7 @@ def test_bf16_rounding_depends_on_the_element_alone(native: NativeAdam) -> None:
         ({"step": 1.5}, "step=1.5"),
         ({"lr": math.nan}, "lr=nan"),
         ({"eps": math.inf}, "eps=inf"),
+        ({"grad_factor": math.nan}, "grad_factor=nan: not a finite number"),
         ({"num_threads": 0}, "num_threads=0"),
         ({"num_tail": 11}, r"num_tail=11 is not in 0\.\.10"),
     ],

@@ -8,7 +8,7 @@
 
 #include "arrays.h"
 
-#ifdef __FP_FAST_FMAF
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)
 #else
 #define FMA(a, b, c) ((a) * (b) + (c)) /* a call for each element where the processor has none */

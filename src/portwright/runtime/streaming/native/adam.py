@@ -120,10 +120,12 @@ class NativeAdam:
         """One step of Adam, or of AdamW where `decoupled`, bit for bit as torch's fused kernel; `step` counts from 1.
 
         Outputs are the inputs themselves (in place) or lie apart from them. `half_out` takes the new weight in its own
-        dtype. Moments in bf16 are rounded stochastically, by bits drawn from the element itself and `step`: nearest would
-        hold exp_avg_sq where it is, since it changes by a thousandth. The last `num_tail` elements are computed as torch
-        does at the end of a tensor, a last place apart; None takes the arrays for one tensor (`torch_tail`). `want_squares` gives what `sum_squares(grad)` would,
-        without reading the gradient from memory again.
+        dtype. `grad_factor` multiplies the gradient first. Moments in bf16 are rounded stochastically, by bits drawn from
+        the element itself and `step`: nearest would hold exp_avg_sq where it is, since it changes by a thousandth.
+
+        The last `num_tail` elements are computed as torch does at the end of a tensor, a last place apart; None takes the
+        arrays for one tensor (`torch_tail`). `want_squares` gives what `sum_squares(grad)` would, without reading the
+        gradient from memory again.
         """
         arrays = {
             "weight": weight, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "grad": grad,
@@ -279,7 +281,7 @@ def _scalars(
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, step: int, grad_factor: float
 ) -> dict[str, float]:  # fmt: skip
     """What the loop needs, worked out in double as torch does."""
-    check_hyperparameters(lr, beta1, beta2, eps, weight_decay, step)
+    check_hyperparameters(lr, beta1, beta2, eps, weight_decay, step, grad_factor)
     if not weight_decay:
         decay, decay_factor = PLAIN, 1.0
     elif decoupled:

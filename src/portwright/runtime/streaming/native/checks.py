@@ -52,9 +52,11 @@ def check_hyperparameters(
         raise UserError(f"beta1={beta1} and beta2={beta2} are not in [0, 1).", "Pass decay rates below 1.")
     if step < 1 or int(step) != step:
         raise UserError(f"step={step}: steps are counted from 1.", "Pass the number of this update.")
-    if not all(math.isfinite(value) for value in (lr, eps, weight_decay)):
+    others = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "grad_factor": grad_factor}
+    wrong = [f"{name}={value}" for name, value in others.items() if not math.isfinite(value)]
+    if wrong:
         raise UserError(
-            f"lr={lr}, eps={eps}, weight_decay={weight_decay} are not all finite.", "Pass finite numbers."
+            f"{', '.join(wrong)}: not a finite number.", "Hold the step back, or pass a finite one."
         )
 
 
