@@ -437,10 +437,9 @@ class TorchSession:
         for shard in match_names(shards, own, self._note):
             kind, _, name = shard.name.partition("/")
             if kind == "model":
-                with torch.no_grad():
-                    own[name].copy_(shard_like(shard.tensor, own[name]))
+                self._load_weight(name, own[name], shard.tensor)
             elif kind == "optimizer":
-                optimizer.append((name, shard.tensor))
+                optimizer.append((name, self._own_part(name, shard.tensor)))
             elif kind == "rng":
                 rank, _, generator = name.partition("/")
                 if rank == str(self._world.rank):
@@ -462,6 +461,14 @@ class TorchSession:
                 f"the checkpoint is of {counters['world_size']} process(es) and this run has {self._world.size}: random draws "
                 "such as dropout will differ from the undisturbed run."
             )
+
+    def _load_weight(self, name: str, own: torch.Tensor, whole: torch.Tensor) -> None:
+        with torch.no_grad():
+            own.copy_(shard_like(whole, own))
+
+    def _own_part(self, name: str, state: torch.Tensor) -> torch.Tensor:
+        """What this process keeps of a whole tensor of the optimizer's state, before all of them are in memory."""
+        return state
 
     def close(self) -> None:
         self._batches = None

@@ -29,6 +29,7 @@ from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
 from portwright.runtime.streaming.updates import Step, UnitUpdate, Updates, Verdict, non_finite_gradients
+from portwright.runtime.world import read_launch
 
 _SHARE_ON_DEVICE = 0.25  # of the layers, whose update is then the device's
 _STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -55,7 +56,7 @@ class Streaming:
         self.net, self._options, self._note, self._half = net, options, note, half
         self._changed = threading.Condition()
         self.lanes = Lanes(device)
-        self.units = make_units(find_layers(net, options.layers), net, device, half, self._changed)
+        self.units = self._make_units(find_layers(net, options.layers))
         if not self.units:
             raise UserError(
                 "every weight of the layers is shared with something outside them, so none can be streamed.",
@@ -64,13 +65,13 @@ class Streaming:
         streamed = {entry.master for unit in self.units for entry in unit.entries}
         self.rest = [p for p in net.parameters() if p not in streamed]
         self._here = self._units_updated_here() if may_update_here else set()
-        self.store = HostStore(options, device, note)
+        self.store = HostStore(options, device, note, num_sharers=read_launch().local_world_size)
         self._plan_host_memory()
         self._staging = Staging(device, self.store)  # first, so that it is pinned if anything is
         for unit in self.units:
-            self._move_to_store(unit)
+            self._move_to_store(unit.host)
         self._move_rest(device, streamed)
-        self._fetcher = Fetcher(self.units, options.slots, self.lanes, self._copy_up, self._changed)
+        self._fetcher = self._make_fetcher()
         self._order = CallOrder(self.units)
         self.cap: DeviceCap | None = None
         self.running: str | None = None  # the layer that is being computed, or was when an error came
@@ -96,12 +97,28 @@ class Streaming:
             for entry in unit.entries:
                 self._watch_misuse(unit, entry)
 
+    # -- what several processes make otherwise ---------------------------------------------------------------
+
+    def _make_units(self, layers: list[tuple[str, nn.Module]]) -> list[Unit]:
+        return make_units(layers, self.net, self.lanes.device, self._half, self._changed)
+
+    def _make_fetcher(self) -> Fetcher:
+        return Fetcher(self.units, self._options.slots, self.lanes, self._copy_up, self._changed)
+
+    def _gradient_bytes(self, trained: list[Unit]) -> int:
+        """Of a place on the host for the gradients of any layer."""
+        return largest_gradient(trained)
+
+    def _make_gradients(self, trained: list[Unit], ring: list[Tensor], num_buffers: int) -> Gradients:
+        return Gradients(trained, self.lanes, self._copy_down, ring, self._deliver, num_buffers)
+
     # -- where things live ----------------------------------------------------------------------------------
 
     def _plan_host_memory(self) -> None:
-        weights = sum(unit.num_bytes for unit in self.units)
-        masters = sum(_master_bytes(unit) for unit in self.units if unit.has_own_shadow)
-        self.store.plan({"weights": weights, "state": masters})
+        hosts = [unit.host for unit in self.units]
+        # A layer's own tensors go as its arrays come: beside the copies for the device one layer is there twice.
+        shadows = sum(host.num_bytes for host in hosts if host.has_own_shadow)
+        self.store.plan({"weights": shadows, "state": max(_master_bytes(host) for host in hosts)})
 
     def _units_updated_here(self) -> set[Unit]:
         """Every n-th layer from the first on: the last gradient of a step is the first layer's, and the bus has a pause after each."""
@@ -117,7 +134,8 @@ class Streaming:
 
     def _plan_training(self, trained: list[Unit], gradient_bytes: int) -> None:
         """Asks for all that the optimizer will take before the first of it is made."""
-        masters = [unit.entries[index].master for unit in trained for index in unit.trained]
+        hosts = [unit.host for unit in trained]
+        masters = [host.entries[index].master for host in hosts for index in host.trained]
         state = optimizer_state_bytes(self._optimizer, masters)
         if self._native is not None:
             state = (
@@ -277,7 +295,7 @@ class Streaming:
             )
         keeps_all = needs_verdict and num_accumulated == 1
         num_places = len(trained) + 1 if keeps_all else min(len(trained), max(4, self._options.slots))
-        size = largest_gradient(trained)
+        size = self._gradient_bytes(trained)
         self._plan_training(trained, size * num_places)
         updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
         ring = [
@@ -290,9 +308,7 @@ class Streaming:
         here = {
             unit for unit in self._here if can and unit in self._native_updates and self._is_reachable(unit)
         }
-        self._gradients = Gradients(
-            trained, self.lanes, self._copy_down, ring, self._deliver, num_buffers=3 if here else 2
-        )
+        self._gradients = self._make_gradients(trained, ring, num_buffers=3 if here else 2)
         if here:
             assert self._half is not None
             self._gradients.here, self._gradients.update_here = here, self._update_here
@@ -330,13 +346,14 @@ class Streaming:
         return computed, done
 
     def _make_update(self, unit: Unit) -> UnitUpdate:
-        masters = [unit.entries[index].master for index in unit.trained]
+        host = unit.host
+        masters = [host.entries[index].master for index in host.trained]
         # Where the device has the masters' own values, torch's kernel gives what a resident session gives, bit for bit.
         fits = unit.has_own_shadow and all(master.dtype is torch.float32 for master in masters)
         if self._native is None or not fits:
-            return TorchUpdate(unit, self._optimizer, self.store, self._max_value)
+            return TorchUpdate(host, self._optimizer, self.store, self._max_value)
         return NativeUpdate(
-            unit,
+            host,
             self._optimizer,
             self._native,
             self.store,
@@ -484,7 +501,7 @@ class Streaming:
             self._updates.release()
             self._updates.adopt()
         for unit in self.units:
-            unit.write_shadow()
+            unit.host.write_shadow()
         self._fetcher.forget()
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ class Fetcher:
     updated: one that waits for the optimizer holds up nobody else.
     """
 
+    _may_cancel = True  # a request that another one makes useless
+
     def __init__(
         self,
         units: list[Unit],
@@ -68,7 +70,7 @@ class Fetcher:
             self.num_late += 1
             slot = self._request(unit, soon)
         for position, other in enumerate(soon):
-            if self._slot_of(other) is None:
+            if self._slot_of(other) is None and self._may_ask_for(other):
                 self._request(other, [unit, *soon[:position]])
         with self._changed:
             self._changed.wait_for(lambda: slot.copied is not None)
@@ -84,8 +86,12 @@ class Fetcher:
         """Asks for the layers that are needed next, where none is in use."""
         soon = _first_distinct(upcoming, None, len(self.slots))
         for position, unit in enumerate(soon):
-            if self._slot_of(unit) is None:
+            if self._slot_of(unit) is None and self._may_ask_for(unit):
                 self._request(unit, soon[:position])
+
+    def _may_ask_for(self, unit: Unit) -> bool:
+        """Whether the layer may be asked for before it is needed."""
+        return True
 
     def adopt(self, slot: Slot, unit: Unit, copied: Mark) -> None:
         """The slot gets the layer's newest weights on the device itself."""
@@ -109,7 +115,7 @@ class Fetcher:
 
         victim = max(self.slots, key=distance)
         with self._changed:
-            if victim in self._pending:
+            if victim in self._pending and self._may_cancel:
                 self._pending.remove(victim)
             else:  # two copies into one slot must not overtake each other
                 self._changed.wait_for(lambda: victim.copied is not None)
@@ -136,16 +142,19 @@ class Fetcher:
             try:
                 if unit.failure is not None:
                     raise unit.failure
-                with self._lanes.on("up"):
-                    for mark in slot.free:
-                        self._lanes.wait_for(mark)
-                    self._copy_up(slot.buffer[: unit.num_bytes], unit.shadow)
-                    copied = self._lanes.mark()
+                copied = self._fill(slot, unit)
             except BaseException as error:  # raised where the layer is used
                 failure = error
             with self._changed:
                 slot.failure, slot.copied = failure, copied
                 self._changed.notify_all()
+
+    def _fill(self, slot: Slot, unit: Unit) -> Mark:
+        with self._lanes.on("up"):
+            for mark in slot.free:
+                self._lanes.wait_for(mark)
+            self._copy_up(slot.buffer[: unit.num_bytes], unit.shadow)
+            return self._lanes.mark()
 
     def _ready(self) -> Slot | None:
         return next((slot for slot in self._pending if slot.unit and slot.unit.has(slot.version)), None)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
-from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
+from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit
 
 CopyDown = Callable[
     [Tensor, Tensor], Mark
@@ -45,8 +45,12 @@ class GradientLayout:
         views = []
         for start, entry in zip(self.starts, self._entries, strict=True):
             part = flat[start : start + entry.num_bytes].view(entry.dtype)
-            views.append(part.as_strided(entry.master.shape, dense_stride(entry.master)))
+            views.append(part.as_strided(entry.master.shape, entry.stride))
         return views
+
+    def host_views(self, place: Tensor) -> list[Tensor]:
+        """The same in a place of the host's ring."""
+        return self.views(place)
 
 
 @dataclass(eq=False)
@@ -94,6 +98,7 @@ class Gradients:
     alone_from: float = (
         1 << 20
     )  # elements of a gradient that is sent by itself, so that its update begins before the layer's end
+    _sums_first = False  # over processes: only then is there anything to measure
 
     def __init__(
         self,
@@ -105,8 +110,8 @@ class Gradients:
         num_buffers: int = 2,
     ) -> None:
         self._lanes, self._copy_down, self._deliver = lanes, copy_down, deliver
-        self._layouts = {unit: GradientLayout(unit) for unit in units}
-        size = largest_gradient(units)
+        self._layouts = {unit: self._lay_out(unit) for unit in units}
+        size = max((layout.num_bytes for layout in self._layouts.values()), default=0)
         self._buffers = [
             torch.empty(size, dtype=torch.uint8, device=lanes.device)
             for _ in range(num_buffers if size else 0)
@@ -126,6 +131,9 @@ class Gradients:
         for unit in units:
             for position, index in enumerate(unit.trained):
                 self._watch(unit, position, unit.stand_ins[index])
+
+    def _lay_out(self, unit: Unit) -> GradientLayout:
+        return GradientLayout(unit)
 
     def _watch(self, unit: Unit, position: int, stand_in: torch.nn.Parameter) -> None:
         def take(parameter: Tensor) -> None:
@@ -152,8 +160,8 @@ class Gradients:
         opened = self._open.get(unit) or self._begin_unit(unit)
         view = opened.views[position]
         view.copy_(grad.to_dense() if grad.is_sparse else grad)
-        if self.wants_norms:
-            self.norms[entry.master] = _norm(view)
+        if self.wants_norms and not self._sums_first:
+            self.norms[entry.master] = norm_of(view)
         opened.num_taken += 1
         is_final = opened.num_taken == len(unit.trained)
         if grad.numel() >= self.alone_from and not is_final:
@@ -172,7 +180,7 @@ class Gradients:
             self._lanes.wait_for(mark)
         self._sent[index] = []
         layout, place = self._layouts[unit], None if unit in self.here else self._take_place()
-        delivery = Delivery(unit, place, [] if place is None else layout.views(place))
+        delivery = Delivery(unit, place, [] if place is None else layout.host_views(place))
         opened = self._open[unit] = _Open(index, layout.views(self._buffers[index]), delivery, [])
         return opened
 
@@ -247,7 +255,7 @@ def largest_gradient(units: list[Unit]) -> int:
     return max((GradientLayout(unit).num_bytes for unit in units), default=0)
 
 
-def _norm(grad: Tensor) -> Tensor:
+def norm_of(grad: Tensor) -> Tensor:
     if grad.dtype in (torch.float16, torch.bfloat16):
         norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float32)
         return norm

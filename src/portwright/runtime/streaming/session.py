@@ -54,14 +54,7 @@ class StreamingSession(TorchSession):
         spec, trains = self._job.params.optimizer, self._job.mode in ("train", "train_and_eval")
         # The device's own update knows neither a factor that comes late nor sums of several passes.
         is_plain = spec.grad_accum_steps == 1 and spec.loss_scaling_factor == 1.0 and not _clips(spec)
-        self._engine = Streaming(
-            self._module.net,
-            self._device,
-            options,
-            self._note,
-            half=_HALF.get(self._precision.name),
-            may_update_here=trains and is_plain,
-        )
+        self._engine = self._make_engine(options, may_update_here=trains and is_plain)
         self._limit = options.device_memory
         self._cap: DeviceCap | None = None
         if self._limit is not None and self._device.type == "cuda":
@@ -72,6 +65,12 @@ class StreamingSession(TorchSession):
         if autocast is not None:
             # What autocast keeps of a weight would outlive the weight's stay on the device.
             self._autocast = functools.partial(autocast, cache_enabled=False)
+
+    def _make_engine(self, options: StreamingSection, *, may_update_here: bool) -> Streaming:
+        half = _HALF.get(self._precision.name)
+        return Streaming(
+            self._module.net, self._device, options, self._note, half=half, may_update_here=may_update_here
+        )
 
     @property
     def _model_device(self) -> torch.device:

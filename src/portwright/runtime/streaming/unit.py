@@ -27,6 +27,7 @@ class Entry:
     master: nn.Parameter
     dtype: torch.dtype  # on the device
     start: int  # byte in a slot
+    stride: tuple[int, ...]  # without gaps, in the master's own order of dimensions
 
     @property
     def num_bytes(self) -> int:
@@ -35,7 +36,7 @@ class Entry:
     def view(self, flat: Tensor) -> Tensor:
         """This weight's part of a slot's bytes."""
         part = flat[self.start : self.start + self.num_bytes].view(self.dtype)
-        return part.as_strided(self.master.shape, dense_stride(self.master))
+        return part.as_strided(self.master.shape, self.stride)
 
 
 def dense_stride(tensor: Tensor) -> tuple[int, ...]:
@@ -68,6 +69,9 @@ class Unit:
         changed: threading.Condition,
     ) -> None:
         self.index, self.name, self.module, self.entries = index, name, module, entries
+        self.host: Unit = (
+            self  # where masters, state and shadow are; several processes have a part of them each
+        )
         last = entries[-1]
         self.num_bytes = -(-(last.start + last.num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
         self.stand_ins = [
@@ -179,7 +183,8 @@ def make_units(
             if len(users[parameter]) > 1 or parameter.numel() == 0:
                 continue
             dtype = slot_dtype(owners[0][0], parameter, half)
-            entries.append(Entry(names[parameter], tuple(owners), parameter, dtype, start))
+            stride = dense_stride(parameter)
+            entries.append(Entry(names[parameter], tuple(owners), parameter, dtype, start, stride))
             start += -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
         if entries:
             units.append(Unit(len(units), name, module, entries, device, changed))
