@@ -46,7 +46,7 @@ def check_memory(name: str, array: Tensor) -> None:
 
 
 def check_hyperparameters(
-    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int
+    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int, grad_factor: float
 ) -> None:
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise UserError(f"beta1={beta1} and beta2={beta2} are not in [0, 1).", "Pass decay rates below 1.")
