@@ -181,10 +181,10 @@ class RunConfig(ClusterKeys):
         "auto: resident if it fits, else streaming.",
     )
     streaming: StreamingSection = Field(
-        default_factory=StreamingSection, description="How weights are streamed; its keys are below."
+        default_factory=StreamingSection, description="How weights are streamed: a section of its own."
     )
     pipeline: PipelineSection = Field(
-        default_factory=PipelineSection, description="How layers are pipelined; its keys are below."
+        default_factory=PipelineSection, description="How layers are pipelined: a section of its own."
     )
 
     @field_validator("streaming", "pipeline", mode="before")

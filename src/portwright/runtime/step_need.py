@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +108,15 @@ def capture_step(
     move = make_mover(host, precision.batch_dtype)
     precision.prepare(module.net)
     name, options = optimizer_of(job, module)
-    graph = capture(
-        lambda: module,
-        batch if move is None else move(batch),
-        trains=trains,
-        casts=_casts(precision),
-        optimizer=name,
-        fuses_attention=True,
-    )
+    with _taking_host_for_device(module):
+        graph = capture(
+            lambda: module,
+            batch if move is None else move(batch),
+            trains=trains,
+            casts=_casts(precision),
+            optimizer=name,
+            fuses_attention=True,
+        )
     broken = next((stop for stop in graph.stops if stop.is_last or stop.kind == "failure"), None)
     if broken is not None:
         raise UserError(f"the step cannot be captured: {broken.message}")
@@ -159,6 +160,21 @@ def _streamed_layer(
     updated = gradient + 2 * (memory.weights + state) + sent if gradient else 0
     on_disk = 2 * (memory.weights + state) if section.store is not None else 0
     return StreamedLayer(forward, backward, sent * num_passes, gradient * num_passes, updated, on_disk)
+
+
+@contextmanager
+def _taking_host_for_device(module: LossModule) -> Iterator[None]:
+    """A user's model that moves batches to its `device` finds its weights there: under capture all are on the host."""
+    user = module.__dict__["user_model"]
+    device = None if isinstance(user, torch.nn.Module) else getattr(user, "device", None)
+    if not isinstance(device, torch.device):
+        yield
+        return
+    user.device = torch.device("cpu")
+    try:
+        yield
+    finally:
+        user.device = device
 
 
 def _casts(precision: Precision) -> AbstractContextManager[Any]:

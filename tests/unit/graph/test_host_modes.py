@@ -13,6 +13,7 @@ from portwright.errors import UserError
 from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
+from portwright.graph.picture import make_page
 from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.plan import Plan, make_plan
 from portwright.graph.plans.report import report
@@ -113,7 +114,12 @@ def test_processes_are_as_few_as_hold_the_step() -> None:
     assert plan.fit.fits
     assert len(plan.fit.stages) == 2
     assert max(stage.memory_bytes for stage in plan.fit.stages) == plan.fit.needed_bytes <= peak * 2 // 3
-    assert "torchrun --nproc-per-node 2" in "\n".join(report({"d": plan}))
+    told = "\n".join(report({"d": plan}))
+    assert "torchrun --nproc-per-node 2" in told
+    assert "cores for memory" not in told
+    page = make_page(plan.as_json())
+    assert "process 1: " in page
+    assert "chip" not in page
     alone = plan_of(graph, mode="layer_pipelined")
     assert len(alone.fit.stages) == 1
     never = plan_of(graph, replace(DEVICE, memory_bytes=1000), mode="layer_pipelined")

@@ -29,6 +29,7 @@ from portwright.runtime.execution import (
     prepare_execution,
     sure_weight_bytes,
 )
+from portwright.runtime.machine_rates import measure_rates
 from portwright.runtime.precision import resolve_precision
 from portwright.runtime.session import TorchSession
 from portwright.runtime.speed_model import Expected
@@ -323,6 +324,96 @@ def test_a_pipeline_expects_its_bubble(job: Callable[..., JobSpec], world: World
     assert choice.expected is not None
     assert choice.expected.share == pytest.approx(12 / 15)
     assert "bound by the pipeline bubble" in choice.line
+
+
+# -- a device that is not the host: `meta` stands for it --------------------------------------------------------
+
+
+class DrawsThere(Model):
+    def __init__(self, params: dict[str, Any], device: Any = None) -> None:
+        super().__init__(params, device)
+        nn.init.normal_(self.model.head.weight)
+
+
+@pytest.fixture
+def of_size(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
+    class Generator:
+        state = torch.zeros(1, dtype=torch.uint8)
+
+        @classmethod
+        def get_rng_state(cls, device: Any) -> torch.Tensor:
+            return cls.state
+
+        @staticmethod
+        def set_rng_state(state: torch.Tensor, device: Any) -> None: ...
+
+        @staticmethod
+        def manual_seed_all(seed: int) -> None: ...
+
+    def make(capacity: int) -> torch.device:
+        monkeypatch.setattr(rng, "_device_module", lambda device: Generator)
+        monkeypatch.setattr(execution, "device_capacity", lambda *_: capacity)
+        rates = measure_rates(CPU, torch.float32, False)
+        monkeypatch.setattr("portwright.runtime.machine_rates.measure_rates", lambda *_: rates)
+        return torch.device("meta")
+
+    return make
+
+
+def test_a_small_model_is_on_the_device_before_anybody_asks(
+    job: Callable[..., JobSpec], world: World, of_size: Callable[[int], torch.device]
+) -> None:
+    device = of_size(10**9)
+    spec, choice = prepare_execution(job(), device, world, lambda line: None)
+    assert choice.mode == "resident"
+    module = make_model(spec.model_fn, spec.params.values, device)
+    assert {p.device.type for p in module.net.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("model_fn", [Model, DrawsThere])
+def test_a_model_too_large_never_reaches_the_device(
+    job: Callable[..., JobSpec], world: World, of_size: Callable[[int], torch.device], model_fn: Any
+) -> None:
+    _, state, _ = needs(job(), world)
+    device = of_size(state - 1)
+    notes: list[str] = []
+    spec, choice = prepare_execution(job(model_fn), device, world, notes.append)
+    assert choice.mode == "streaming"
+    assert choice.expected is not None
+    assert notes == []
+    module = make_model(spec.model_fn, spec.params.values, CPU)
+    assert {p.device.type for p in module.net.parameters()} == {"cpu"}
+    rng.seed_all(1)
+    expected = model_fn({}, CPU)
+    for one, other in zip(module.net.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("model_fn", "is_made_again"), [(Model, False), (DrawsThere, True)])
+def test_a_model_that_waited_and_fits_is_as_it_would_have_been(
+    job: Callable[..., JobSpec],
+    world: World,
+    of_size: Callable[[int], torch.device],
+    model_fn: Any,
+    is_made_again: bool,
+) -> None:
+    """Numbers that the device would have drawn itself must come from there."""
+    _, _, peak = needs(job(), world)
+    spec = job(model_fn)
+    given, choice = prepare_execution(spec, of_size(2 * peak), world, lambda line: None)
+    assert choice.mode == "resident"
+    assert choice.numbers["needed_from"] == "a captured step"
+    assert (given is spec) == is_made_again
+
+
+def test_free_memory_of_a_gpu_and_its_cap(
+    job: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 10**9, 10**10))
+    gpu = torch.device("cuda", 0)
+    assert device_capacity(gpu, job(), 2) == 5 * 10**9
+    assert device_capacity(gpu, job(streaming={"device_memory": "1GB"})) == 10**9
+    assert device_capacity(gpu, job(streaming={"device_memory": "100GB"})) == 5 * 10**9
 
 
 class Pair(World):

@@ -55,7 +55,8 @@ def _row(drawing: Drawing, group: Group, scale: _Scale) -> str:
     each = ' <span class="faint">each</span>' if count > 1 else ""
     times = f' <span class="times" title="{count} layers alike">×{count:,}</span>' if count > 1 else ""
     colour = kind_colours(drawing.kinds)[layer.kind]
-    stage = f" · chip {layer.stage}" if layer.stage is not None else ""
+    holder = "process" if drawing.word("execution") else "chip"
+    stage = f" · {holder} {layer.stage}" if layer.stage is not None else ""
     work = layer.share_of_work * count
     title = f"{show_share(layer.share_of_work)} each" if count > 1 else show_share(work)
     cells = [

@@ -82,14 +82,20 @@ def place_caption(drawing: Drawing) -> str:
             f"{show_number(columns)} × {show_number(rows)} usable cores, {show_share(used / (columns * rows))} of them in "
             "rectangles. Areas are to scale; the vendor's compiler chooses its own places and shapes."
         )
+    if drawing.stages and drawing.word("execution"):
+        return (
+            "Each row is one process with a device of its own; a piece is a layer, as wide as its share of the work. "
+            "runconfig.pipeline.cuts sets other cuts."
+        )
     if drawing.stages:
         return (
             "Each row is one chip; a piece is a layer, as wide as its share of the chip's tiles. The vendor's compiler chooses "
             "its own split."
         )
     if drawing.word("mode") == "weight_streaming":
+        through = "device" if drawing.word("execution") else "chip"
         return (
-            "In weight streaming no layer has a place of its own: weights pass through the chip, layer after layer, forward "
+            f"In weight streaming no layer has a place of its own: weights pass through the {through}, layer after layer, forward "
             "from left to right and backward from right to left. A piece is a layer."
         )
     return "All layers share this machine's memory and run one after another, from left to right; nothing is placed."
@@ -252,7 +258,8 @@ def stage_bar(drawing: Drawing, stage: Mapping[str, Any]) -> tuple[str, list[Seg
         cores, available = [layer.share_of_work for layer in members], 0.0
     whole = max(available, sum(cores))
     first, last = (members[0].name, members[-1].name) if members else ("no layer", "")
-    name = f"chip {index:.0f}: " if index is not None else ""
+    holder = "process" if drawing.word("execution") else "chip"
+    name = f"{holder} {index:.0f}: " if index is not None else ""
     named = f"{name}{elide(first, 30)}" + (f" … {elide(last, 30)}" if last and last != first else "")
     note = f"{show_size(stage.get('memory_bytes'))} of {show_size(stage.get('memory_available'))}"
     segments = [layer_segment(drawing, layer, c) for layer, c in zip(members, cores, strict=True)]

@@ -85,4 +85,5 @@ def split_over_processes(load: Load, machine: Hardware) -> Fit:
         return Fit("layer_pipelined", False, load.memory.peak, capacity, why, largest, formula)
     needed = max((stage.memory_bytes for stage in stages), default=0)
     why = f"over {len(stages)} process(es), the fullest stage takes {show_bytes(needed)} of {show_bytes(capacity)}"
-    return Fit("layer_pipelined", True, needed, capacity, why, largest, formula, stages=tuple(stages))
+    by_work = tuple(replace(stage, cores_of=()) for stage in stages)  # a process has all cores of its device
+    return Fit("layer_pipelined", True, needed, capacity, why, largest, formula, stages=by_work)

@@ -252,7 +252,10 @@ def _range_name(first: str, last: str, count: int) -> str:
 def _stages(plan: Plan) -> list[str]:
     if not plan.fit.stages:
         return []
-    table = [["stage", "layers", "of work", "memory", "cores for memory", "in flight"]]
+    shows_cores = plan.fit.execution is None
+    table = [
+        ["stage", "layers", "of work", "memory", *(["cores for memory"] if shows_cores else []), "in flight"]
+    ]
     for stage in plan.fit.stages:
         first, last = plan.rows[stage.layers[0]].name, plan.rows[stage.layers[-1]].name
         table.append(
@@ -261,7 +264,7 @@ def _stages(plan: Plan) -> list[str]:
                 first if first == last else f"{first} to {last}",
                 f"{stage.share_of_work:.1%}",
                 f"{show_bytes(stage.memory_bytes)} of {show_bytes(stage.memory_available)}",
-                f"{stage.cores:,} of {stage.cores_available:,}",
+                *([f"{stage.cores:,} of {stage.cores_available:,}"] if shows_cores else []),
                 str(stage.in_flight),
             ]
         )
