@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 TOKENS_A_CHUNK = 8192  # of the loss: its logits are never all there at once
-ADAMW = {"lr": 3e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+ADAMW: dict[str, Any] = {"lr": 3e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_btd = x_btd + self.out(mixed.transpose(1, 2).reshape(b, t, d))
-        return x_btd + self.down(F.gelu(self.up(self.norm2(x_btd)), approximate="tanh"))
+        widened: Tensor = F.gelu(self.up(self.norm2(x_btd)), approximate="tanh")
+        result: Tensor = x_btd + self.down(widened)
+        return result
 
 
 class NextTokenLoss(torch.autograd.Function):

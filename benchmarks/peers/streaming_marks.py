@@ -19,7 +19,7 @@ class Marks:
         if self._device != "cuda":
             self._marks.append(time.perf_counter())
             return
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._marks.append(event)
 

@@ -45,7 +45,7 @@ class Engine:
         with torch.autocast(self._device, torch.bfloat16, enabled=self._is_cuda, cache_enabled=False):
             loss: Tensor = self._net(ids, labels)
         engine.tell_loss(loss)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         engine.end_pass()
         engine.set_rates(self._rest)
         self._rest.step()

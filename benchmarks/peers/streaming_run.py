@@ -104,7 +104,7 @@ def run_whole(shape: Shape, device: str, options: dict[str, Any]) -> dict[str, A
     optimizer = {
         "optimizer_type": "AdamW",
         "learning_rate": ADAMW["lr"],
-        "betas": list(ADAMW["betas"]),  # type: ignore[call-overload]
+        "betas": list(ADAMW["betas"]),
         "eps": ADAMW["eps"],
         "weight_decay": ADAMW["weight_decay"],
     }

@@ -25,7 +25,7 @@ class Resident:
             self._device, torch.bfloat16, enabled=self._device == "cuda", cache_enabled=False
         ):
             loss: Tensor = self._net(ids, labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -65,7 +65,7 @@ class Sharded:
 
     def step(self, ids: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self._net(ids, labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach()
