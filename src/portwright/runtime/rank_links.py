@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _CONNECT_SECONDS = 5.0  # for each address at which the first process may be
+_WELCOME_SECONDS = 20.0
 _SILENT_SECONDS = 180  # without any sign from a host's kernel, before the host counts as gone
 _REAPED_SECONDS = 0.5  # to learn how a process has ended: its parent may look first
 _LONGEST_LINE = 1 << 16
@@ -100,11 +101,11 @@ def open_door(cards: Sequence[Card], master_address: str | None) -> tuple[socket
     else:
         names = (master_address, cards[0].host, socket.getfqdn())
         addresses = tuple(dict.fromkeys(name for name in names if name))
-        if socket.has_dualstack_ipv6():
+        try:
             listening = socket.create_server(
                 ("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=len(cards)
             )
-        else:
+        except (OSError, ValueError):  # no IPv6, or not both with one socket
             listening = socket.create_server(("", 0), backlog=len(cards))
     listening.setblocking(False)
     return listening, Door(addresses, listening.getsockname()[1], secrets.token_hex(16))
@@ -119,6 +120,7 @@ def go_through(door: Door, card: Card) -> Link | str:
         except OSError as error:
             problems.append(f"{address}:{door.port}: {error.strerror or error}")
             continue
+        connection.settimeout(_WELCOME_SECONDS)
         link = Link(connection, rank=0)
         link.send({"kind": "join", "token": door.token, **asdict(card)})
         try:

@@ -7,6 +7,7 @@ thread has to answer anybody, so a process that compiles, holds the interpreter 
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import selectors
 import socket
@@ -23,7 +24,6 @@ from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.job.blame import blame
 from portwright.runtime.rank_links import Card, Link, go_through, how_it_ended, open_door, own_card, welcome
 
-_GRACE_SECONDS = 3.0  # for a process to end by itself when another is lost
 _SAVING_SECONDS = 120.0  # more, while a checkpoint is being written
 _NEWS_SECONDS = 5.0  # to hear whose fault a broken connection is
 _BROKEN = (  # what collectives say of a process that is gone
@@ -56,14 +56,20 @@ class _Loss:
 
 
 class RankWatch:
-    """Hears in a thread when another process is lost, and ends this one if it does not end by itself.
+    """Hears in a thread when another process is lost, and ends this one if it does not end by itself in time.
 
     The first process has a link to every other one and passes on what it hears. `step` is told in messages; whoever
     trains sets it.
     """
 
-    def __init__(self, cards: Sequence[Card], rank: int, end: Callable[[int], None] = os._exit) -> None:
-        self._cards, self._rank, self._end = cards, rank, end
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        rank: int,
+        grace_seconds: float,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._cards, self._rank, self._grace_seconds, self._end = cards, rank, grace_seconds, end
         self.step: int | None = None
         self._links: dict[int, Link] = {}
         self._loss: _Loss | None = None
@@ -184,7 +190,7 @@ class RankWatch:
         deadline: float | None = None
         while not self._is_closed.is_set():
             if deadline is None and self._is_lost.is_set():
-                deadline = time.monotonic() + _GRACE_SECONDS
+                deadline = time.monotonic() + self._grace_seconds
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 self._end_process()
@@ -198,10 +204,16 @@ class RankWatch:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # would be told again and again
+                self._shut_door()
             return
         connection.setblocking(True)
         self._selector.register(connection, selectors.EVENT_READ, Link(connection))
+
+    def _shut_door(self) -> None:
+        self._selector.unregister(self._listening)
+        self._listening.close()
 
     def _read(self, link: Link) -> None:
         try:
@@ -221,8 +233,7 @@ class RankWatch:
                 with self._lock:
                     self._links[link.rank] = link
                 if len(self._links) == len(self._cards) - 1:
-                    self._selector.unregister(self._listening)
-                    self._listening.close()
+                    self._shut_door()
             elif message["kind"] == "end":
                 link.has_ended = True
             elif message.pop("kind") == "lost":
@@ -264,7 +275,8 @@ class RankWatch:
             return
         assert self._loss is not None
         error = self._loss.as_error(self.step)
-        prefix = f"process {self._rank}: " if self._rank else ""
+        prefix = "\n" if os.isatty(2) else ""  # a bar may be drawn there
+        prefix += f"process {self._rank}: " if self._rank else ""
         # Not through sys.stderr, whose lock the main thread may hold.
         os.write(2, f"{prefix}error: {' '.join(str(error).split())}\n".encode(errors="replace"))
         self._end(int(error.status))
@@ -275,10 +287,12 @@ def watch_ranks(
     gather: Callable[[Any], list[Any]],
     master_address: str | None,
     note: Callable[[str], None],
+    *,
+    grace_seconds: float,
 ) -> RankWatch:
     """Links the processes of a run; every one calls it. `gather` gives the values of all, by rank, to every process."""
     cards: list[Card] = gather(own_card(rank))
-    watch = RankWatch(cards, rank)
+    watch = RankWatch(cards, rank, grace_seconds)
     door, problem = None, ""
     if rank == 0:
         try:

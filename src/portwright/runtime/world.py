@@ -122,8 +122,12 @@ class World:
             self._owns_group = True
         # Small host values travel in a group of their own: they must not queue behind gradients on the device.
         self._control = dist.new_group(backend="gloo")
-        master = urlsplit(init_method).hostname if init_method else os.environ.get("MASTER_ADDR")
-        self.watch = watch_ranks(self.rank, self.gather, master, note or (lambda line: None))
+        master = urlsplit(init_method or "").hostname or os.environ.get("MASTER_ADDR")
+        # A broken connection is an exception in gloo's main thread. NCCL hangs, or ends the process without a word.
+        grace_seconds = 3.0 if self.backend == "gloo" else 0.5
+        self.watch = watch_ranks(
+            self.rank, self.gather, master, note or (lambda line: None), grace_seconds=grace_seconds
+        )
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all processes of a host tensor, in place."""

@@ -31,7 +31,6 @@ from portwright.errors import NonFiniteError, UserError
 from portwright.runtime import rank_watch
 
 folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-rank_watch._GRACE_SECONDS = 0.2
 num_rounds = 0
 
 def gather(value):
@@ -44,7 +43,7 @@ def gather(value):
         time.sleep(0.005)
     return [pickle.loads(path.read_bytes()) for path in paths]
 
-watch = rank_watch.watch_ranks(rank, gather, None, lambda line: print(line, file=sys.stderr))
+watch = rank_watch.watch_ranks(rank, gather, None, lambda line: print(line, file=sys.stderr), grace_seconds=0.2)
 """
 GUARDED = """
 watch.step = 7
@@ -225,7 +224,6 @@ class Threads:
     def __init__(self, num: int) -> None:
         self._barrier, self._values = threading.Barrier(num), [None] * num
         self.watches: list[Any] = [None] * num
-        self.ended: list[int] = []
         self.notes: list[list[str]] = [[] for _ in range(num)]
         self._threads = [threading.Thread(target=self._start, args=(rank,)) for rank in range(num)]
         for thread in self._threads:
@@ -241,8 +239,9 @@ class Threads:
             self._barrier.wait(TIMEOUT)
             return values
 
-        self.watches[rank] = watch_ranks(rank, gather, "localhost", self.notes[rank].append)
-        self.watches[rank]._end = self.ended.append
+        self.watches[rank] = watch_ranks(
+            rank, gather, "localhost", self.notes[rank].append, grace_seconds=60.0
+        )
 
     def close(self) -> None:
         for watch in self.watches:
@@ -292,14 +291,14 @@ def test_no_port_to_listen_at_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strangers_are_shut_out(greeting: bytes) -> None:
     cards = [own_card(0), own_card(1)]
     listening, door = open_door(cards, None)
-    watch = RankWatch(cards, 0)
+    watch = RankWatch(cards, 0, TIMEOUT)
     watch.let_in(listening, door.token)
     watch.start()
-    with socket.create_connection(("127.0.0.1", door.port), timeout=TIMEOUT) as stranger:
-        with contextlib.suppress(OSError):  # as soon as it has heard enough, it hangs up
-            stranger.sendall(greeting)
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(100) == b""
+    stranger = socket.create_connection(("127.0.0.1", door.port), timeout=TIMEOUT)
+    with stranger, contextlib.suppress(OSError):  # as soon as it has heard enough, it hangs up
+        stranger.sendall(greeting)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(100) == b""
     link = go_through(door, cards[1])
     assert isinstance(link, Link)
     assert watch.lost is None
@@ -313,14 +312,13 @@ def test_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(rank_links, "_keep_alive", lambda connection: None)
     ended: list[int] = []
-    monkeypatch.setattr(rank_watch, "_GRACE_SECONDS", 0.05)
     link = Link(ours, rank=0)
 
     def fail() -> None:
         raise OSError(errno.ETIMEDOUT, "Connection timed out")
 
     monkeypatch.setattr(link, "receive", fail)
-    watch = RankWatch([Card(0, "node7", 4711, "there"), own_card(1)], 1, end=ended.append)
+    watch = RankWatch([Card(0, "node7", 4711, "there"), own_card(1)], 1, 0.05, ended.append)
     watch.add(link)
     watch.start()
     theirs.send(b"x")
