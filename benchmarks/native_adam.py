@@ -28,6 +28,7 @@ BYTES = {
     "torch, half in and out": 2 + 4 + 4 + 24 + 4 + 2,
     "in place": 2 + 24 + 2,
     "in place, cached stores": 2 + 24 + 2 + 2,
+    "in place, asked for early": 2 + 24 + 2,
     "ping-pong": 2 + 24 + 2,
     "ping-pong, cached stores": 2 + 24 + 12 + 2 + 2,
     "split": 2 + 8 + 16,
@@ -91,11 +92,17 @@ def make_contestants(native: NativeAdam, a: Arrays, num_threads: int) -> dict[st
         torch_step()
         a.half.copy_(a.weight)
 
+    def ask_early() -> None:
+        native.num_ahead = 4
+        step(**in_place, half_out=a.half)
+        native.num_ahead = 0
+
     return {
         "torch": torch_step,
         "torch, half in and out": torch_with_halves,
         "in place": lambda: step(**in_place, half_out=a.half),
         "in place, cached stores": lambda: step(**in_place, half_out=a.half, stream=False),
+        "in place, asked for early": ask_early,
         "ping-pong": lambda: step(**apart, half_out=a.half),
         "ping-pong, cached stores": lambda: step(**apart, half_out=a.half, stream=False),
         "split": lambda: split(**halves, **moments),

@@ -156,6 +156,16 @@ def test_the_number_of_threads_does_not_show(native: NativeAdam, num_threads: in
     assert alone.squares == together.squares == native.sum_squares(case.grad, num_threads=num_threads)
 
 
+@pytest.mark.parametrize("num_ahead", [1, 4, 1000])
+def test_asking_for_memory_early_does_not_show(
+    native: NativeAdam, num_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(20_003, grad_dtype=torch.bfloat16)
+    expected = case.in_place(native, torch.bfloat16)
+    monkeypatch.setattr(native, "num_ahead", num_ahead)
+    assert_same_bits(case.in_place(native, torch.bfloat16, num_threads=2), expected)
+
+
 @pytest.mark.parametrize("offset", [1, 3, 8, 15, 17])
 @pytest.mark.parametrize("stream", [False, True])
 def test_arrays_may_begin_anywhere_and_nothing_beside_them_is_written(

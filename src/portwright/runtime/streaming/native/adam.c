@@ -24,6 +24,7 @@ struct adam {
     int32_t grad_dtype, moment_dtype, half_dtype;
     int32_t stream_half, stream_state; /* whether what is written goes past the caches */
     int32_t decay, is_split, wants_squares, only_traffic;
+    int32_t num_ahead; /* blocks by which memory is asked for before it is used, beyond what the processor does by itself */
     uint32_t salt; /* of the stochastic rounding: another one each step */
     float grad_factor, decay_factor, lerp_weight, beta2, one_minus_beta2, bias_correction2_sqrt, eps, negative_step_size;
 };
@@ -139,6 +140,27 @@ static void compute_block(const struct adam *a, const struct block *b, int is_ta
     }
 }
 
+static void ask_for(const void *array, int dtype, int64_t start, int64_t n)
+{
+    const char *from = AT(array, dtype, start), *to = AT(array, dtype, start + n);
+    for (; from < to; from += 64)
+        __builtin_prefetch(from, 0, 3);
+}
+
+/* A stretch of each array at a time, which suits memory better than a line of each in turn. */
+static void ask_for_block(const struct adam *a, int64_t start)
+{
+    int64_t n = a->n - start < BLOCK ? a->n - start : BLOCK;
+    if (n <= 0)
+        return;
+    ask_for(a->grad, a->grad_dtype, start, n);
+    ask_for(a->weight, a->is_split ? BF16 : FP32, start, n);
+    if (a->is_split)
+        ask_for(a->low, BF16, start, n);
+    ask_for(a->exp_avg, a->moment_dtype, start, n);
+    ask_for(a->exp_avg_sq, a->moment_dtype, start, n);
+}
+
 /* What stays in the caches is written where it belongs. What is to go past them is put there once a block of it is whole. */
 static void step_block(const struct adam *a, int64_t start, int64_t n, int is_tail)
 {
@@ -194,6 +216,8 @@ static void step_chunk(void *job, int64_t chunk)
     double lanes[LANES] = {0};
     BLOCKS_OF_CHUNK(chunk, a->n, start, count)
     {
+        if (a->num_ahead)
+            ask_for_block(a, start + a->num_ahead * BLOCK);
         int64_t before = tail <= start ? 0 : tail - start < count ? tail - start : count;
         if (before)
             step_block(a, start, before, 0);

@@ -90,6 +90,8 @@ class NativeAdam:
     `default_threads()`. `stream` says whether outputs that are not inputs too go past the caches; None decides by size.
     """
 
+    num_ahead = 0  # blocks of 512 elements by which memory is asked for early: no gain on one core (benchmarks/native_adam.py)
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
@@ -139,6 +141,7 @@ class NativeAdam:
             n=n,
             num_tail=_tail(num_tail, n),
             wants_squares=want_squares,
+            num_ahead=self.num_ahead,
             grad_dtype=DTYPE_CODES[grad.dtype],
             moment_dtype=DTYPE_CODES[exp_avg.dtype],
             half_dtype=NO_ARRAY if half_out is None else DTYPE_CODES[half_out.dtype],
@@ -189,6 +192,7 @@ class NativeAdam:
             n=n,
             num_tail=_tail(num_tail, n),
             wants_squares=want_squares,
+            num_ahead=self.num_ahead,
             grad_dtype=DTYPE_CODES[grad.dtype],
             moment_dtype=DTYPE_CODES[exp_avg.dtype],
             half_dtype=NO_ARRAY,

@@ -26,6 +26,7 @@ class AdamCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n", "num_tail")),
         *((name, ctypes.c_int32) for name in ("grad_dtype", "moment_dtype", "half_dtype")),
         *((name, ctypes.c_int32) for name in ("stream_half", "stream_state", "decay", "is_split", "wants_squares", "only_traffic")),
+        ("num_ahead", ctypes.c_int32),
         ("salt", ctypes.c_uint32),
         *((name, ctypes.c_float) for name in ("grad_factor", "decay_factor", "lerp_weight", "beta2")),
         *((name, ctypes.c_float) for name in ("one_minus_beta2", "bias_correction2_sqrt", "eps", "negative_step_size")),
