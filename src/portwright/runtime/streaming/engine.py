@@ -17,7 +17,7 @@ from portwright.job.sizes import show_bytes
 from portwright.runtime.optimizer_state import optimizer_state_bytes
 from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.device_update import DeviceUpdate
-from portwright.runtime.streaming.fetch import CallOrder, Fetcher
+from portwright.runtime.streaming.fetch import CallOrder, Fetcher, Slot
 from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient
 from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
@@ -25,6 +25,7 @@ from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import NativeAdam, load_native
 from portwright.runtime.streaming.native_update import NativeUpdate, is_native
 from portwright.runtime.streaming.offload import OffloadedActivations
+from portwright.runtime.streaming.recompute import refuse_kept_graph, without
 from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
@@ -227,27 +228,31 @@ class Streaming:
 
     def _call(self, unit: Unit, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._gradients is None:
-            self._bring(unit, self._order.called(unit, trains=False))
+            slot = self._bring(unit, self._order.called(unit, trains=False))
             with unit.lent(), self._within(unit):
-                return inner(*args, **kwargs)
-        is_first = True
-        buffers: dict[tuple[nn.Module, str], Tensor] = {}
+                return without(slot.buffer, inner(*args, **kwargs))
+        scene, num_runs = unit.memory.before(args, kwargs), 0
+        given = [(args, kwargs)]  # once: what backward keeps of them is its own affair
 
         def body(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_first, buffers
-            if is_first:
-                is_first = False
-                self._bring(unit, self._order.called(unit, trains=True))
-                with unit.lent(), unit.seeing_buffers() as buffers, self._within(unit):
-                    return inner(*args, **kwargs)
+            nonlocal num_runs
+            num_runs += 1
+            if num_runs == 1:
+                args, kwargs = given.pop()
+                slot = self._bring(unit, self._order.called(unit, trains=True))
+                with unit.lent(), scene.seen(args, kwargs), self._within(unit):
+                    return without(slot.buffer, inner(*args, **kwargs))
             assert self._gradients is not None
+            refuse_kept_graph(unit.name, num_runs - 1)
             self._gradients.left_for(unit)
             self._bring(unit, self._order.returned())
-            with unit.lent(), unit.with_buffers(buffers), self._within(unit):
-                return inner(*args, **kwargs)
+            again, again_named = scene.arguments(args, kwargs)
+            with unit.lent(), scene.again(), self._within(unit):
+                return inner(*again, **again_named)
 
+        kept, kept_named = scene.to_keep(args, kwargs)
         with self._offloaded or nullcontext():
-            return checkpoint(body, *args, use_reentrant=False, **kwargs)
+            return checkpoint(body, *kept, use_reentrant=False, **kept_named)
 
     @contextmanager
     def _within(self, unit: Unit) -> Iterator[None]:
@@ -257,9 +262,10 @@ class Streaming:
             yield
         self.running = None
 
-    def _bring(self, unit: Unit, upcoming: Iterator[Unit]) -> None:
+    def _bring(self, unit: Unit, upcoming: Iterator[Unit]) -> Slot:
         slot = self._fetcher.fetch(unit, upcoming)
         unit.bind(slot.buffer)
+        return slot
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -428,7 +434,8 @@ class Streaming:
             self._misused.append((unit, entry))
 
         if entry.master.requires_grad:
-            entry.master.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+            hook = entry.master.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+            self._restore.append(hook.remove)
 
     def _deliver(self, piece: Piece) -> None:
         assert self._updates is not None
@@ -510,6 +517,8 @@ class Streaming:
         self._restore.clear()
         if self._updates is not None:
             self._updates.close()
+        if self._gradients is not None:
+            self._gradients.close()
         self._fetcher.close()
         self._staging.close()
         self.store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,6 +125,7 @@ class Gradients:
         self.wants_norms = False
         self.norms: dict[Tensor, Tensor] = {}  # of the gradients since `begin`, by master
         self._open: dict[Unit, _Open] = {}
+        self._hooks: list[Any] = []
         self._finished: set[Unit] = set()
         self._free = list(ring)
         self._returned = threading.Condition()
@@ -139,7 +141,13 @@ class Gradients:
         def take(parameter: Tensor) -> None:
             self._take(unit, position, parameter)
 
-        stand_in.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        self._hooks.append(stand_in.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Lets go of the stand-ins: a hook is a reference that Python's collector does not see."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def begin(self) -> None:
         """A backward pass is about to come."""

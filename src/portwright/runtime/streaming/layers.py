@@ -54,8 +54,17 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module
 
 def _in_lists(net: nn.Module) -> list[tuple[str, nn.Module]]:
     total = max(1, _num_weights(net))
-    found = _items(net, "", total)
-    return found or _children(net, "", total)
+    return _outermost(_items(net, "", total)) or _children(net, "", total)
+
+
+def _outermost(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Each once, and none that is inside another: a model may hold its layers in several lists."""
+    inside = {part for _, layer in layers for part in layer.modules() if part is not layer}
+    found: dict[nn.Module, str] = {}
+    for path, layer in layers:
+        if layer not in inside:
+            found.setdefault(layer, path)
+    return [(path, layer) for layer, path in found.items()]
 
 
 def _items(module: nn.Module, path: str, total: int) -> list[tuple[str, nn.Module]]:

@@ -25,7 +25,7 @@ from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
 
 _MOST_COPIED = 0.5  # of the free host memory that a copy of the state may take
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StreamingSession(TorchSession):
@@ -67,7 +67,7 @@ class StreamingSession(TorchSession):
             self._autocast = functools.partial(autocast, cache_enabled=False)
 
     def _make_engine(self, options: StreamingSection, *, may_update_here: bool) -> Streaming:
-        half = _HALF.get(self._precision.name)
+        half = HALF.get(self._precision.name)
         return Streaming(
             self._module.net, self._device, options, self._note, half=half, may_update_here=may_update_here
         )

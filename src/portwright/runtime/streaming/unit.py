@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from portwright.runtime.streaming.recompute import Memory
+
 ALIGN_BYTES = 256  # of a tensor in a slot; what CUDA's copies and kernels like
 
 # Modules whose matrices autocast hands to a product in the lower precision, whatever else happens.
@@ -81,7 +83,7 @@ class Unit:
         self.trained = [i for i, e in enumerate(entries) if e.master.requires_grad]
         self.shadow: Tensor = torch.empty(0)  # host bytes in a slot's layout, the source of uploads
         self.has_own_shadow = any(e.dtype != e.master.dtype for e in entries)  # else the masters lie in it
-        self._changing: list[tuple[nn.Module, str]] | None = None  # buffers that a call changes, once known
+        self.memory = Memory(name, module)
         self.wanted_version = 0  # updates asked for
         self.failure: BaseException | None = None  # of an update: whoever wants the layer gets it
         self._version = 0  # updates done
@@ -103,37 +105,6 @@ class Unit:
             for entry in self.entries:
                 for owner, attribute in entry.owners:
                     owner._parameters[attribute] = entry.master
-
-    @contextmanager
-    def seeing_buffers(self) -> Iterator[dict[tuple[nn.Module, str], Tensor]]:
-        """Gives, once the call is over, the buffers that it changes, as they were before it."""
-        before: dict[tuple[nn.Module, str], Tensor] = {}
-        places = self._buffers() if self._changing is None else self._changing
-        seen = [(place, place[0]._buffers[place[1]]) for place in places]
-        versions = [
-            (place, tensor, tensor._version, tensor.clone()) for place, tensor in seen if tensor is not None
-        ]
-        yield before
-        for place, tensor, version, copy in versions:
-            if place[0]._buffers[place[1]] is not tensor or tensor._version != version:
-                before[place] = copy
-        if self._changing is None:
-            self._changing = list(before)
-
-    def _buffers(self) -> list[tuple[nn.Module, str]]:
-        return [(owner, name) for owner in self.module.modules() for name in owner._buffers]
-
-    @contextmanager
-    def with_buffers(self, values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
-        """A call that sees these buffers and leaves the module's own as they are: it was made before."""
-        own = [(owner, name, owner._buffers[name]) for owner, name in values]
-        for (owner, name), value in values.items():
-            owner._buffers[name] = value.clone()
-        try:
-            yield
-        finally:
-            for owner, name, buffer in own:
-                owner._buffers[name] = buffer
 
     def write_shadow(self, indexes: Iterable[int] | None = None) -> None:
         """Makes the values of some masters, or all, those of the next upload."""
