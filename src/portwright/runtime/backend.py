@@ -62,13 +62,18 @@ class TorchBackend:
         )
         if not self.execution.is_plain and self.world.is_main:
             self._note(self.execution.line)
-        return _session_class(self.execution.mode)(job, self.device, self.world, self._note)
+        session = _session_class(self.execution.mode, self.world.size)
+        return session(job, self.device, self.world, self._note)
 
     def close(self) -> None:
         self.world.close()
 
 
-def _session_class(mode: Mode) -> type[TorchSession]:
+def _session_class(mode: Mode, num_processes: int) -> type[TorchSession]:
+    if mode == "streaming" and num_processes > 1:
+        from portwright.runtime.streaming.sharded_session import ShardedStreamingSession
+
+        return ShardedStreamingSession
     if mode == "streaming":
         from portwright.runtime.streaming.session import StreamingSession
 

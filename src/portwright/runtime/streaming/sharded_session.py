@@ -1,0 +1,149 @@
+"""A streaming session of several processes: data parallel, with weights and optimizer state split over their hosts' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import UserError
+from portwright.job.execution import StreamingSection
+from portwright.runtime.distribute import Strategy, choose_strategy, sync_batchnorm
+from portwright.runtime.optimizer_state import UNTOUCHED, optimizer_state
+from portwright.runtime.rng import capture_rng
+from portwright.runtime.streaming.engine import Streaming
+from portwright.runtime.streaming.session import HALF, StreamingSession
+from portwright.runtime.streaming.sharded import Ranks
+from portwright.runtime.streaming.sharded_engine import ShardedStreaming
+from portwright.target import Shard
+
+
+class ShardedStreamingSession(StreamingSession):
+    """Trains as DDP does on the same processes; checkpoints are whole, so that any number of processes goes on from them."""
+
+    _engine: ShardedStreaming
+
+    def _choose_strategy(self) -> Strategy:
+        if choose_strategy(self._job.params.runconfig.distributed, self._world) == "fsdp":
+            raise UserError(
+                "runconfig.distributed: fsdp keeps the processes' parts on their devices, and runconfig.execution: streaming on their hosts.",
+                "Leave one of them out: streaming splits weights and optimizer state over the processes by itself.",
+            )
+        return "none"  # nothing is wrapped around the model
+
+    def _place_model(self) -> None:
+        if self._job.params.runconfig.sync_batchnorm:
+            self._module.net = sync_batchnorm(self._module.net, self._device)
+        super()._place_model()
+
+    def _make_engine(self, options: StreamingSection, *, may_update_here: bool) -> Streaming:
+        self._ranks = Ranks(self._world, self._device)
+        return ShardedStreaming(
+            self._module.net,
+            self._device,
+            options,
+            self._note,
+            self._ranks,
+            half=HALF.get(self._precision.name),
+        )
+
+    def _open_training(self) -> None:
+        super()._open_training()
+        self._named_weights = [
+            (name, self._engine.shards[weight][0] if weight in self._engine.shards else weight)
+            for name, weight in self._named_weights
+        ]
+
+    def _step_rest(self) -> None:
+        self._ranks.average_gradients(self._trained_rest)
+        super()._step_rest()
+
+    def evaluate(
+        self, num_steps: int | None, on_step: Callable[[int], None] | None = None
+    ) -> dict[str, float]:
+        self._engine.share_buffers()
+        return super().evaluate(num_steps, on_step)
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state(self) -> Iterator[Shard]:
+        """Whole tensors, one after the other: a process that does not keep them holds one at a time."""
+        self._engine.wait()
+        yield from self._whole_weights()
+        if self._optimizer is not None:
+            yield from self._whole_optimizer(self._optimizer)
+        for rank, generators in enumerate(self._world.gather(capture_rng(self._device))):
+            for name, tensor in generators.items():
+                yield Shard(f"rng/{rank}/{name}", tensor)
+
+    def _whole_weights(self) -> Iterator[Shard]:
+        weights = dict(self._module.net.named_parameters(remove_duplicate=False))
+        for name, value in self._module.net.state_dict().items():
+            if not isinstance(value, Tensor):
+                continue
+            weight = weights.get(name)
+            if weight is not None and weight in self._engine.shards:
+                yield Shard(f"model/{name}", self._engine.whole(weight, self._engine.shards[weight][0]))
+            else:
+                yield Shard(f"model/{name}", _copied(value))
+
+    def _whole_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[Shard]:
+        """A process that has no element of a weight may have no state of it either, so they tell each other what there is."""
+        own: dict[str, dict[str, Tensor]] = {}
+        for label, value in optimizer_state(optimizer, self._parameter_names()):
+            name, _, key = label.rpartition("/")
+            own.setdefault(name, {})[key] = value
+        masters = self._masters()
+        told = self._world.gather(
+            {
+                name: {key: value.dtype if value.ndim else value for key, value in state.items()}
+                for name, state in own.items()
+                if name in masters
+            }
+        )
+        for name, state in own.items():
+            if name not in masters:
+                for key, value in state.items():
+                    yield Shard(f"optimizer/{name}/{key}", _copied(value))
+                continue
+            kinds = max((states[name] for states in told), key=lambda kinds: len(kinds.keys() - {UNTOUCHED}))
+            for key, kind in kinds.items():
+                if isinstance(kind, torch.dtype):
+                    part = state.get(key, torch.empty(0, dtype=kind))
+                    yield Shard(f"optimizer/{name}/{key}", self._engine.whole(masters[name], part))
+                else:
+                    yield Shard(f"optimizer/{name}/{key}", kind)
+
+    def _masters(self) -> dict[str, nn.Parameter]:
+        """Weights that are split, by name."""
+        named = self._module.net.named_parameters()
+        return {name: weight for name, weight in named if weight in self._engine.shards}
+
+    def _parameter_names(self) -> dict[Tensor, str]:
+        shards = self._engine.shards
+        named = self._module.net.named_parameters()
+        return {shards[weight][0] if weight in shards else weight: name for name, weight in named}
+
+    def load_state(self, *args: Any, **kwargs: Any) -> None:
+        self._split = dict(self._module.net.named_parameters(remove_duplicate=False))
+        super().load_state(*args, **kwargs)
+
+    def _load_weight(self, name: str, own: Tensor, whole: Tensor) -> None:
+        weight = self._split.get(name)
+        if weight is None or weight not in self._engine.shards:
+            super()._load_weight(name, own, whole)
+            return
+        with torch.no_grad():
+            self._engine.shards[weight][0].copy_(self._engine.own_part(weight, whole))
+
+    def _own_part(self, name: str, state: Tensor) -> Tensor:
+        weight = self._split.get(name.rpartition("/")[0])
+        if weight is None or weight not in self._engine.shards or state.shape != weight.shape:
+            return state
+        return self._engine.own_part(weight, state).clone()
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)
