@@ -15,11 +15,11 @@ from torch.utils.flop_counter import flop_registry
 _OPERATIONS_A_BYTE = {"cpu": 4.0, "cuda": 100.0}
 
 
-class Costs(TorchDispatchMode):
+class Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds the work of every op to `work`."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work = 0.0
         self._per_byte = _OPERATIONS_A_BYTE.get(device.type, 100.0)
         self._is_paused = False

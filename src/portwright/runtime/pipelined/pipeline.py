@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -179,8 +180,8 @@ class Pipeline:
         for piece in self._layout.own_pieces:
             program = programs[piece]
             module = StageModule(
-                lambda taken, micro, program=program: self._run(program, taken, self._micro[micro]),
-                lambda program=program: self._parameters(program),
+                functools.partial(self._run_micro, program),
+                functools.partial(self._parameters, program),
                 is_last=program.is_last,
             )
             stages.append(
@@ -196,6 +197,9 @@ class Pipeline:
                 )
             )
         return make_schedule(self._layout, stages, num_micro, self._weigh)
+
+    def _run_micro(self, program: Program, taken: tuple[torch.Tensor, ...], micro: int) -> tuple[Any, ...]:
+        return self._run(program, taken, self._micro[micro])
 
     def _weigh(self, loss: torch.Tensor, _micro: Any) -> torch.Tensor:
         self._losses.append(loss.detach().clone())

@@ -174,24 +174,23 @@ def _steps_of(tape: Tape, first: int, last: int) -> list[Step]:
     for span in tape.spans:  # an outer span comes before those in it
         if span.is_closed and first <= span.first and span.last <= last and span.first < span.last:
             outermost.setdefault(span.first, span)
-    steps, position = [], first
+    steps: list[Step] = []
+    position = first
     while position < last:
-        span = outermost.get(position)
-        if span is None:
-            steps.append(_step_of(tape.calls[position]))
-            position += 1
-        else:
-            target = _checkpointed(span.module) if span.is_checkpointed else span.module
-            label = f"layer '{span.path}' ({type(span.module).__name__})"
-            steps.append(
-                Step(target, span.args, span.kwargs, span.outputs, span.has_grad, span.autocast, label)
-            )
-            position = span.last
+        whole = outermost.get(position)
+        steps.append(_step_of(tape.calls[position]) if whole is None else _step_of_module(whole))
+        position = position + 1 if whole is None else whole.last
     return steps
 
 
 def _step_of(call: Call) -> Step:
     return Step(call.target, call.args, call.kwargs, call.outputs, call.has_grad, call.autocast, call.line)
+
+
+def _step_of_module(span: Span) -> Step:
+    target = _checkpointed(span.module) if span.is_checkpointed else span.module
+    label = f"layer '{span.path}' ({type(span.module).__name__})"
+    return Step(target, span.args, span.kwargs, span.outputs, span.has_grad, span.autocast, label)
 
 
 def _checkpointed(module: nn.Module) -> Callable[..., Any]:

@@ -75,13 +75,9 @@ def record(
 ) -> Tape:
     """The tape of one micro-batch, in the mode (train or eval) and with the gradients that are on now."""
     with untouched_rng(device):
-        before = (random.getstate(), np.random.get_state(legacy=True)[1:3])
-        recorder = _Recorder(module, stand_ins, device)
-        tape = recorder.run(micro_batch, autocast)
-        after = (random.getstate(), np.random.get_state(legacy=True)[1:3])
-        drawn = "Python's random" if before[0] != after[0] else ""
-        if not np.array_equal(before[1][0], after[1][0]) or before[1][1] != after[1][1]:  # type: ignore[arg-type]
-            drawn = "numpy.random"
+        before = _host_draws()
+        tape = _Recorder(module, stand_ins, device).run(micro_batch, autocast)
+        drawn = next((name for name, state in _host_draws().items() if state != before[name]), None)
     if drawn:
         raise UserError(
             f"the model draws from {drawn} in a step, and a pipelined model's Python runs once for all steps.",
@@ -89,6 +85,12 @@ def record(
         )
     tape.finish()
     return tape
+
+
+def _host_draws() -> dict[str, Any]:
+    """States of the generators that only Python code draws from."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return {"Python's random": random.getstate(), "numpy.random": (keys.tobytes(), position)}  # type: ignore[union-attr]
 
 
 class _Recorder(TorchFunctionMode):
@@ -365,8 +367,8 @@ class _Recorder(TorchFunctionMode):
             finally:
                 recorder._checkpoints -= 1
 
-        nn.Module.__call__ = watched  # type: ignore[method-assign, assignment]
-        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment]
+        nn.Module.__call__ = watched  # type: ignore[method-assign]
+        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[method-assign, assignment]
         checkpoint._checkpoint_without_reentrant_generator = checkpointed
         metrics = registered_metrics()
         for metric in metrics:
@@ -383,13 +385,14 @@ class _Recorder(TorchFunctionMode):
     def _run_span(
         self, path: str, module: nn.Module, args: Any, kwargs: Any, call_module: Callable[..., Any]
     ) -> Any:
-        template, arguments = self._refer((args, kwargs))
+        (template_args, template_kwargs), arguments = self._refer((args, kwargs))
         span = Span(
             path,
             self._num_calls[path],
             module,
             len(self.tape.calls),
-            *template,
+            template_args,
+            template_kwargs,
             frozenset(arguments),
             torch.is_grad_enabled(),
             self._autocast_here(),

@@ -23,7 +23,7 @@ try:
         ScheduleZBVZeroBubble,
     )
     from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
-    from torch.distributed.pipelining.stage import InferenceMode  # noqa: F401  stages that know their shapes beforehand
+    from torch.distributed.pipelining.stage import InferenceMode  # type: ignore[attr-defined]  # noqa: F401  stages that know their shapes
 
     has_schedules = True
     _Runtime: Any = _PipelineScheduleRuntime

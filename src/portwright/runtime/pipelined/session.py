@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -312,7 +313,7 @@ class PipelinedSession(TorchSession):
             if self._pipeline is None:
                 losses = [self._backward_alone(micro_batch, share) for micro_batch in parts]
             else:
-                losses = self._pipeline.train(parts, lambda loss, share=share: self._weigh(loss, share))
+                losses = self._pipeline.train(parts, functools.partial(self._weigh, share=share))
             for loss in losses:
                 total += loss.double() * (share / self._num_accumulated)
         return total

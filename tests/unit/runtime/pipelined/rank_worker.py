@@ -21,6 +21,8 @@ from pipelined_models import MODELS, eval_data, train_data
 from portwright.errors import PortwrightError
 from portwright.job.params import load_params
 from portwright.runtime import metrics
+from portwright.runtime.base_model import LossModule
+from portwright.runtime.pipelined.recorder import StandIns, record
 from portwright.runtime.pipelined.session import PipelinedSession
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import Launch, World
@@ -100,8 +102,15 @@ def run_rank(scenario: dict[str, Any], folder: Path, rank: int, size: int) -> No
     (folder / f"{rank}.json").write_text(json.dumps(result))
 
 
+def warm_up() -> None:
+    """Makes torch import here what a first trace needs, instead of in every process."""
+    module = LossModule(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Flatten(0)))
+    record(module, torch.ones(1, 1), StandIns(module.net, torch.device("cpu")), None, torch.device("cpu"))
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    warm_up()
     for line in sys.stdin:
         scenario = json.loads(line)
         size = scenario.get("size", 1)
