@@ -269,7 +269,7 @@ def _streamed(
     )
     numbers: dict[str, Any] = {
         "device_bytes": step.streamed_device_bytes,
-        "host_bytes": step.streamed_host_bytes,
+        "host_bytes": step.streamed_host_bytes // world.size,  # of each process
         "store": section.store,
         "rates": rates.as_json(),
     }

@@ -484,6 +484,7 @@ def test_auto_opens_the_session_that_always_was(job: Callable[..., JobSpec], wor
     assert losses(session) == losses(plain)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4's own checkpointing
 def test_auto_streams_what_the_cap_does_not_hold_with_the_same_losses(
     job: Callable[..., JobSpec], world: World
 ) -> None:
