@@ -174,11 +174,16 @@ def run_depth(
     for offloads in (False, True):
         for layers in (8, 16, 32):
             deeper = Shape(layers, shape.width, shape.vocab, shape.length)
-            run = course.run("ours", deeper, {tokens: 1}, streaming={"offload_activations": offloads})
+            options: Figures = {"offload_activations": offloads}
+            if course.device == "cpu":
+                options["device_memory"] = "1GiB"  # so that it is counted
+            run = course.run("ours", deeper, {tokens: 1}, streaming=options)
             peak = None if "failed" in run else peak_gib(run["tokens"][str(tokens)], run)
             rows.append({"layers": layers, "offload_activations": offloads, "peak_gib": peak, "run": run})
             print(
-                f"{layers} layers, activations {'on the host' if offloads else 'on the device'}: {peak} GiB",
+                f"{layers} layers, activations {'on the host' if offloads else 'on the device'}: {peak:.4g} GiB"
+                if peak is not None
+                else f"{layers} layers: {run['failed']}",
                 flush=True,
             )
     claims = []
@@ -317,6 +322,8 @@ def choose_shape(arguments: argparse.Namespace) -> Shape:
     usual = PARTS[arguments.part][1]
     if arguments.quick:
         usual = Shape(layers=4, width=64, vocab=256, length=32)
+        if arguments.part == "depth":  # inputs of less than a MiB are not worth moving to the host
+            usual = Shape(width=256, vocab=256, length=128)
     return Shape(arguments.layers or usual.layers, arguments.width or usual.width, usual.vocab, usual.length)
 
 
@@ -332,7 +339,8 @@ def describe_machine(device: str) -> dict[str, str]:
 def main() -> int:
     arguments = parse_arguments()
     shape = choose_shape(arguments)
-    tokens = arguments.tokens or ([128, 256] if arguments.quick else list(TIMED_STEPS))
+    quick_tokens = [1024] if arguments.part == "depth" else [128, 256]
+    tokens = arguments.tokens or (quick_tokens if arguments.quick else list(TIMED_STEPS))
     for count in tokens:
         if count < shape.length or count % shape.length:
             sys.exit(f"--tokens {count}: it must be a multiple of the sequence, {shape.length}")
