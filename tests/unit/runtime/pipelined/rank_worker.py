@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import yaml
-from pipelined_models import MODELS, eval_data, train_data
+from pipelined_models import MODELS, Samples, eval_data, train_data
 
 from portwright.errors import PortwrightError
 from portwright.job.params import load_params
@@ -103,9 +103,17 @@ def run_rank(scenario: dict[str, Any], folder: Path, rank: int, size: int) -> No
 
 
 def warm_up() -> None:
-    """Makes torch import here what a first trace needs, instead of in every process."""
-    module = LossModule(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Flatten(0)))
-    record(module, torch.ones(1, 1), StandIns(module.net, torch.device("cpu")), None, torch.device("cpu"))
+    """Lets torch import here what a trace needs, and learn the shapes that tensors without data go through."""
+    device = torch.device("cpu")
+    for name, make in MODELS.items():
+        for dtype in (torch.float32, torch.float64):
+            made = LossModule(make({"model": {"name": name, "dropout": 0.0, "how": ""}}))
+            made.net.to(dtype)
+            batch = {
+                key: field[:2].to(dtype) if field.is_floating_point() else field[:2]
+                for key, field in Samples(name, 2).fields.items()
+            }
+            record(made, batch, StandIns(made.net, device), None, device)
 
 
 def main() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from portwright.errors import UserError
+from portwright.runtime.pipelined.layout import Layout, make_layout
 
 Results = list[dict[str, Any]]
 # 20 samples in batches of 8: the last batch of an epoch has 4.
@@ -68,11 +72,17 @@ def test_a_pipeline_equals_one_process(play: Any, model: str, size: int, pipelin
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    ["gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev"],
+    ("model", "schedule"),
+    [
+        *(
+            ("GPT", s)
+            for s in ("gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv_zero_bubble")
+        ),
+        ("UNet", "dualpipev"),
+        ("Frozen", "zbv_zero_bubble"),
+    ],
 )
-@pytest.mark.parametrize("model", ["GPT", "UNet"])
-def test_every_schedule_gives_the_same(play: Any, schedule: str, model: str) -> None:
+def test_every_schedule_gives_the_same(play: Any, model: str, schedule: str) -> None:
     one = play(model, 1, pipelined=False, steps=3, params=params())[0]
     pipeline = {"micro_batches": 4, "schedule": schedule}
     assert differ(one, play(model, 2, steps=3, params=params(pipeline))[0]) < 1e-12
@@ -142,17 +152,19 @@ def test_evaluation_alone(play: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "size", "sections", "message"),
     [
-        ("MLP", 2, {"pipeline": {"stages": 3}}, "asks for 3 stages * 1 replicas = 3 processes, and 2 processes were started"),
-        ("MLP", 2, {"pipeline": {"replicas": 3}}, "replicas is 3, and 2 processes were started"),
-        ("MLP", 1, {"pipeline": {"stages": 2}}, "1 process was started"),
+        ("MLP", 2, {"pipeline": {"stages": 3}}, "= 3 processes, and 2 processes were started"),
         ("MLP", 2, {"pipeline": {"micro_batches": 9}}, "micro_batches is 9, and a batch has 8 samples"),
-        ("MLP", 2, {"pipeline": {"micro_batches": 1}}, "1f1b does not take with 2 stages. Set micro_batches: 2."),
+        (
+            "MLP",
+            2,
+            {"pipeline": {"micro_batches": 1}},
+            "1f1b does not take with 2 stages. Set micro_batches: 2.",
+        ),
         ("MLP", 2, {"pipeline": {"cuts": ["nope"]}}, "'nope' is no module"),
-        ("GPT", 2, {"pipeline": {"cuts": ["blocks.1", "blocks.2"]}}, "makes 3 pieces"),
         ("Frozen", 5, {}, "can be cut into at most 4 stages, and 5 were asked for"),
         ("MLP", 2, {"compile": True}, "runconfig.compile is on"),
     ],
-)  # fmt: skip
+)
 def test_refusals_on_every_process(
     play: Any, model: str, size: int, sections: dict[str, Any], message: str
 ) -> None:
@@ -161,6 +173,45 @@ def test_refusals_on_every_process(
     for result in results:
         assert result["error"][0] in ("UserError", "OtherProcessFailed")
         assert message in result["error"][1]
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        (
+            2,
+            {"replicas": 3},
+            "replicas is 3, and 2 processes were started. Start stages * replicas processes.",
+        ),
+        (1, {"stages": 2}, "1 process was started. Start 2 processes"),
+        (4, {"stages": 1, "replicas": 2}, "asks for 1 stages * 2 replicas = 2 processes, and 4"),
+        (2, {"schedule": "1f1"}, "schedule is '1f1'. Did you mean '1f1b'?"),
+        (
+            2,
+            {"cuts": ["a", "b"]},
+            "makes 3 pieces of the model, and 2 stages under 1f1b take 2. Give 1 cut(s)",
+        ),
+        (2, {"cuts": ["a"], "schedule": "looped_bfs"}, "take 4 or another multiple"),
+        (2, {"cuts": list("abcde"), "schedule": "dualpipev"}, "makes 6 pieces"),
+    ],
+)
+def test_layouts_that_do_not_fit_the_processes(size: int, options: dict[str, Any], message: str) -> None:
+    given = {"stages": None, "replicas": 1, "schedule": "1f1b", "cuts": None, **options}
+    with pytest.raises(UserError) as caught:
+        make_layout(SimpleNamespace(**given), SimpleNamespace(size=size, rank=0))  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pieces"),
+    [("1f1b", [[0], [1]]), ("looped_bfs", [[0, 2], [1, 3]]), ("dualpipev", [[0, 3], [1, 2]])],
+)
+def test_pieces_lie_where_the_schedule_wants_them(schedule: str, pieces: list[list[int]]) -> None:
+    layouts = [Layout(2, 2, len(pieces[0]), schedule, rank) for rank in range(4)]
+    assert [layout.own_pieces for layout in layouts] == pieces * 2
+    assert [layout.replica for layout in layouts] == [0, 0, 1, 1]
+    assert [layout.holds_loss for layout in layouts[:2]] == [schedule == "dualpipev", schedule != "dualpipev"]
+    assert layouts[3].ranks_of([1]) == [1, 3]
 
 
 @pytest.mark.parametrize(
