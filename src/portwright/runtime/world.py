@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from portwright.errors import UserError
 from portwright.runtime.rank_watch import OtherProcessFailed, RankWatch, watch_ranks
 
 _TIMEOUT = timedelta(minutes=10)  # of a collective
+_PATIENCE_SECONDS = 15.0  # before a process says that it waits for the others to start
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,13 @@ class World:
             return
         if launch.source == "SLURM" and init_method is None:
             _export_slurm_rendezvous(launch)
+        note = note or (lambda line: None)
         if not dist.is_initialized():
+            where = init_method or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            waiting = f"waiting for all of {self.size} processes to come to {where}."
+            patience = threading.Timer(_PATIENCE_SECONDS, note, (waiting,))
+            patience.daemon = True
+            patience.start()
             try:
                 dist.init_process_group(
                     self.backend,
@@ -119,15 +127,15 @@ class World:
                     ],
                     "Check MASTER_ADDR and MASTER_PORT, and that every process was started.",
                 ) from error
+            finally:
+                patience.cancel()
             self._owns_group = True
         # Small host values travel in a group of their own: they must not queue behind gradients on the device.
         self._control = dist.new_group(backend="gloo")
         master = urlsplit(init_method or "").hostname or os.environ.get("MASTER_ADDR")
         # A broken connection is an exception in gloo's main thread. NCCL hangs, or ends the process without a word.
         grace_seconds = 3.0 if self.backend == "gloo" else 0.5
-        self.watch = watch_ranks(
-            self.rank, self.gather, master, note or (lambda line: None), grace_seconds=grace_seconds
-        )
+        self.watch = watch_ranks(self.rank, self.gather, master, note, grace_seconds=grace_seconds)
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all processes of a host tensor, in place."""
