@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from measure import Claim, Ratio, finish, paired_ratio
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -306,6 +307,9 @@ def parse_arguments() -> argparse.Namespace:
         "--budget", type=float, default=520.0, help="seconds that all may take (default: 520)"
     )
     parser.add_argument(
+        "--streaming", nargs="+", default=[], metavar="KEY=VALUE", help="keys of runconfig.streaming for ours"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="a tiny model: to see that it works; speed is not judged on it"
     )
     arguments = parser.parse_args()
@@ -315,6 +319,11 @@ def parse_arguments() -> argparse.Namespace:
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     arguments.quick = arguments.quick or arguments.device == "cpu"
+    for item in arguments.streaming:
+        if "=" not in item:
+            parser.error(f"--streaming {item}: expected KEY=VALUE, such as update_on_device=0.3")
+    pairs = (item.split("=", 1) for item in arguments.streaming)
+    arguments.streaming = {key: yaml.safe_load(value) for key, value in pairs}
     return arguments
 
 
@@ -347,8 +356,14 @@ def main() -> int:
     steps = {count: arguments.steps or TIMED_STEPS.get(count, 4) for count in tokens}
     print(f"{shape.num_parameters / 1e9:.3f} billion weights, {shape}", flush=True)
     run_part, _ = PARTS[arguments.part]
-    claims, figures = run_part(Course(arguments.device, arguments.budget), shape, steps, arguments.only)
-    figures = {"part": arguments.part, "shape": vars(shape) | {"parameters": shape.num_parameters}, **figures}
+    course = Course(arguments.device, arguments.budget, arguments.streaming)
+    claims, figures = run_part(course, shape, steps, arguments.only)
+    figures = {
+        "streaming": arguments.streaming,
+        "part": arguments.part,
+        "shape": vars(shape) | {"parameters": shape.num_parameters},
+        **figures,
+    }
     return finish(arguments, claims, figures, **describe_machine(arguments.device))
 
 

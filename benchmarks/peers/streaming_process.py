@@ -22,8 +22,10 @@ FIRST_GUESS_SECONDS = 60.0  # of a contestant that has not run yet
 class Course:
     """Where the contestants run, and until when."""
 
-    def __init__(self, device: str, budget_seconds: float, warm: int = 2) -> None:
-        self.device, self._warm = device, warm
+    def __init__(
+        self, device: str, budget_seconds: float, streaming: dict[str, Any] | None = None, warm: int = 2
+    ) -> None:
+        self.device, self._streaming, self._warm = device, streaming or {}, warm
         self._end = time.monotonic() + budget_seconds
         self._walls: dict[str, float] = {}
 
@@ -41,6 +43,7 @@ class Course:
             return {"failed": "no time was left for it"}
         options = {"shape": asdict(shape), "device": self.device, "tokens": list(steps), "warm": self._warm,
                    "steps": {str(tokens): count for tokens, count in steps.items()}, "port": _free_port(), **more}  # fmt: skip
+        options["streaming"] = {**more.get("streaming", {}), **self._streaming}
         begun = time.monotonic()
         figures = self._start(name, options)
         self._walls[name] = figures["wall_seconds"] = time.monotonic() - begun
