@@ -53,8 +53,8 @@ def test_what_does_not_fit_is_streamed_and_needs_host_memory() -> None:
     assert plan.fit.needed_bytes < peak
     blocks = [layer for layer, row in zip(plan.memory.layers, plan.rows, strict=True) if "blocks" in row.path]
     assert len(blocks) == 8
-    # Masters, two moments and the copy to send of each block, and a ring of two gradients.
-    assert plan.fit.host_bytes == 4 * sum(block.weights for block in blocks) + 2 * blocks[0].gradients
+    # Weights and two moments of each block, and a ring of four gradients.
+    assert plan.fit.host_bytes == 3 * sum(block.weights for block in blocks) + 4 * blocks[0].gradients
     document = plan.as_json()
     assert (document["execution"], document["host_bytes"]) == ("streaming", plan.fit.host_bytes)
     assert "to run it so  runconfig.execution: streaming" in "\n".join(report({"d": plan}))

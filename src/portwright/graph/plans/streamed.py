@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from portwright.graph.plans.memory import Memory, Moment, most_bytes
 
 SLOTS = 3  # runconfig.streaming.slots, where nothing else is said
-_GRADIENT_SLOTS = 2  # on the device; as many of the host's ring
+_GRADIENT_SLOTS = 2  # on the device
+_GRADIENT_RING = 4  # layers' gradients on the host, on their way to the update
 FORMULA = (
     "on the device: slots * the largest layer's weights in the dtype that it computes in + 2 * its gradients + all that is outside the "
     "layers + the layers' inputs, kept for recomputing + most over layers of what one makes and reads at once; beside it: the layers' "
-    "weights, optimizer state and copies to send"
+    "weights and optimizer state, half-precision copies to send, and 4 * the largest layer's gradients"
 )
 
 
@@ -59,8 +60,9 @@ def measure_streamed(memory: Memory, paths: Sequence[str], trains: bool, slots: 
         )
         for i, work in enumerate(memory.working)
     ) or (Moment(memory.inputs, on_device),)
-    host = sum(layers[i].weights + layers[i].optimizer for i in chosen) + sum(sent)
-    host += min(_GRADIENT_SLOTS, len(chosen)) * max(gradients, default=0)
+    # What is sent as it is stored needs no copy.
+    host = sum(layers[i].weights + layers[i].optimizer + layers[i].weight_copies for i in chosen)
+    host += min(_GRADIENT_RING, len(chosen)) * max(gradients, default=0)
     return Streamed(most_bytes(moments, memory.batch_size, memory.batch_size), host, moments, chosen)
 
 
