@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -22,6 +21,7 @@ from measure import Claim, Ratio, finish, paired_ratio
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from streaming_gpt import Shape
+from streaming_parts import Figures, peak_gib, run_capped, run_depth, run_oversize, run_trace, single
 from streaming_process import Course
 
 CONTESTANTS = (
@@ -40,8 +40,6 @@ MOST_ROUNDS = 3
 TIMED_STEPS = {16384: 8, 65536: 4}
 # Relative difference of losses to resident's: the first, before any update, and any later one.
 TOLERANCES = {"cuda": (2e-3, 2e-2), "cpu": (1e-5, 1e-4)}
-GIB = 2**30
-Figures = dict[str, Any]
 
 
 def race(course: Course, shape: Shape, steps: dict[int, int], names: list[str]) -> dict[str, list[Figures]]:
@@ -81,11 +79,6 @@ def differences(results: dict[str, list[Figures]], name: str) -> tuple[float, fl
     return found[0], max(found, key=lambda value: (value != value, value))
 
 
-def peak_gib(row: Figures, run: Figures) -> float:
-    peak = row.get("device_peak_bytes", run.get("told", {}).get("device_peak_bytes"))
-    return float("nan") if peak is None else peak / GIB
-
-
 def settled_speed(runs: list[Figures], num_tokens: int, num_steps: int) -> str:
     """Tokens a second from quiet to quiet, the last updates included; a run with a loop of its own cannot tell."""
     rows = [run["tokens"][str(num_tokens)] for run in runs]
@@ -110,7 +103,7 @@ def print_table(results: dict[str, list[Figures]], steps: dict[int, int]) -> Non
             row = done[0]["tokens"][str(num_tokens)]
             speed = num_tokens / statistics.median(seconds_of(runs, num_tokens))
             settled = settled_speed(done, num_tokens, steps[num_tokens])
-            ratio = ratio_to_resident(results, name, num_tokens)
+            ratio = ratio_to_resident(results, name, num_tokens) or ""
             print(
                 f"{name:<10}{num_tokens:>8}{speed:>10.0f}{ratio!s:>24}{settled:>9}{peak_gib(row, done[0]):>10.1f}"
                 f"{row['losses'][0]:>12.4f}{row['losses'][-1]:>9.4f}{len(done):>6}",
@@ -119,6 +112,9 @@ def print_table(results: dict[str, list[Figures]], steps: dict[int, int]) -> Non
 
 
 def claim_table(results: dict[str, list[Figures]], shape: Shape, device: str) -> Iterator[Claim]:
+    if "ours" in results:
+        ended_well = ["failed" not in run for run in results["ours"]]
+        yield single("runs of ours that ended well", sum(ended_well) / len(ended_well), 1.0)
     for num_tokens, target in TARGETS.items():
         is_asked = device == "cuda" and shape == Shape() and bool(seconds_of_or_none(results, num_tokens))
         ratio = ratio_to_resident(results, "ours", num_tokens) if is_asked else None
@@ -133,10 +129,6 @@ def claim_table(results: dict[str, list[Figures]], shape: Shape, device: str) ->
 def seconds_of_or_none(results: dict[str, list[Figures]], num_tokens: int) -> list[float]:
     runs = [run for run in results.get("ours", []) if str(num_tokens) in run.get("tokens", {})]
     return seconds_of(runs, num_tokens)
-
-
-def single(text: str, value: float, target: float, at_least: bool = True) -> Claim:
-    return Claim(text, Ratio(value, value, value, 1), target, at_least)
 
 
 def run_table(
@@ -164,119 +156,6 @@ def run_table(
         "quoted_not_measured_here": QUOTED,
     }
     return list(claim_table(results, shape, course.device)), figures
-
-
-def run_depth(
-    course: Course, shape: Shape, steps: dict[int, int], names: list[str]
-) -> tuple[list[Claim], Figures]:
-    """The device's peak as layers are added; what is kept for backward is the only thing that may grow."""
-    tokens = min(steps)
-    rows: list[Figures] = []
-    for offloads in (False, True):
-        for layers in (8, 16, 32):
-            deeper = Shape(layers, shape.width, shape.vocab, shape.length)
-            options: Figures = {"offload_activations": offloads}
-            if course.device == "cpu":
-                options["device_memory"] = "1GiB"  # so that it is counted
-            run = course.run("ours", deeper, {tokens: 1}, streaming=options)
-            peak = None if "failed" in run else peak_gib(run["tokens"][str(tokens)], run)
-            rows.append({"layers": layers, "offload_activations": offloads, "peak_gib": peak, "run": run})
-            print(
-                f"{layers} layers, activations {'on the host' if offloads else 'on the device'}: {peak:.4g} GiB"
-                if peak is not None
-                else f"{layers} layers: {run['failed']}",
-                flush=True,
-            )
-    claims = []
-    kept = tokens * shape.width * (2 if course.device == "cuda" else 4) / GIB  # a block's input
-    for offloads in (False, True):
-        peaks = {row["layers"]: row["peak_gib"] for row in rows if row["offload_activations"] is offloads}
-        if any(peak is None or peak != peak for peak in peaks.values()):
-            print(f"depth with offload_activations {offloads} is not judged: a run gave no peak")
-            continue
-        allowed = 0.0 if offloads else 24 * kept
-        text = f"peak device memory of 32 layers to that of 8 {'' if offloads else 'and the inputs of 24 blocks'}"
-        claims.append(single(text.strip(), peaks[32] / (peaks[8] + allowed), 1.05, at_least=False))
-    return claims, {"rows": rows, "gib_kept_a_layer": kept, "tokens": tokens}
-
-
-def run_oversize(
-    course: Course, shape: Shape, steps: dict[int, int], names: list[str]
-) -> tuple[list[Claim], Figures]:
-    """More weights, gradients and moments than the GPU has memory; resident is tried as well, and must fail for memory."""
-    tokens = min(steps)
-    state = 16 * shape.num_parameters  # fp32: weight, gradient, two moments
-    ours = course.run("ours", shape, {tokens: 4}, execution="auto", streaming={"state_dtype": "bf16"})
-    figures: Figures = {"ours": ours, "resident_state_bytes": state, "parameters": shape.num_parameters}
-    claims = []
-    if course.device == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        figures["device_bytes"] = total
-        figures["resident"] = course.run("resident", shape, {tokens: 1})
-        print(f"resident: {figures['resident'].get('failed', 'it fitted')}")
-        claims.append(single("training state to the GPU's memory", state / total, 1.0))
-    if "failed" in ours:
-        print(f"ours: {ours['failed']}")
-        return [single("steps of the oversized model", 0.0, 1.0)], figures
-    row = ours["tokens"][str(tokens)]
-    losses = row["losses"]
-    claims += claim_chosen(ours, course.device)
-    print(f"{shape.num_parameters / 1e9:.2f} billion weights, {state / GIB:.0f} GiB of training state: losses {losses}, "
-          f"{tokens / statistics.median(row['seconds']):.0f} tok/s, peak {peak_gib(row, ours):.1f} GiB")  # fmt: skip
-    claims.append(single("last loss to the first", losses[-1] / losses[0], 1.0, at_least=False))
-    return claims, figures
-
-
-def claim_chosen(run: Figures, device: str) -> list[Claim]:
-    """What runconfig.execution: auto came to; a tiny model on a CPU fits, and has nothing to show."""
-    chosen = run["told"]["outcome"]["execution"]
-    print(f"execution: {chosen['mode']}, {chosen['why']}; expected {chosen['expected']}")
-    return (
-        [single("streaming was chosen by itself", float(chosen["mode"] == "streaming"), 1.0)]
-        if device == "cuda"
-        else []
-    )
-
-
-def run_capped(
-    course: Course, shape: Shape, steps: dict[int, int], names: list[str]
-) -> tuple[list[Claim], Figures]:
-    """The table's model on 24 GiB of the GPU."""
-    tokens = min(steps)
-    cap = 24 * GIB
-    run = course.run("ours", shape, {tokens: 4}, execution="auto", streaming={"device_memory": "24GiB"})
-    if "failed" in run:
-        print(f"ours: {run['failed']}")
-        return [single("steps under the cap", 0.0, 1.0)], {"run": run}
-    row = run["tokens"][str(tokens)]
-    peak = peak_gib(row, run) * GIB
-    print(
-        f"capped at 24 GiB: {tokens / statistics.median(row['seconds']):.0f} tok/s, peak {peak / GIB:.1f} GiB, losses {row['losses']}"
-    )
-    used = row.get("device_used_bytes", 0)
-    figures = {"run": run, "cap_bytes": cap, "resident_state_bytes": 16 * shape.num_parameters, "used": used}
-    claims = [single("last loss to the first", row["losses"][-1] / row["losses"][0], 1.0, at_least=False)]
-    claims += claim_chosen(run, course.device)
-    if peak == peak:
-        claims.append(single("peak device memory to the cap", peak / cap, 1.0, at_least=False))
-    return claims, figures
-
-
-def run_trace(
-    course: Course, shape: Shape, steps: dict[int, int], names: list[str]
-) -> tuple[list[Claim], Figures]:
-    """Spans of two steps for each number of tokens."""
-    from streaming_trace import describe
-
-    figures: Figures = {}
-    for tokens in steps:
-        run = course.run("engine", shape, {tokens: 2}, trace=True)
-        figures[str(tokens)] = run
-        if "failed" in run:
-            print(f"{tokens} tokens: {run['failed']}")
-            continue
-        print(f"{tokens} tokens a step: {describe(run['trace'])}", flush=True)
-    return [], figures
 
 
 Part = Callable[[Course, Shape, dict[int, int], list[str]], tuple[list[Claim], Figures]]

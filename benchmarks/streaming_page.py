@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streaming import GIB, QUOTED, TARGETS, peak_gib, seconds_of
+from streaming import QUOTED, TARGETS, seconds_of
+from streaming_parts import GIB, peak_gib
 from streaming_trace import describe
 
 HERE = Path(__file__).parent

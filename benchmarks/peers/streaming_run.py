@@ -148,11 +148,11 @@ def watch_caps() -> list[Any]:
     from portwright.runtime.streaming import session
 
     made: list[Any] = []
-    kind = session.DeviceCap
+    kind = vars(session)["DeviceCap"]
 
     def make(*args: Any) -> Any:
         made.append(kind(*args))
         return made[-1]
 
-    session.DeviceCap = make  # type: ignore[assignment,misc]
+    vars(session)["DeviceCap"] = make
     return made
