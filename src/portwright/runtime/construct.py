@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from portwright.runtime.base_model import LossModule, make_model
@@ -143,5 +144,10 @@ def _asking_before_moves(hold: _Hold) -> Iterator[None]:
 
 def host_bytes(module: nn.Module) -> int:
     """Weights and buffers of a module that are on the host."""
-    held = {id(t): t for t in (*module.parameters(), *module.buffers()) if t.device.type == "cpu"}
-    return sum(tensor.nbytes for tensor in held.values())
+    return sum(tensor.nbytes for tensor in stored_tensors(module) if tensor.device.type == "cpu")
+
+
+def stored_tensors(module: nn.Module) -> Iterable[torch.Tensor]:
+    """Weights and buffers, each once; those whose size only the first batch tells have none yet."""
+    found = {id(t): t for t in (*module.parameters(), *module.buffers()) if not is_lazy(t)}
+    return found.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Bound = Literal["compute", "bus", "CPU optimizer", "disk", "pipeline bubble"]
@@ -99,6 +99,21 @@ def expect_streaming(
     simulated = _simulate(layers, rest_flops, rates, slots, trains)
     step = max(simulated, *busy.values())
     return Expected(compute / step if step else 1.0, _slowest(busy), step, busy)
+
+
+def update_on_device(layers: Sequence[StreamedLayer], share: float) -> list[StreamedLayer]:
+    """The same layers, a share of which is updated on the device: weights and state pass over the bus, the gradient stays."""
+    moved: list[StreamedLayer] = []
+    for index, layer in enumerate(layers):
+        is_chosen = int((index + 1) * share) > int(index * share) and layer.update_bytes > 0
+        half = layer.update_bytes // 2  # as much is read as is written
+        moved.append(
+            # Sent weights count in both passes, the state in one.
+            replace(layer, sent_bytes=layer.sent_bytes + half // 2, gradient_bytes=half, update_bytes=0)
+            if is_chosen
+            else layer
+        )
+    return moved
 
 
 def expect_pipelining(num_stages: int, num_micro_batches: int) -> Expected:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
 from portwright.runtime.base_model import LossModule, PyTorchBaseModel
 from portwright.runtime.batches import make_mover
+from portwright.runtime.construct import stored_tensors
 from portwright.runtime.inputs import Inputs
 from portwright.runtime.precision import Precision
 from portwright.runtime.rng import untouched_rng
@@ -52,9 +54,8 @@ class CapturedStep:
 
 def weight_bytes(module: LossModule, precision: Precision) -> int:
     """Of weights and buffers; a few microseconds."""
-    held = {id(t): t for t in (*module.net.parameters(), *module.net.buffers())}
     widened = 2 if precision.name == "fp64" else 1  # from float32, when the session prepares them
-    return widened * sum(tensor.nbytes for tensor in held.values())
+    return widened * sum(tensor.nbytes for tensor in stored_tensors(module.net))
 
 
 def count_state(job: JobSpec, module: LossModule, precision: Precision) -> StateBytes:
@@ -63,7 +64,7 @@ def count_state(job: JobSpec, module: LossModule, precision: Precision) -> State
     from portwright.graph.plans.optimizer_state import OptimizerCost
 
     weights = weight_bytes(module, precision)
-    parameters = list(module.net.named_parameters())
+    parameters = [(name, p) for name, p in module.net.named_parameters() if not is_lazy(p)]
     num_parameters = sum(parameter.numel() for _, parameter in parameters)
     if job.mode not in ("train", "train_and_eval"):
         return StateBytes(weights, 0, 0, num_parameters)

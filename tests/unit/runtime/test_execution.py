@@ -189,6 +189,15 @@ def test_a_small_model_is_resident_and_nothing_is_captured(
     assert choice.expected == Expected(1.0, "compute")
 
 
+def test_weights_whose_size_is_not_known_yet_count_nothing(job: Callable[..., JobSpec], world: World) -> None:
+    def lazy(params: dict[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+
+    assert choose(job(lazy), world, 10**9).numbers["weight_bytes"] == 80
+    module = make_model(lazy, {}, CPU)
+    assert count_state(job(), module, resolve_precision({}, None, "cpu")).weights == 80
+
+
 def test_unknown_memory_speaks_for_resident(job: Callable[..., JobSpec], world: World) -> None:
     assert choose(job(), world, 0).mode == "resident"
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portwright.runtime.speed_model import Rates, StreamedLayer, expect_pipelining, expect_streaming
+from portwright.runtime.speed_model import (
+    Rates,
+    StreamedLayer,
+    expect_pipelining,
+    expect_streaming,
+    update_on_device,
+)
 
 # A layer whose forward takes 1 s, its backward 2 s.
 LAYER = StreamedLayer(1.0, 2.0, sent_bytes=1, gradient_bytes=1, update_bytes=10)
@@ -44,6 +50,21 @@ def test_an_update_as_long_as_the_step_costs_a_seam() -> None:
     """The layer whose gradient comes last is the first that the next step needs."""
     expected = expect(replace(FAST, host_bytes_per_second=2.5))
     assert 0.5 < expected.share < 1.0
+
+
+def test_updates_on_the_device_relieve_the_cpu_and_load_the_bus() -> None:
+    layers = [replace(LAYER, update_bytes=1000)] * 8
+    shared = update_on_device(layers, 0.25)
+    assert [layer.update_bytes for layer in shared].count(0) == 2
+    assert update_on_device(layers, 0.0) == layers
+    assert all(layer.update_bytes == 0 for layer in update_on_device(layers, 1.0))
+    slow_cpu = replace(FAST, host_bytes_per_second=100.0)
+    alone = expect_streaming(layers, 0.0, slow_cpu, slots=3, trains=True)
+    helped = expect_streaming(shared, 0.0, slow_cpu, slots=3, trains=True)
+    assert alone.bound == "CPU optimizer"
+    assert helped.step_seconds < alone.step_seconds
+    frozen = [replace(LAYER, gradient_bytes=0, update_bytes=0)] * 4
+    assert update_on_device(frozen, 1.0) == frozen
 
 
 def test_a_disk_is_the_bound_where_layers_live_on_it() -> None:
