@@ -81,7 +81,7 @@ class Ranks:
     def send_from_first(self, tensors: Iterable[Tensor]) -> None:
         """All get the first process's values."""
         for tensor in tensors:
-            dist.broadcast(tensor, 0, group=self._gradients if tensor.is_cuda else self._talk)
+            dist.broadcast(tensor.detach(), 0, group=self._gradients if tensor.is_cuda else self._talk)
 
     def assemble(self, whole: Tensor, own: Tensor, bounds: Sequence[tuple[int, int]]) -> None:
         """Fills a flat host tensor of which each process has the elements within its bounds."""

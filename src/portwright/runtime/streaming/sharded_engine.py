@@ -126,7 +126,7 @@ class ShardedStreaming(Streaming):
 
     def share_buffers(self) -> None:
         """The first process's, as DDP does before a step."""
-        self._ranks.send_from_first(buffer.detach() for buffer in self.net.buffers())
+        self._ranks.send_from_first(self.net.buffers())
 
     def tell_loss(self, loss: Tensor) -> None:
         super().tell_loss(self._ranks.sum(loss.detach().float().clone()))

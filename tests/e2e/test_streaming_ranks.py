@@ -1,0 +1,175 @@
+"""Streaming in several processes computes what DDP and one process do, and each holds a part of the weights only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from warm_python import WarmPython
+
+TESTS = Path(__file__).parents[1]
+CASES = Path(__file__).with_name("streaming_rank_cases.py")
+ARGUMENTS = (
+    "CPU", "--mode", "train", "--params", "configs/params.yaml", "--max_steps", "12",
+    "-D", "optimizer.learning_rate=0.01", "-D", "model.dropout=0.0", "-D", "model.hidden_sizes=[48, 48, 33]",
+    "-D", "optimizer.optimizer_type=SGD", "-D", "optimizer.momentum=0.9", "-D", "optimizer.max_gradient_norm=1.0",
+    "-D", "runconfig.checkpoint_steps=6", "-D", "runconfig.log_steps=1", "-D", "train_input.batch_size=37",
+)  # fmt: skip
+STREAMING = ("-D", "runconfig.execution=streaming")
+
+Ended = list["subprocess.CompletedProcess[str]"]
+
+
+def run_ranks(warm: WarmPython, folder: Path, num_processes: int, *arguments: str) -> Ended:
+    with socket.create_server(("localhost", 0)) as listening:
+        port = listening.getsockname()[1]
+    shared = {"NO_COLOR": "1", "COLUMNS": "400", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    sizes = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    envs = [
+        {**os.environ, **shared, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(num_processes)
+    ]
+    return warm.run_together(arguments, folder, envs, timeout=300)
+
+
+def run_well(warm: WarmPython, folder: Path, num_processes: int, *arguments: str) -> None:
+    for done in run_ranks(warm, folder, num_processes, *arguments):
+        assert done.returncode == 0, done.stderr
+
+
+def run_cases(warm: WarmPython, folder: Path, num_processes: int, *cases: str) -> dict[str, Any]:
+    """Results of the first process, after all have come to the same."""
+    shutil.copyfile(CASES, folder / "run.py")
+    run_well(warm, folder, num_processes, str(TESTS), "out", *cases)
+    found = [json.loads((folder / f"out.{rank}").read_text()) for rank in range(num_processes)]
+    for case in cases:
+        for other in found[1:]:
+            assert other[case] == found[0][case], case
+    return found[0]
+
+
+def assert_equal(found: dict[str, Any], case: str, tolerance: float) -> None:
+    for name in ("losses", "state", "evaluation", "losses_resumed", "state_resumed"):
+        assert found[case][name] <= tolerance, (case, name, found[case])
+
+
+def test_two_processes_equal_ddp(tmp_path: Path, warm_python: WarmPython) -> None:
+    cases = ("plain", "tokens", "batchnorm", "clipped_dropout", "scaled", "bf16")
+    found = run_cases(warm_python, tmp_path, 2, *cases)
+    for case in cases:
+        assert_equal(found, case, 1e-6)
+    assert found["clipped_dropout"]["rolled_back"] > 0, "the first step was not speculated"
+    assert found["scaled"]["rolled_back"] > 0
+    assert found["plain"]["late"] <= 2, "the order of the calls was not foreseen"
+
+
+def test_three_processes_equal_one(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Three processes split every batch unevenly, and some have no element of a small weight."""
+    found = run_cases(
+        warm_python,
+        tmp_path,
+        3,
+        "fp64",
+        "rare",
+        "rare_accumulated",
+        "accumulated",
+        "speculated",
+        "one_process",
+    )
+    for case in ("fp64", "rare"):
+        assert_equal(found, case, 1e-12)
+    for case in ("rare_accumulated", "accumulated", "speculated"):
+        assert_equal(found, case, 1e-5)
+    assert found["speculated"]["rolled_back"] == 0
+    assert max(found["one_process"].values()) <= 1e-5
+
+
+def test_every_elementwise_optimizer_updates_parts(tmp_path: Path, warm_python: WarmPython) -> None:
+    names = (
+        "SGD", "Adagrad", "RMSprop", "Adamax", "Lion", "NAdam", "RAdam", "Adadelta", "ASGD", "Rprop", "Adam",
+    )  # fmt: skip
+    found = run_cases(warm_python, tmp_path, 2, *names)
+    for name in names:
+        assert_equal(found, name, 1e-6)
+
+
+def test_what_cannot_be_split_is_refused_and_a_bad_loss_holds_all(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    found = run_cases(warm_python, tmp_path, 2, "Lamb", "fsdp", "spoilt")
+    assert "Lamb may look at whole weights" in found["Lamb"]["error"]
+    assert "AdamW" in found["Lamb"]["cure"]
+    assert "runconfig.distributed: fsdp" in found["fsdp"]["error"]
+    assert "the loss is nan at step 3 (first on process 1)" in found["spoilt"]["error"]
+    assert found["spoilt"]["held"], "a process updated its part with gradients of a loss that was not finite"
+
+
+def weights(folder: Path, name: str, step: int = 12) -> dict[str, Any]:
+    return load_file(folder / name / f"checkpoint_{step}" / "model.safetensors")
+
+
+def test_a_run_moves_between_numbers_of_processes_and_modes(
+    model_folder: Path, run_script, warm_python: WarmPython
+) -> None:
+    one = run_script(model_folder, *ARGUMENTS, "--model_dir", "one")
+    assert one.returncode == 0, one.stderr
+    wanted = weights(model_folder, "one")
+    run_well(warm_python, model_folder, 3, *ARGUMENTS, *STREAMING, "--model_dir", "three", "--max_steps", "6")
+    shutil.copytree(model_folder / "three", model_folder / "to_one")
+    run_well(warm_python, model_folder, 2, *ARGUMENTS, *STREAMING, "--model_dir", "three")
+    rest = run_script(model_folder, *ARGUMENTS, "--model_dir", "to_one")
+    assert rest.returncode == 0, rest.stderr
+    for name in ("three", "to_one"):
+        got = weights(model_folder, name)
+        assert got.keys() == wanted.keys()
+        assert max((got[key] - wanted[key]).abs().max().item() for key in wanted) <= 1e-6, name
+
+
+SKIPPING = """
+        rank = int(__import__("os").environ["RANK"])
+        x = images.flatten(1)
+        for index, layer in enumerate(self.layers):
+            if index != 3 + 3 * rank:
+                x = layer(x)
+        return x
+"""
+
+
+def test_processes_that_call_other_layers_are_told(model_folder: Path, warm_python: WarmPython) -> None:
+    path = model_folder / "model.py"
+    path.write_text(
+        path.read_text().replace(
+            "        logits: torch.Tensor = self.layers(images.flatten(1))\n        return logits\n",
+            SKIPPING[1:],
+        )
+    )
+    done = run_ranks(
+        warm_python, model_folder, 2, *ARGUMENTS, *STREAMING, "-D", "model.hidden_sizes=[48, 48, 48]"
+    )
+    assert all(process.returncode != 0 for process in done)
+    said = done[0].stderr + done[1].stderr
+    assert "the processes do not stream the same layers: process 0" in said, said
+
+
+@pytest.mark.parametrize("batch_size", [23, 128])
+def test_evaluation_counts_every_sample_once(
+    model_folder: Path, run_script, warm_python: WarmPython, batch_size: int
+) -> None:
+    evaluate = (
+        "CPU", "--mode", "eval", "--params", "configs/params.yaml",
+        "-D", f"eval_input.batch_size={batch_size}", "--json",
+    )  # fmt: skip
+    assert run_script(model_folder, *ARGUMENTS, "-D", "model.hidden_sizes=[128, 64]").returncode == 0
+    one = json.loads(run_script(model_folder, *evaluate).stdout)["values"]
+    done = run_ranks(warm_python, model_folder, 2, *evaluate, *STREAMING)
+    assert done[0].returncode == 0, done[0].stderr
+    two = json.loads(done[0].stdout)["values"]
+    assert two["eval/accuracy"] == one["eval/accuracy"]
+    assert two["eval/loss"] == pytest.approx(one["eval/loss"], abs=1e-6)
