@@ -18,7 +18,7 @@ from portwright.runtime.optimizer_state import optimizer_state_bytes
 from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.device_update import DeviceUpdate
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher, Slot
-from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient
+from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient, norm_of
 from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
@@ -29,7 +29,14 @@ from portwright.runtime.streaming.recompute import refuse_kept_graph, without
 from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
-from portwright.runtime.streaming.updates import Step, UnitUpdate, Updates, Verdict, non_finite_gradients
+from portwright.runtime.streaming.updates import (
+    Step,
+    UnitUpdate,
+    Updates,
+    Verdict,
+    broken_off,
+    non_finite_gradients,
+)
 from portwright.runtime.world import read_launch
 
 _SHARE_ON_DEVICE = 0.25  # of the layers, whose update is then the device's
@@ -322,10 +329,15 @@ class Streaming:
                 self.lanes, self._half, _STATE_DTYPES[self._options.state_dtype]
             )
         self._gradients.wants_norms = self.wants_norms and num_accumulated == 1
+        self._gradients.is_scaled = may_skip
         if num_accumulated > 1:
             self._gradients.alone_from = float("inf")  # each is added up first
         self._updates = Updates(
-            updates, self._gradients.give_back, self._gradients.fail, self._places.__getitem__
+            updates,
+            self._gradients.give_back,
+            self._gradients.fail,
+            self._places.__getitem__,
+            adds_up=num_accumulated > 1,
         )
         rest, self._rest_groups = part_of(optimizer, set(self.rest))
         return rest
@@ -376,7 +388,7 @@ class Streaming:
 
     def begin_step(self, number: int) -> None:
         assert self._updates is not None
-        self._check_gradients()
+        self._check_step()
         rates = [
             group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
             for group in self._optimizer.param_groups
@@ -468,7 +480,7 @@ class Streaming:
             return dict(self._gradients.norms)
         self._updates.wait_arrived()
         return {
-            unit.entries[unit.trained[position]].master: torch._foreach_norm([total])[0]
+            unit.entries[unit.trained[position]].master: norm_of(total, self._may_skip)
             for unit in self.units
             for position, total in self._updates.accumulated(unit).items()
         }
@@ -486,18 +498,26 @@ class Streaming:
 
     def wait(self) -> None:
         """Returns when the host's weights and state are those of the last step."""
+        self.settle()
+        self._check_step()
+
+    def settle(self) -> None:
+        """Returns when nothing is on its way any more, whatever became of it."""
         if self._updates is not None:
             self._updates.wait_idle()
-            self._check_gradients()
 
-    def _check_gradients(self) -> None:
+    def _check_step(self) -> None:
         if self._updates is not None and self._updates.non_finite_step is not None:
             raise non_finite_gradients(self._updates.non_finite_step)
+        if self._updates is not None and self._updates.broken_step is not None:
+            raise broken_off(self._updates.broken_step)
 
-    def abandon(self) -> None:
-        """An error ended a pass: its gradients are dropped."""
-        if self._gradients is not None:
-            self._gradients.abandon()
+    def abandon(self, *, is_rest_begun: bool = False) -> None:
+        """An error ended a step, in one of its passes or (`is_rest_begun`) later: its gradients are dropped."""
+        if self._gradients is not None and self._updates is not None and self._step is not None:
+            for delivery in self._gradients.abandon():
+                self._updates.close_delivery(delivery)
+            self._updates.abandon(self._step, is_rest_begun=is_rest_begun)
         if self._offloaded is not None:
             self._offloaded.forget()
 

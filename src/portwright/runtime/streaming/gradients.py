@@ -123,6 +123,7 @@ class Gradients:
         self._next_buffer = 0
         self.num_bytes = size * len(self._buffers)
         self.wants_norms = False
+        self.is_scaled = False  # the loss, and so the gradients
         self.norms: dict[Tensor, Tensor] = {}  # of the gradients since `begin`, by master
         self._open: dict[Unit, _Open] = {}
         self._hooks: list[Any] = []
@@ -169,7 +170,7 @@ class Gradients:
         view = opened.views[position]
         view.copy_(grad.to_dense() if grad.is_sparse else grad)
         if self.wants_norms and not self._sums_first:
-            self.norms[entry.master] = norm_of(view)
+            self.norms[entry.master] = norm_of(view, self.is_scaled)
         opened.num_taken += 1
         is_final = opened.num_taken == len(unit.trained)
         if grad.numel() >= self.alone_from and not is_final:
@@ -202,12 +203,11 @@ class Gradients:
         for unit in list(self._open):
             self._finish(unit)
 
-    def abandon(self) -> None:
-        """An error ended the pass: what has not been sent is dropped."""
-        for opened in self._open.values():
-            if opened.delivery.num_open == 0 and opened.delivery.buffer is not None:
-                self.give_back(opened.delivery.buffer)
+    def abandon(self) -> list[Delivery]:
+        """An error ended the pass: what has not been sent is dropped; gives what was begun."""
+        begun = [opened.delivery for opened in self._open.values()]
         self._open.clear()
+        return begun
 
     def _finish(self, unit: Unit) -> None:
         opened = self._open.pop(unit)
@@ -263,8 +263,12 @@ def largest_gradient(units: list[Unit]) -> int:
     return max((GradientLayout(unit).num_bytes for unit in units), default=0)
 
 
-def norm_of(grad: Tensor) -> Tensor:
+def norm_of(grad: Tensor, is_scaled: bool = False) -> Tensor:
+    """As a resident session takes it; of gradients of a scaled loss, which may be huge, it is not finite only if one of them is not."""
     if grad.dtype in (torch.float16, torch.bfloat16):
         norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float32)
+    else:
+        norm = torch._foreach_norm([grad])[0]
+    if not is_scaled:
         return norm
-    return torch._foreach_norm([grad])[0]
+    return torch.where(norm.isfinite(), norm.double(), torch.linalg.vector_norm(grad, dtype=torch.float64))

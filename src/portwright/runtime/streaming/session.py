@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -99,13 +99,14 @@ class StreamingSession(TorchSession):
             for label, num_bytes in self._engine.device_bytes.items():
                 self._cap.take(label, num_bytes)
         self._note(self._engine.describe())
-        self._watch = LossWatch(
+        self._watch = _Watch(
             self._device,
             self._world,
             self._rest,
             checks=self._job.params.runconfig.check_loss_values,
             scales=self._scaler is not None,
         )
+        self._watch.wait = self._engine.wait
         if self._watch.checks and not self._watch.reads_at_once:  # else it is read before backward
             self._forward = self._telling(self._forward)
 
@@ -136,21 +137,24 @@ class StreamingSession(TorchSession):
         engine = self._engine
         engine.begin_step(step + 1)
         total: Any = 0.0
+        is_rest_begun = False
         try:
             for index in range(self._num_accumulated):
                 engine.begin_pass(is_last=index == self._num_accumulated - 1)
                 loss = self._forward_backward(step)
                 engine.end_pass()
                 total = total + loss if self._num_accumulated > 1 else loss
+            loss = total / self._num_accumulated if self._num_accumulated > 1 else total
+            if not self._watch.reads_at_once:
+                self._watch.before_update(loss)
+            is_rest_begun = True
+            self._step_rest()
         except BaseException:
-            engine.abandon()
+            engine.abandon(is_rest_begun=is_rest_begun)
             raise
-        loss = total / self._num_accumulated if self._num_accumulated > 1 else total
-        if not self._watch.reads_at_once:
-            self._watch.before_update(loss)
-        self._step_rest()
-        for parameter in self._trained_rest:
-            parameter.grad = None
+        finally:
+            for parameter in self._trained_rest:
+                parameter.grad = None
         return loss
 
     def _step_rest(self) -> None:
@@ -205,7 +209,9 @@ class StreamingSession(TorchSession):
         for parameter in self._trained:
             norm = norms.get(parameter)
             if norm is not None:
-                parts.append(norm if inverse is None else norm * inverse.to(norm.device))
+                parts.append(
+                    norm if inverse is None else (norm * inverse.to(norm.device)).to(parameter.dtype)
+                )
             elif parameter.grad is not None:
                 parts.append(torch._foreach_norm([parameter.grad])[0].to(device))
         total: Tensor = (
@@ -259,17 +265,31 @@ class StreamingSession(TorchSession):
         return iter(self._snapshot.take(named))
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        self._engine.wait()
+        self._engine.settle()
         super().load_state(shards, counters)
         self._engine.changed()
 
     def close(self) -> None:
-        super().close()
-        self._engine.close()
+        try:
+            super().close()
+        finally:
+            self._engine.close()
 
 
 def _clips(spec: OptimizerParams) -> bool:
     return spec.max_gradient_norm is not None or spec.max_gradient_value is not None
+
+
+class _Watch(LossWatch):
+    """Looks at the weights when the last step's updates are done, on the host and on the device each by itself."""
+
+    wait: Callable[[], None]
+
+    def check_weights(self, step: int, named: Sequence[tuple[str, Tensor]]) -> None:
+        if self.checks:
+            self.wait()
+        for on_host in (True, False):
+            super().check_weights(step, [pair for pair in named if (pair[1].device.type == "cpu") == on_host])
 
 
 def _any_not_finite(norms: Iterable[Tensor]) -> Tensor | None:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from portwright.errors import NonFiniteError
-from portwright.runtime.streaming.gradients import Piece
+from portwright.errors import NonFiniteError, UserError
+from portwright.runtime.streaming.gradients import Delivery, Piece
 from portwright.runtime.streaming.lanes import DONE, Mark
 from portwright.runtime.streaming.unit import Unit
 
@@ -75,6 +75,8 @@ class Step:
     is_held: bool = False  # a loss was not finite: nothing is updated
     is_skipped: bool = False
     is_checked: bool = False
+    is_begun: bool = False  # some weight has been changed, for good unless there is a verdict to come
+    is_abandoned: bool = False  # an error ended it: what has not been updated stays as it is
     waiting: list[_Job] = field(default_factory=list)
     speculated: list[_Job] = field(default_factory=list)
 
@@ -101,7 +103,11 @@ class Updates:
         give_back: Callable[[Tensor], None],
         on_failure: Callable[[BaseException], None],
         order: Callable[[Unit], int],
+        adds_up: bool = False,
     ) -> None:
+        self._adds_up = (
+            adds_up  # gradients of several passes: the ring's places are free again once they are added
+        )
         self._updates, self._give_back, self._on_failure, self._order = updates, give_back, on_failure, order
         self._jobs: list[_Job] = []
         self._verdicts: list[Step] = []
@@ -112,11 +118,14 @@ class Updates:
         self._is_busy = False
         self._is_closed = False
         self._failure: BaseException | None = None
-        self._is_held = False
+        self._held_from: int | None = None  # the first step that was not taken, nor was any after it
         self.last_factor = 1.0  # of the last step whose verdict is known
         self.num_rolled_back = 0
         self.non_finite_step: int | None = (
             None  # whose gradients were not finite; nothing has been updated since
+        )
+        self.broken_step: int | None = (
+            None  # that an error ended when some weights were updated and others not
         )
         self.spans: list[Span] | None = None
         self._thread = threading.Thread(target=self._run, name="portwright-updates", daemon=True)
@@ -135,8 +144,38 @@ class Updates:
             self._num_submitted += 1
             piece.delivery.num_open += 1
             piece.delivery.is_whole = piece.is_final  # only now: an earlier piece may be over at any time
+            step.is_begun |= piece.is_done
             self._jobs.append(_Job(step, piece, is_last, self._num_submitted))
             self._work.notify_all()
+
+    def close_delivery(self, delivery: Delivery) -> None:
+        """No more of it will come, nor a final piece: an error ended its pass."""
+        with self._work:
+            delivery.is_whole = True
+            is_free = delivery.num_open == 0
+        if is_free and delivery.buffer is not None:
+            self._give_back(delivery.buffer)
+
+    def abandon(self, step: Step, *, is_rest_begun: bool) -> None:
+        """An error ended a step: what a verdict could still undo is undone, and nothing more is updated."""
+        with self._work:
+            has_verdict = step.verdict is not None
+            is_taken = step.is_begun and not step.needs_verdict
+            if is_rest_begun and not (has_verdict and self._is_refused(step)):
+                is_taken = True
+            if is_taken:
+                self.broken_step = step.number
+            if has_verdict:
+                return  # the thread settles it
+            step.is_abandoned = True
+            self._num_open += 1
+            self._verdicts.append(step)
+            self._work.notify_all()
+
+    def _is_refused(self, step: Step) -> bool:
+        assert step.verdict is not None
+        step.verdict.mark.synchronize()
+        return not math.isfinite(float(step.verdict.factor))
 
     def decide(self, step: Step, verdict: Verdict) -> None:
         with self._work:
@@ -163,13 +202,9 @@ class Updates:
             if self._failure is not None:
                 raise self._failure
 
-    @property
-    def is_held(self) -> bool:
-        return self._is_held
-
     def release(self) -> None:
-        """Updates go on after a loss that was not finite: other weights have been loaded."""
-        self._is_held, self.non_finite_step = False, None
+        """Updates go on after a step that was not taken, or only in part: other weights have been loaded."""
+        self._held_from, self.non_finite_step, self.broken_step = None, None, None
 
     def adopt(self) -> None:
         """The optimizer's state was loaded anew."""
@@ -218,17 +253,15 @@ class Updates:
     def _process(self, job: _Job) -> None:
         step = job.step
         job.piece.mark.synchronize()
-        if not job.is_last or job.unit in self._accumulated:
+        if step.is_abandoned:
+            self._over(job)
+            return
+        if self._adds_up:
             self._accumulate(job)
         if not job.is_last:
             self._over(job)
             return
-        if not step.is_checked:
-            step.is_checked = True
-            for value, mark in step.losses:
-                mark.synchronize()
-                self._is_held = self._is_held or not math.isfinite(float(value))
-            step.is_held = self._is_held
+        self._check_losses(step)
         if job.piece.is_done:
             if not step.is_held:
                 self._updates[job.unit].count(job.piece.positions)
@@ -244,15 +277,38 @@ class Updates:
         else:
             step.waiting.append(job)
 
+    def _check_losses(self, step: Step) -> None:
+        """By number: a layer that the step before last left waiting is still to be updated."""
+        if not step.is_checked:
+            step.is_checked = True
+            for value, mark in step.losses:
+                mark.synchronize()
+                if self._held_from is None and not math.isfinite(float(value)):
+                    self._held_from = step.number
+        step.is_held = self._held_from is not None and step.number >= self._held_from
+
+    def _drop(self, step: Step) -> None:
+        for job in step.speculated:
+            self._updates[job.unit].undo()
+        self._accumulated.clear()
+        for job in step.speculated + step.waiting:
+            self._over(job)
+        step.speculated, step.waiting = [], []
+        with self._work:
+            self._num_open -= 1
+            self._work.notify_all()
+
     def _judge(self, step: Step) -> None:
+        if step.is_abandoned:
+            self._drop(step)
+            return
         assert step.verdict is not None
         step.verdict.mark.synchronize()
         factor = float(step.verdict.factor)
+        self._check_losses(step)
         step.is_skipped = step.is_held or not math.isfinite(factor)
-        if step.is_skipped and not step.may_skip:
-            if not self._is_held:
-                self.non_finite_step = step.number
-            self._is_held = True
+        if step.is_skipped and not step.may_skip and self._held_from is None:
+            self.non_finite_step = self._held_from = step.number
         step.factor = factor
         if not step.is_skipped:
             self.last_factor = factor
@@ -285,9 +341,19 @@ class Updates:
             else:
                 master = unit.entries[unit.trained[position]].master
                 sums[position] = views[position].to(master.dtype, copy=True)
+        delivery = (
+            job.piece.delivery
+        )  # in one piece: only gradients that are not added up are sent one by one
+        if delivery.buffer is not None:
+            self._give_back(delivery.buffer)
+            delivery.buffer = None
 
     def _apply(self, job: _Job, factor: float, *, undoable: bool) -> None:
         unit = job.unit
+        with self._work:
+            if job.step.is_abandoned:
+                return
+            job.step.is_begun = True
         begin = time.perf_counter()
         grads = self._accumulated.get(unit)
         if grads is None:
@@ -318,6 +384,13 @@ class Updates:
         for unit in self._updates:
             unit.fail(error)
         self._on_failure(error)
+
+
+def broken_off(step: int) -> UserError:
+    return UserError(
+        f"an error ended step {step} when some of its layers were updated and others not, so the weights are those of no step.",
+        "Resume from the last checkpoint.",
+    )
 
 
 def non_finite_gradients(step: int) -> NonFiniteError:

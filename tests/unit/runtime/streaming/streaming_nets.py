@@ -291,7 +291,8 @@ class Router(nn.Module):
         shares = self.gate(x).softmax(-1)
         self.loss = (shares.mean(0) ** 2).sum()
         out: Tensor = sum(
-            share.unsqueeze(-1) * expert(x) for share, expert in zip(shares.unbind(-1), self.experts)
+            share.unsqueeze(-1) * expert(x)
+            for share, expert in zip(shares.unbind(-1), self.experts, strict=True)
         )
         return out
 
