@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -98,14 +98,20 @@ class LossWatch:
         if not self.checks:
             return
         parts = [(name, part) for name, weight in named if (part := local(weight.detach())).numel()]
-        norms = torch._foreach_norm([part for _, part in parts], math.inf) if parts else []
-        finite = (
-            torch.isfinite(torch.stack([norm.float() for norm in norms])).cpu() if norms else torch.ones(1)
-        )
-        bad = [name for (name, _), is_finite in zip(parts, finite.tolist(), strict=False) if not is_finite]
+        is_finite_of = dict(_finite(parts))
+        bad = [name for name, _ in parts if not is_finite_of[name]]
         everywhere = [name for names in self._world.gather(bad) for name in names]
         if everywhere:
             raise NonFiniteError(
                 f"the weight '{everywhere[0]}' is not finite after the update of step {step}, though the loss was.",
                 "Lower optimizer.learning_rate, or set optimizer.max_gradient_norm; the last checkpoint is good.",
             )
+
+
+def _finite(parts: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, bool]]:
+    """Whether each tensor is finite, with one wait for each device."""
+    for device in {part.device for _, part in parts}:
+        here = [(name, part) for name, part in parts if part.device == device]
+        norms = torch._foreach_norm([part for _, part in here], math.inf)
+        finite = torch.isfinite(torch.stack([norm.float() for norm in norms])).tolist()
+        yield from zip((name for name, _ in here), finite, strict=True)
