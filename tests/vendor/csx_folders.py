@@ -5,6 +5,7 @@ python csx_folders.py OUT.json '["CSX", "--validate_only", ...]' FOLDER...
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -65,8 +66,13 @@ def _run_here(folder: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    import cerebras.pytorch  # noqa: F401  # once, for all children
+    from front_end import import_sdk
 
+    import_sdk()
+    import portwright.runtime.run
+    import portwright.targets.csx.front_end  # noqa: F401  # all children share these
+
+    gc.freeze()
     out, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
     results: dict[str, Any] = {}
     for folder in sys.argv[3:]:

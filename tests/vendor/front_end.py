@@ -8,6 +8,9 @@ a non-empty cirh.mlir came out: lowered by the front end, not placed on a wafer.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import importlib
 import json
 import os
 import re
@@ -165,15 +168,34 @@ class Lifted(nn.Module):
         return self.function(*map(lift, args), **{name: lift(value) for name, value in kwargs.items()})
 
 
+# What the SDK's first step imports, and torch 2.4 for an optimizer: most of a child's time, if each has to do it.
+_OF_A_STEP = (
+    "torch._dynamo",
+    "cerebras.pytorch.backend.ltc_backend",
+    "cerebras.pytorch.core.appliance",
+    "cerebras.pytorch.cs_op_lib",
+)
+
+
 def prepare() -> Any:
     """Imports the SDK once a process, before any fork; its own `lib` goes first on PATH because pip's wrapper scripts drop exit
     statuses."""
-    import cerebras.pytorch as cstorch
-
+    sdk = import_sdk()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    lib = str(Path(cstorch.__file__).parent / "lib")
+    lib = str(Path(sdk.__file__).parent / "lib")
     if not os.environ["PATH"].startswith(lib + os.pathsep):
         os.environ["PATH"] = lib + os.pathsep + os.environ["PATH"]
+    return sdk
+
+
+@functools.cache
+def import_sdk() -> Any:
+    """The SDK, with all that children would import each for itself."""
+    import cerebras.pytorch as cstorch
+
+    for name in _OF_A_STEP:
+        importlib.import_module(name)
+    gc.freeze()  # a child's collections would copy every page of these modules
     return cstorch
 
 
@@ -181,6 +203,7 @@ def _answer_and_exit(sdk: Any, question: Question, folder: Path, writer: int) ->
     """The child's whole life. It never returns, and what it prints goes to a file."""
     try:
         os.setsid()
+        gc.disable()
         os.chdir(folder)
         output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
