@@ -1,11 +1,13 @@
 """How much of a pipelined step is idle: our session on 2 and 4 CPU processes, against theory and torch's schedules used plainly.
 
 With p processes and m micro-batches, filling and draining leaves a share of (p-1)/(m+p-1) of a step idle; with v pieces of
-the model on each process (interleaved) it is (p-1)/(v*m+p-1). A block's work is a wait of fixed length, so that four
-processes do not compete for this machine's cores: what is measured is the schedule, the sending and all that our
-session adds, and not how fast anything is computed. The waits are long, as a hand-over takes a millisecond and more on two
-crowded cores and 16 micro-batches of two processes leave 6% of a step idle. A process is busy from the first to the last wait of a stage's
-pass over a micro-batch; all else between the first pass of a step and the last one, on any process, is idle.
+the model on each process (interleaved) it is (p-1)/(v*m+p-1); zero-bubble schedules come below both.
+
+A block's work is a wait of fixed length, so that four processes do not compete for this machine's cores: what is measured is
+the schedule, the sending and all that our session adds, and not how fast anything is computed. The waits are long, as a
+hand-over takes about a millisecond on two crowded cores, and 16 micro-batches of two processes leave only 6% of a step
+idle. A process is busy from the first to the last wait of a stage's pass over a micro-batch; all else between the first pass of
+a step and the last one, on any process, is idle. The same share of the whole step, optimizer included, is beside it.
 
 The same steps run in the same processes, in turn, without our session: torch.distributed.pipelining as its documentation
 shows it. One process that does all the work is there for the gain of p processes.
@@ -29,12 +31,20 @@ from measure import Claim, Ratio, finish, paired_ratio, parse_arguments
 
 WORKER = Path(__file__).parent / "peers" / "pipelining_ranks.py"
 BLOCKS_A_PROCESS = 2  # so that a stage takes as long with 2 processes as with 4
-PIECES_EACH = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2}
-MICRO_BATCHES = {"gpipe": (4, 8), "1f1b": (4, 8, 16), "interleaved_1f1b": (4, 8)}
+PIECES_EACH = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zbv_zero_bubble": 2}
+MICRO_BATCHES = {
+    "gpipe": (4, 8),
+    "1f1b": (4, 8, 16),
+    "interleaved_1f1b": (4, 8),
+    "zbv_zero_bubble": (8,),
+}
+SPLITS_BACKWARD = (
+    "zbv_zero_bubble",
+)  # into the gradients of inputs and those of weights, which fill the gaps
 Row = dict[str, Any]
 
 
-def theory(num_processes: int, num_micro: int, pieces_each: int) -> float:
+def theory(num_processes: int, num_micro: int, pieces_each: int = 1) -> float:
     return (num_processes - 1) / (pieces_each * num_micro + num_processes - 1)
 
 
@@ -57,24 +67,23 @@ def run_processes(num_processes: int, setups: Sequence[dict[str, Any]]) -> list[
         return [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(num_processes)]
 
 
-def busy_spans(row: Row, blocks_a_piece: int) -> Iterator[tuple[float, float]]:
+def busy_spans(row: Row, blocks_a_piece: int, splits: bool) -> Iterator[tuple[float, float]]:
     """Start and end of each pass of a stage over a micro-batch: a forward pass waits once a block, a backward pass twice."""
     for kind, run in groupby(row["spans"], key=lambda span: span[0]):
         waits = list(run)
-        each = blocks_a_piece * (1 if kind == "F" else 2)
+        each = blocks_a_piece * (1 if kind == "F" or splits else 2)
         assert len(waits) % each == 0, f"{len(waits)} waits of kind {kind} in a row"
         for first in range(0, len(waits), each):
             yield waits[first][1], waits[first + each - 1][2]
 
 
-def bubble_of(
-    rows: Sequence[Row], blocks_a_piece: int, num_micro: int, pieces_each: int
-) -> tuple[float, float]:
+def bubble_of(rows: Sequence[Row], setup: dict[str, Any], pieces_each: int) -> tuple[float, float]:
     """Idle share of one step over all processes, within the pipeline's own window and within the whole step."""
-    busy = [list(busy_spans(row, blocks_a_piece)) for row in rows]
-    assert all(len(passes) == 2 * num_micro * pieces_each for passes in busy), [
-        len(passes) for passes in busy
-    ]
+    splits = setup["schedule"] in SPLITS_BACKWARD
+    blocks_a_piece = setup["blocks"] // (len(rows) * pieces_each)
+    busy = [list(busy_spans(row, blocks_a_piece, splits)) for row in rows]
+    expected = (3 if splits else 2) * setup["micro"] * pieces_each
+    assert all(len(passes) == expected for passes in busy), [len(passes) for passes in busy]
     worked = sum(end - start for passes in busy for start, end in passes)
     window = max(passes[-1][1] for passes in busy) - min(passes[0][0] for passes in busy)
     step = max(row["end"] for row in rows) - min(row["start"] for row in rows)
@@ -91,16 +100,17 @@ def measure(num_processes: int, setups: list[dict[str, Any]]) -> list[dict[str, 
     measured = []
     for number, setup in enumerate(setups):
         pieces_each = PIECES_EACH[setup["schedule"]] if num_processes > 1 else 1
-        blocks_a_piece = setup["blocks"] // (num_processes * pieces_each)
         row: dict[str, Any] = {
             "processes": num_processes,
             "schedule": setup["schedule"],
             "micro_batches": setup["micro"],
-            "theory": theory(num_processes, setup["micro"], pieces_each),
+            "theory": None
+            if setup["schedule"] in SPLITS_BACKWARD
+            else theory(num_processes, setup["micro"], pieces_each),
         }
         for name in ("ours", "plain"):
             steps = list(zip(*(found[number]["rows"][name] for found in by_rank), strict=True))
-            shares = [bubble_of(step, blocks_a_piece, setup["micro"], pieces_each) for step in steps]
+            shares = [bubble_of(step, setup, pieces_each) for step in steps]
             row[name] = {
                 "bubble": [inside for inside, _ in shares],
                 "bubble_of_step": [whole for _, whole in shares],
@@ -116,20 +126,26 @@ def measure(num_processes: int, setups: list[dict[str, Any]]) -> list[dict[str, 
 
 def print_table(rows: Sequence[dict[str, Any]], alone: dict[int, float]) -> None:
     print(
-        f"{'processes, schedule, m':<30}{'theory':>8}{'ours':>8}{'off':>8}{'plain':>8}{'of step':>9}"
-        f"{'ours/plain':>12}{'gain':>7}{'ideal':>7}"
+        f"{'processes, schedule, m':<30}{'theory':>8}{'ours':>8}{'off':>8}{'of step':>9}{'plain':>8}{'ours/plain':>12}"
+        f"{'gain':>7}"
     )
     for row in rows:
         p, m = row["processes"], row["micro_batches"]
-        ours, plain = row["ours"], row["plain"]
+        ours, plain, known = row["ours"], row["plain"], row["theory"]
         bubble = statistics.median(ours["bubble"])
         seconds = statistics.median(ours["step_seconds"])
         ratio = paired_ratio(ours["step_seconds"], plain["step_seconds"]).median
-        whole = alone[m] * p  # one process would do the work of p
+        off = (
+            f"{known:>8.4f}{bubble:>8.4f}{bubble / known - 1:>+8.1%}"
+            if known
+            else f"{'':>8}{bubble:>8.4f}{'':>8}"
+        )
+        whole = alone[m] * p  # what one process takes for the work of p
         print(
             f"{p}, {row['schedule']}, {m}".ljust(30)
-            + f"{row['theory']:>8.4f}{bubble:>8.4f}{bubble / row['theory'] - 1:>+8.1%}{statistics.median(plain['bubble']):>8.4f}"
-            f"{statistics.median(ours['bubble_of_step']):>9.4f}{ratio:>12.3f}{whole / seconds:>7.2f}{p * (1 - row['theory']):>7.2f}"
+            + off
+            + f"{statistics.median(ours['bubble_of_step']):>9.4f}{statistics.median(plain['bubble']):>8.4f}"
+            f"{ratio:>12.3f}{whole / seconds:>7.2f}"
         )
 
 
@@ -139,7 +155,7 @@ def make_claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
         mine = [row for row in rows if (row["processes"], row["schedule"]) == key]
         if PIECES_EACH[key[1]] > 1:
             # Below the bubble of one piece each is what such a schedule is for.
-            whole = [theory(row["processes"], row["micro_batches"], 1) for row in mine]
+            whole = [theory(row["processes"], row["micro_batches"]) for row in mine]
             shares = [
                 spread([bubble / most for bubble in row["ours"]["bubble"]])
                 for row, most in zip(mine, whole, strict=True)

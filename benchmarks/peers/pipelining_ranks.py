@@ -143,18 +143,25 @@ def make_plain(
         "gpipe": (pipelining.ScheduleGPipe, 1),
         "1f1b": (pipelining.Schedule1F1B, 1),
         "interleaved_1f1b": (pipelining.ScheduleInterleaved1F1B, 2),
+        "zbv_zero_bubble": (pipelining.ScheduleZBVZeroBubble, 2),
     }
     kind, pieces_each = kinds[schedule]
     num_pieces = size * pieces_each
     each = num_blocks // num_pieces
-    own = [blocks[p * each : (p + 1) * each] for p in range(rank, num_pieces, size)]
+    # A V: the last pieces lie with the first process again.
+    numbers = (
+        [rank, num_pieces - 1 - rank]
+        if schedule == "zbv_zero_bubble"
+        else list(range(rank, num_pieces, size))
+    )
+    own = [blocks[p * each : (p + 1) * each] for p in numbers]
     stages = [
         pipelining.PipelineStage(module, p, num_pieces, torch.device("cpu"))
-        for p, module in zip(range(rank, num_pieces, size), own, strict=True)
+        for p, module in zip(numbers, own, strict=True)
     ]
     runner = kind(stages if pieces_each > 1 else stages[0], num_micro, loss_fn=F.mse_loss)
     optimizer = torch.optim.SGD([p for module in own for p in module.parameters()], lr=0.01)
-    is_first, is_last = rank == 0, rank == size - 1
+    is_first, is_last = 0 in numbers, num_pieces - 1 in numbers
 
     def run() -> list[float]:
         losses: list[Tensor] = []

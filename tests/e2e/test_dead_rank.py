@@ -125,6 +125,7 @@ def mishaps(model_folder: Path) -> None:
     [
         (2, 1, ("-D", "runconfig.distributed=fsdp", "-D", "runconfig.checkpoint_steps=5")),
         (2, 1, ("-D", "runconfig.execution=pipelined")),
+        (2, 0, ("-D", "runconfig.execution=streaming")),
         (3, 0, ("-D", "train_input.num_workers=1")),  # whose process is a copy, connections included
     ],
 )
