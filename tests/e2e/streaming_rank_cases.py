@@ -323,6 +323,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "rare": lambda: equal(RareParts, "runconfig.precision=fp64", alone=True),
     "rare_accumulated": lambda: equal(RareParts, "optimizer.grad_accum_steps=2", alone=True),
     "one_process": one_process_goes_on,
+    "disk": lambda: equal(Net, f"runconfig.streaming.store={Path.cwd()}", "optimizer.max_gradient_norm=0.3"),
+    "disk_bf16": lambda: equal(
+        Net, f"runconfig.streaming.store={Path.cwd()}", "runconfig.precision=bf16", "runconfig.streaming.device_memory=64MiB"
+    ),
+    "offloaded": lambda: equal(Net, "runconfig.streaming.offload_activations=true"),
     "Lamb": lambda: refused(lambda: open_sharded(job_of(Net, "optimizer.optimizer_type=Lamb"))),
     "fsdp": lambda: refused(lambda: open_sharded(job_of(Net, "runconfig.distributed=fsdp"))),
     "skips": lambda: refused(lambda: open_sharded(job_of(SkipsLayers))),

@@ -44,20 +44,17 @@ def run_well(warm: WarmPython, folder: Path, num_processes: int, *arguments: str
         assert done.returncode == 0, done.stderr
 
 
-def run_cases(warm: WarmPython, folder: Path, num_processes: int, *cases: str) -> dict[str, Any]:
-    """Results of the first process, after all have come to the same."""
+def run_cases(warm: WarmPython, folder: Path, num_processes: int, *cases: str) -> list[dict[str, Any]]:
+    """What each process has found."""
     shutil.copyfile(CASES, folder / "run.py")
     run_well(warm, folder, num_processes, str(TESTS), "out", *cases)
-    found = [json.loads((folder / f"out.{rank}").read_text()) for rank in range(num_processes)]
-    for case in cases:
-        for other in found[1:]:
-            assert other[case] == found[0][case], case
-    return found[0]
+    return [json.loads((folder / f"out.{rank}").read_text()) for rank in range(num_processes)]
 
 
-def assert_equal(found: dict[str, Any], case: str, tolerance: float) -> None:
-    for name in ("losses", "state", "evaluation", "losses_resumed", "state_resumed"):
-        assert found[case][name] <= tolerance, (case, name, found[case])
+def assert_equal(found: list[dict[str, Any]], case: str, tolerance: float) -> None:
+    for rank, results in enumerate(found):
+        for name in ("losses", "state", "evaluation", "losses_resumed", "state_resumed"):
+            assert results[case][name] <= tolerance, (rank, case, name, results[case])
 
 
 def test_two_processes_equal_ddp(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -65,9 +62,10 @@ def test_two_processes_equal_ddp(tmp_path: Path, warm_python: WarmPython) -> Non
     found = run_cases(warm_python, tmp_path, 2, *cases)
     for case in cases:
         assert_equal(found, case, 1e-6)
-    assert found["clipped_dropout"]["rolled_back"] > 0, "the first step was not speculated"
-    assert found["scaled"]["rolled_back"] > 0
-    assert found["plain"]["late"] <= 2, "the order of the calls was not foreseen"
+    for results in found:
+        assert results["clipped_dropout"]["rolled_back"] > 0, "the first step was not speculated"
+        assert results["scaled"]["rolled_back"] > 0
+        assert results["plain"]["late"] <= 2, "the order of the calls was not foreseen"
 
 
 def test_three_processes_equal_one(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -87,8 +85,9 @@ def test_three_processes_equal_one(tmp_path: Path, warm_python: WarmPython) -> N
         assert_equal(found, case, 1e-12)
     for case in ("rare_accumulated", "accumulated", "speculated"):
         assert_equal(found, case, 1e-5)
-    assert found["speculated"]["rolled_back"] == 0
-    assert max(found["one_process"].values()) <= 1e-5
+    for results in found:
+        assert results["speculated"]["rolled_back"] == 0
+        assert max(results["one_process"].values()) <= 1e-5
 
 
 def test_every_elementwise_optimizer_updates_parts(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -104,11 +103,12 @@ def test_what_cannot_be_split_is_refused_and_a_bad_loss_holds_all(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
     found = run_cases(warm_python, tmp_path, 2, "Lamb", "fsdp", "spoilt")
-    assert "Lamb may look at whole weights" in found["Lamb"]["error"]
-    assert "AdamW" in found["Lamb"]["cure"]
-    assert "runconfig.distributed: fsdp" in found["fsdp"]["error"]
-    assert "the loss is nan at step 3 (first on process 1)" in found["spoilt"]["error"]
-    assert found["spoilt"]["held"], "a process updated its part with gradients of a loss that was not finite"
+    for results in found:
+        assert "Lamb may look at whole weights" in results["Lamb"]["error"]
+        assert "AdamW" in results["Lamb"]["cure"]
+        assert "runconfig.distributed: fsdp" in results["fsdp"]["error"]
+        assert "the loss is nan at step 3 (first on process 1)" in results["spoilt"]["error"]
+        assert results["spoilt"]["held"], "a process updated its part from a loss that was not finite"
 
 
 def weights(folder: Path, name: str, step: int = 12) -> dict[str, Any]:

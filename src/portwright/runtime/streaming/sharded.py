@@ -79,9 +79,23 @@ class Ranks:
         return values
 
     def send_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """All get the first process's values."""
+        """All get the first process's values; small tensors travel together."""
+        small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0, group=self._gradients if tensor.is_cuda else self._talk)
+            if tensor.numel() >= _ONE_BUCKET:
+                self._send([tensor.detach()])
+            elif tensor.numel():
+                small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+        for together in small.values():
+            self._send(together)
+
+    def _send(self, tensors: list[Tensor]) -> None:
+        joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(joined, 0, group=self._gradients if joined.is_cuda else self._talk)
+        if self.rank > 0:
+            parts = torch.split(joined, [tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
     def assemble(self, whole: Tensor, own: Tensor, bounds: Sequence[tuple[int, int]]) -> None:
         """Fills a flat host tensor of which each process has the elements within its bounds."""

@@ -121,6 +121,7 @@ class ShardedStreaming(Streaming):
         return shard
 
     def begin_step(self, number: int) -> None:
+        self._undecided.clear()  # an error may have ended the step before
         super().begin_step(number)
         self.share_buffers()
 
@@ -154,11 +155,14 @@ class ShardedStreaming(Streaming):
         masters = [master for master in self.shards if master in own]
         if not masters:
             return {}
-        squares = torch.stack([own[master] for master in masters]).double().square()
+        squares = torch.stack([own[master].double() for master in masters]).square()
         norms = self._ranks.sum(squares).sqrt()
         return {
             master: norm.to(own[master].dtype) for master, norm in zip(masters, norms.unbind(), strict=True)
         }
+
+    def describe(self) -> str:
+        return f"{super().describe()[:-1]}, each time a part of {self._ranks.size}."
 
     # -- whole weights --------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class ShardedGradients(Gradients):
                 views = layout.own_views(buffer)
                 for position in sent:
                     master = unit.entries[unit.trained[position]].master
-                    self.norms[master] = norm_of(views[position])
+                    self.norms[master] = norm_of(views[position], self.is_scaled)
             self.averaged = self._lanes.mark()
         mark: Mark = DONE
         with self._lanes.on("down"):
