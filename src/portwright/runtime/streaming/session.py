@@ -205,6 +205,7 @@ class StreamingSession(TorchSession):
         """In the order of the whole model's gradients, as a resident session takes it."""
         inverse = None if self._scaler is None else self._scaler.inverse()
         device = next((norm.device for norm in norms.values()), self._device)
+        rest = set(self._trained_rest)
         parts = []
         for parameter in self._trained:
             norm = norms.get(parameter)
@@ -212,7 +213,7 @@ class StreamingSession(TorchSession):
                 parts.append(
                     norm if inverse is None else (norm * inverse.to(norm.device)).to(parameter.dtype)
                 )
-            elif parameter.grad is not None:
+            elif parameter in rest and parameter.grad is not None:  # a layer's is the update thread's
                 parts.append(torch._foreach_norm([parameter.grad])[0].to(device))
         total: Tensor = (
             torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros((), device=device)
