@@ -102,6 +102,24 @@ def run_script(request: pytest.FixtureRequest, warm_python: WarmPython) -> RunSc
     return run
 
 
+@pytest.fixture(scope="session")
+def run_cli(warm_python: WarmPython) -> RunScript:
+    """`python -m portwright.cli`, from the Python that has torch where the environment is not its own."""
+
+    def run(
+        *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        words = tuple(map(str, arguments))
+        whole = {**os.environ, "NO_COLOR": "1", **(env or {})}
+        what = ("-m", "portwright.cli")
+        if warm_python.can_run(whole):
+            return warm_python.run(words, cwd, whole, timeout, what)
+        command = [sys.executable, *what, *words]
+        return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=timeout)
+
+    return run
+
+
 class Folder:
     """A model folder to break, and a way to run it inside this process."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -67,16 +67,26 @@ class WarmPython:
         return all(env.get(name) == self._env.get(name) for name in names)
 
     def run(
-        self, arguments: tuple[str, ...], folder: Path, env: dict[str, str], timeout: float
+        self,
+        arguments: tuple[str, ...],
+        folder: Path,
+        env: dict[str, str],
+        timeout: float,
+        what: tuple[str, ...] = ("run.py",),
     ) -> subprocess.CompletedProcess[str]:
-        """What `python run.py arguments` in the folder does, in a process of its own."""
-        return self.run_together(arguments, folder, [env], timeout)[0]
+        """What `python run.py arguments` in the folder does, in a process of its own; `what` stands for run.py."""
+        return self.run_together(arguments, folder, [env], timeout, what)[0]
 
     def run_together(
-        self, arguments: tuple[str, ...], folder: Path, envs: list[dict[str, str]], timeout: float
+        self,
+        arguments: tuple[str, ...],
+        folder: Path,
+        envs: list[dict[str, str]],
+        timeout: float,
+        what: tuple[str, ...] = ("run.py",),
     ) -> list[subprocess.CompletedProcess[str]]:
         """The same with a process for each environment, at the same time."""
-        command = ["run.py", *arguments]
+        command = [*what, *arguments]
         with contextlib.ExitStack() as opened:
             streams = [[opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in envs]
             nothing = opened.enter_context(open(os.devnull, "rb"))  # noqa: PTH123
@@ -109,7 +119,7 @@ class WarmPython:
         stdout: IO[bytes] | None = None,
         is_session: bool = False,
     ) -> WarmProcess:
-        """The command is what follows `python`: a script or -c code, and arguments."""
+        """The command is what follows `python`: a script, -c code or -m module, and arguments."""
         if self._process is None:
             self._begin()
         assert self._folder is not None
@@ -199,6 +209,12 @@ def become(start: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str, An
     if start["command"][0] == "-c":
         sys.argv, sys.path[0] = ["-c", *start["command"][2:]], ""
         return compile(start["command"][1], "<string>", "exec"), main.__dict__
+    if start["command"][0] == "-m":
+        sys.path[0] = str(Path.cwd())
+        spec: Any = importlib.util.find_spec(start["command"][1])
+        sys.argv = [spec.origin, *start["command"][2:]]
+        main.__spec__, main.__file__, main.__package__ = spec, spec.origin, spec.parent
+        return spec.loader.get_code(spec.name), main.__dict__
     sys.argv, sys.path[0] = start["command"], str(script.parent)
     main.__file__ = str(script)
     return compile(script.read_bytes(), main.__file__, "exec"), main.__dict__

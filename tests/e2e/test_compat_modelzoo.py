@@ -11,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +26,24 @@ STYLE = FIXTURES / "zoo_style"
 COUNTING = STYLE / "modelzoo" / "counting" / "pytorch"
 
 
-def run(
-    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "portwright.cli", "run", "--compat", "modelzoo", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Outcome = Callable[..., dict[str, Any]]
 
 
-def outcome(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
-    done = run(*arguments, "--json", cwd=cwd, env=env)
-    assert done.returncode == 0, done.stderr
-    loaded: dict[str, Any] = json.loads(done.stdout)
-    return loaded
+@pytest.fixture
+def run(run_cli: Run) -> Run:
+    return partial(run_cli, "run", "--compat", "modelzoo")
+
+
+@pytest.fixture
+def outcome(run: Run) -> Outcome:
+    def get(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+        done = run(*arguments, "--json", cwd=cwd, env=env)
+        assert done.returncode == 0, done.stderr
+        loaded: dict[str, Any] = json.loads(done.stdout)
+        return loaded
+
+    return get
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -57,7 +59,7 @@ def assert_equal_weights(one: Path, other: Path) -> None:
 # -- a folder of our own -----------------------------------------------------------------------------------
 
 
-def test_train_resume_and_evaluate(tmp_path: Path) -> None:
+def test_train_resume_and_evaluate(tmp_path: Path, run: Run, outcome: Outcome) -> None:
     whole = outcome(COUNTING, "CPU", "--mode", "train_and_eval", "--model_dir", "whole", cwd=tmp_path)
     assert whole["step"] == 12
     assert whole["values"]["eval/longest"] == 12
@@ -71,7 +73,7 @@ def test_train_resume_and_evaluate(tmp_path: Path) -> None:
     assert {"eval/accuracy", "eval/perplexity", "eval/longest"} <= evaluated["values"].keys()
 
 
-def test_the_form_of_1_6_without_a_target(tmp_path: Path) -> None:
+def test_the_form_of_1_6_without_a_target(tmp_path: Path, run: Run) -> None:
     config = COUNTING / "configs" / "params.yaml"
     done = run(
         COUNTING / "run.py", "-cpu", "-m", "train", "-p", config, "--stride", "3", "-o", "here",
@@ -81,7 +83,7 @@ def test_the_form_of_1_6_without_a_target(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "checkpoint_12").is_dir()
 
 
-def test_what_release_1_6_did_with_params(tmp_path: Path) -> None:
+def test_what_release_1_6_did_with_params(tmp_path: Path, run: Run) -> None:
     done = run(COUNTING, "CPU", "--mode", "train", "--max_steps", "1", "--model_dir", "m", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "release 1.6 computed in fp32" in done.stderr
@@ -91,7 +93,9 @@ def test_what_release_1_6_did_with_params(tmp_path: Path) -> None:
     assert "mode: train" in resolved
 
 
-def test_a_loss_that_is_not_finite_is_explained_though_the_model_empties_its_batch(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_explained_though_the_model_empties_its_batch(
+    tmp_path: Path, run: Run
+) -> None:
     done = run(
         COUNTING, "CPU", "--mode", "train", "--model_dir", "m", "-D", "optimizer.learning_rate=1.0e+30",
         "-D", "optimizer.max_gradient_norm=0", "-D", "optimizer.loss_scaling_factor=1.0", cwd=tmp_path,
@@ -101,7 +105,7 @@ def test_a_loss_that_is_not_finite_is_explained_though_the_model_empties_its_bat
     assert "KeyError" not in done.stderr
 
 
-def test_a_part_of_pretrained_weights_is_taken_over(tmp_path: Path) -> None:
+def test_a_part_of_pretrained_weights_is_taken_over(tmp_path: Path, run: Run, outcome: Outcome) -> None:
     outcome(COUNTING, "CPU", "--mode", "train", "--max_steps", "2", "--model_dir", "small", cwd=tmp_path)
     done = run(
         COUNTING, "CPU", "--mode", "train", "--max_steps", "1", "--model_dir", "large", "-D", "model.num_hidden_layers=3",
@@ -115,12 +119,12 @@ def test_a_part_of_pretrained_weights_is_taken_over(tmp_path: Path) -> None:
     assert all(small[name].equal(large[name]) for name in small)
 
 
-def test_names_of_2_x(tmp_path: Path) -> None:
+def test_names_of_2_x(tmp_path: Path, outcome: Outcome) -> None:
     result = outcome(STYLE / "later", "CPU", "--mode", "train_and_eval", "--model_dir", "m", cwd=tmp_path)
     assert result["step"] == 3
 
 
-def test_an_installed_cerebras_is_not_shadowed(tmp_path: Path) -> None:
+def test_an_installed_cerebras_is_not_shadowed(tmp_path: Path, run: Run) -> None:
     for part, text in (("pytorch", "VALUE = 1"), ("appliance", "VALUE = 2")):
         folder = tmp_path / part / "cerebras" / part
         folder.mkdir(parents=True)
@@ -139,7 +143,7 @@ def test_an_installed_cerebras_is_not_shadowed(tmp_path: Path) -> None:
     assert done.stdout.split() == ["portwright.compat.modelzoo_layers", "2"]
 
 
-def test_an_installed_model_zoo_with_its_sdk_goes_first(tmp_path: Path) -> None:
+def test_an_installed_model_zoo_with_its_sdk_goes_first(tmp_path: Path, run: Run) -> None:
     for name, text in (("pytorch", ""), ("modelzoo", ""), ("modelzoo/layers", "EmbeddingLayer = 'its own'")):
         folder = tmp_path / "site" / "cerebras" / name
         folder.mkdir(parents=True)
@@ -150,11 +154,10 @@ def test_an_installed_model_zoo_with_its_sdk_goes_first(tmp_path: Path) -> None:
     assert run(script, cwd=tmp_path, env={"PYTHONPATH": paths}).stdout.strip() == "its own"
 
 
-def test_without_compat_nothing_is_lent(tmp_path: Path) -> None:
+def test_without_compat_nothing_is_lent(tmp_path: Path, run_cli: Run) -> None:
     script = tmp_path / "run.py"
     script.write_text("import modelzoo.common.pytorch\n")
-    command = [sys.executable, "-m", "portwright.cli", "run", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_cli("run", script, cwd=tmp_path)
     assert "ModuleNotFoundError: No module named 'modelzoo'" in done.stderr
 
 
@@ -171,7 +174,7 @@ def test_without_compat_nothing_is_lent(tmp_path: Path) -> None:
         ("from json import nothing", "cannot import name 'nothing' from 'json'"),
     ],
 )
-def test_what_cannot_be_imported_is_one_line(tmp_path: Path, code: str, said: str) -> None:
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path, code: str, said: str, run: Run) -> None:
     script = tmp_path / "run.py"
     script.write_text(code + "\n")
     done = run(script, cwd=tmp_path)
@@ -213,7 +216,9 @@ def stand_in() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_release_1_6(case: ZooCase, release: Path, stand_in: dict[str, str], tmp_path: Path) -> None:
+def test_release_1_6(
+    case: ZooCase, release: Path, stand_in: dict[str, str], tmp_path: Path, outcome: Outcome
+) -> None:
     missing = [name for name in case.packages if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"the zoo's {case.folder} imports packages that are not installed: {', '.join(missing)}")
