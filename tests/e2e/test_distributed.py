@@ -62,7 +62,9 @@ def losses(model_dir: Path) -> list[float]:
     return [json.loads(line)["values"]["loss"] for line in lines]
 
 
-def run_ranks(warm: WarmPython, folder: Path, num_processes: int, *arguments: str) -> None:
+def run_ranks(
+    warm: WarmPython, folder: Path, num_processes: int, *arguments: str
+) -> list[subprocess.CompletedProcess[str]]:
     """What torchrun would start, without its own process and without importing torch in each."""
     with socket.create_server(("localhost", 0)) as listening:
         port = listening.getsockname()[1]
@@ -79,8 +81,10 @@ def run_ranks(warm: WarmPython, folder: Path, num_processes: int, *arguments: st
         }
         for rank in range(num_processes)
     ]
-    for done in warm.run_together(arguments, folder, envs, timeout=300):
+    ended = warm.run_together(arguments, folder, envs, timeout=300)
+    for done in ended:
         assert done.returncode == 0, done.stderr
+    return ended
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp64", 1e-12)])
@@ -101,19 +105,22 @@ def test_processes_equal_one(
         assert losses(small_folder / name) == pytest.approx(losses(small_folder / "one"), abs=tolerance * 10)
 
 
-def test_resume_with_another_number_of_processes(small_folder: Path, run_script) -> None:
+def test_resume_with_another_number_of_processes(
+    small_folder: Path, run_script, warm_python: WarmPython
+) -> None:
     one = run_script(small_folder, *ARGUMENTS, "--model_dir", "one")
     assert one.returncode == 0, one.stderr
     half = ("--max_steps", "10", "-D", "runconfig.distributed=fsdp", "--model_dir", "mixed")
-    status, output = finish(torchrun(small_folder, 2, *ARGUMENTS, *half))
-    assert status == 0, output
+    run_ranks(warm_python, small_folder, 2, *ARGUMENTS, *half)
     rest = run_script(small_folder, *ARGUMENTS, "--model_dir", "mixed")
     assert rest.returncode == 0, rest.stderr
     a, b = (load_file(small_folder / d / "checkpoint_20" / "model.safetensors") for d in ("one", "mixed"))
     assert max((a[k] - b[k]).abs().max().item() for k in a) <= 1e-6
 
 
-def test_evaluation_over_processes_counts_every_sample_once(small_folder: Path, run_script) -> None:
+def test_evaluation_over_processes_counts_every_sample_once(
+    small_folder: Path, run_script, warm_python: WarmPython
+) -> None:
     assert run_script(small_folder, *ARGUMENTS).returncode == 0
     evaluate = (
         "CPU",
@@ -126,9 +133,8 @@ def test_evaluation_over_processes_counts_every_sample_once(small_folder: Path, 
         "--json",
     )
     one = json.loads(run_script(small_folder, *evaluate).stdout)["values"]
-    process = torchrun(small_folder, 2, *evaluate)
-    status, output = finish(process)
-    assert status == 0, output
+    ended = run_ranks(warm_python, small_folder, 2, *evaluate)
+    output = "".join(done.stdout for done in ended)
     text = output[output.index("{") : output.rindex("}") + 1]
     two = json.loads(text)["values"]
     assert two["eval/accuracy"] == one["eval/accuracy"]
