@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,13 @@ from portwright.errors import PortwrightError
 from portwright.runtime.backend import TorchBackend
 from portwright.runtime.session import TorchSession
 from portwright.runtime.streaming.session import StreamingSession
+from portwright.runtime.streaming.sharded_fetch import OrderedFetcher
 from portwright.runtime.streaming.sharded_session import ShardedStreamingSession
+from portwright.runtime.streaming.updates import Updates
 from portwright.runtime.world import Launch, World
 from portwright.target import JobSpec, Shard
 
-NUM_STEPS = 6
+NUM_STEPS = 5
 BACKEND = TorchBackend("cpu", {}, lambda line: None)
 WORLD = BACKEND.world
 ALONE = World(Launch(), "cpu", None)
@@ -151,6 +155,20 @@ class Overflows(Net):
         return logits
 
 
+class Wanders(Net):
+    """Calls its layers in another order in every step, so that what is asked for ahead is often wrong."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1))
+        self.calls += self.training
+        for index in ((0, 1, 2, 3), (2, 0, 3, 1), (3, 1, 0, 2))[self.calls % 3]:
+            x = self.blocks[index](x)
+        logits: torch.Tensor = self.last(x)
+        return logits
+
+
 class SkipsLayers(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x.flatten(1))
@@ -229,7 +247,7 @@ def equal(net: Callable[[], nn.Module], *overrides: str, alone: bool = False) ->
     for open_it, (shards, counters) in zip(opening, reversed(saved), strict=True):
         session = open_it(job_of(net, *overrides))
         session.load_state(shards, counters)
-        ran.append(losses(session, NUM_STEPS, NUM_STEPS + 4))
+        ran.append(losses(session, NUM_STEPS, NUM_STEPS + 3))
         resumed.append(list(session.state()))
         session.close()
     found["losses_resumed"], found["state_resumed"] = largest(*ran), difference(*resumed)
@@ -261,7 +279,7 @@ def one_process_goes_on() -> dict[str, Any]:
     shards, other = list(sharded.state()), sharded.counters()
     whole.load_state(shards, other)
     sharded.load_state(saved, counters)
-    a, b = losses(whole, NUM_STEPS, NUM_STEPS + 4), losses(sharded, NUM_STEPS, NUM_STEPS + 4)
+    a, b = losses(whole, NUM_STEPS, NUM_STEPS + 3), losses(sharded, NUM_STEPS, NUM_STEPS + 3)
     found = {
         "losses": max(first, largest(a, b)),
         "state": difference(list(whole.state()), list(sharded.state())),
@@ -269,6 +287,22 @@ def one_process_goes_on() -> dict[str, Any]:
     whole.close()
     sharded.close()
     return found
+
+
+def delayed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """With threads that take their time, another one in every process."""
+    drawn = random.Random(WORLD.rank)
+    with contextlib.ExitStack() as stack:
+        for kind, name in ((OrderedFetcher, "_fill"), (Updates, "_process"), (Updates, "_judge")):
+            plain = getattr(kind, name)
+
+            def late(*args: Any, plain: Callable[..., Any] = plain) -> Any:
+                time.sleep(drawn.random() * 0.004)
+                return plain(*args)
+
+            setattr(kind, name, late)
+            stack.callback(setattr, kind, name, plain)
+        return run()
 
 
 def refused(open_it: Callable[[], Any]) -> dict[str, Any]:
@@ -322,6 +356,10 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "fp64": lambda: equal(Net, "runconfig.precision=fp64", "optimizer.max_gradient_norm=0.3", alone=True),
     "rare": lambda: equal(RareParts, "runconfig.precision=fp64", alone=True),
     "rare_accumulated": lambda: equal(RareParts, "optimizer.grad_accum_steps=2", alone=True),
+    "wanders": lambda: delayed(
+        lambda: equal(Wanders, "optimizer.max_gradient_norm=0.3", "runconfig.streaming.slots=3")
+    ),
+    "wanders_plain": lambda: delayed(lambda: equal(Wanders)),
     "one_process": one_process_goes_on,
     "disk": lambda: equal(Net, f"runconfig.streaming.store={Path.cwd()}", "optimizer.max_gradient_norm=0.3"),
     "disk_bf16": lambda: equal(

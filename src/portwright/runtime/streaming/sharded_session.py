@@ -98,7 +98,9 @@ class ShardedStreamingSession(StreamingSession):
         masters = self._masters()
         told = self._world.gather(
             {
-                name: {key: value.dtype if value.ndim else value for key, value in state.items()}
+                name: {
+                    key: (value.dtype, None if value.ndim else value.item()) for key, value in state.items()
+                }
                 for name, state in own.items()
                 if name in masters
             }
@@ -109,12 +111,13 @@ class ShardedStreamingSession(StreamingSession):
                     yield Shard(f"optimizer/{name}/{key}", _copied(value))
                 continue
             kinds = max((states[name] for states in told), key=lambda kinds: len(kinds.keys() - {UNTOUCHED}))
-            for key, kind in kinds.items():
-                if isinstance(kind, torch.dtype):
-                    part = state.get(key, torch.empty(0, dtype=kind))
-                    yield Shard(f"optimizer/{name}/{key}", self._engine.whole(masters[name], part))
+            for key, (dtype, number) in kinds.items():
+                if number is None:
+                    part = state.get(key, torch.empty(0, dtype=dtype))
+                    whole = self._engine.whole(masters[name], part)
                 else:
-                    yield Shard(f"optimizer/{name}/{key}", kind)
+                    whole = torch.tensor(number, dtype=dtype)
+                yield Shard(f"optimizer/{name}/{key}", whole)
 
     def _masters(self) -> dict[str, nn.Parameter]:
         """Weights that are split, by name."""

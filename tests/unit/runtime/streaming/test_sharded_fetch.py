@@ -42,6 +42,10 @@ def ranks() -> OtherRanks:
     return OtherRanks()
 
 
+def copy_up(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
+
+
 Make = Callable[..., tuple[OrderedFetcher, list[Unit]]]
 
 
@@ -61,7 +65,7 @@ def make(ranks: OtherRanks) -> Iterator[Make]:
                 units,
                 num_slots,
                 Lanes(CPU),
-                lambda target, source: target.copy_(source) and None,
+                copy_up,
                 changed,
                 ranks,  # type: ignore[arg-type]
                 lambda unit: unit.index not in (unasked or set()),
