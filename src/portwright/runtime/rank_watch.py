@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from portwright.job.blame import blame
 from portwright.runtime.rank_links import Card, Link, go_through, how_it_ended, open_door, own_card, welcome
 
 _SAVING_SECONDS = 120.0  # more, while a checkpoint is being written
+_LONGEST_MESSAGE = 4000  # that others tell of a failure
 _NEWS_SECONDS = 5.0  # to hear whose fault a broken connection is
 _BROKEN = (  # what collectives say of a process that is gone
     "onnection closed by peer", "onnection reset by peer", "gloo/transport", "Broken pipe", "ProcessGroup", "NCCL", "nccl",
@@ -126,13 +127,16 @@ class RankWatch:
             raise
 
     def tell_failure(self, error: BaseException) -> None:
-        """Lets the others say that this process failed, and with what; only the first time."""
+        """Lets the others say that this process failed, and with what; only the first time, and not of what it heard from them."""
+        if isinstance(error, OtherProcessFailed):
+            return
         with self._lock:
             if self._told_status is not None or self._is_closed.is_set():
                 return
             message, status = _explain(error)
             self._told_status = status
-            loss = _Loss(self._rank, f"process {self._rank} failed: {message}", False, status)
+            told = f"process {self._rank} failed: {message[:_LONGEST_MESSAGE]}"
+            loss = _Loss(self._rank, told, False, status)
             self._tell({"kind": "lost", **asdict(loss)})
 
     def close(self) -> None:
@@ -160,9 +164,8 @@ class RankWatch:
 
     def forget(self) -> None:
         """In a forked child: its copies of the connections would keep them open when this process dies."""
-        self._is_closed = (
-            threading.Event()
-        )  # the lock of the one there is may be held by a thread that was not forked
+        # A new one: the lock of the old may be held by a thread that was not forked.
+        self._is_closed = threading.Event()
         self._is_closed.set()
         for link in self._links.values():
             link.connection.close()
@@ -318,15 +321,10 @@ def watch_ranks(
     return watch
 
 
-def failing_together(world: Any) -> Any:
+def failing_together(world: Any) -> AbstractContextManager[None]:
     """`RankWatch.failing_together` of a world that has a watch; a world of one process has none."""
     watch: RankWatch | None = getattr(world, "watch", None)
-    return _alone() if watch is None else watch.failing_together()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    yield
+    return nullcontext() if watch is None else watch.failing_together()
 
 
 def _tells_of_another(error: BaseException) -> bool:

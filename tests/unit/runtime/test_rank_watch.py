@@ -157,6 +157,7 @@ def test_a_busy_process_is_not_dead(start: Callable[..., Ranks], busy: str) -> N
         ("1 / 0", 2, "error: division by zero", "ZeroDivisionError at <string>:1 in <module>: division by zero"),
         ("sys.exit(4)", 2, "", "SystemExit 4"),
         ("raise KeyboardInterrupt", 130, "", "interrupted"),
+        ("raise UserError('t' * 1_000_000)", 2, "error: tttt", "t" * 4000),
     ],
 )  # fmt: skip
 def test_a_failure_is_told_as_such(
@@ -351,6 +352,7 @@ def test_a_world_without_a_watch() -> None:
 def test_a_failure_is_told_once_and_its_consequences_are_its_own() -> None:
     ranks = Threads(2)
     watch = ranks.watches[1]
+    watch.tell_failure(OtherProcessFailed("process 0 failed: coffee"))
     watch.tell_failure(UserError("tea"))
     with pytest.raises(UserError, match="tea"), watch.failing_together():
         raise UserError("tea") from RuntimeError("Connection closed by peer")
