@@ -21,6 +21,7 @@ def find_layers(net: nn.Module, patterns: Sequence[str] | None = None) -> list[t
     Without patterns: items of ModuleLists and Sequentials; of a model that has none, its children. `patterns` are module
     paths with * and ?; the outermost module that a pattern names is taken.
     """
+    _refuse_compiled(net)
     found = _named(net, patterns) if patterns is not None else _in_lists(net)
     if not found:
         raise UserError(
@@ -28,6 +29,18 @@ def find_layers(net: nn.Module, patterns: Sequence[str] | None = None) -> list[t
             "Use runconfig.execution: resident.",
         )
     return found
+
+
+def _refuse_compiled(net: nn.Module) -> None:
+    for path, module in net.named_modules():
+        if (
+            getattr(module, "_compiled_call_impl", None) is not None
+            or type(module).__name__ == "OptimizedModule"
+        ):
+            raise UserError(
+                f"'{path or type(net).__name__}' is compiled, and compiled code holds on to its weights, which are to be streamed.",
+                "Leave torch.compile out of the model, or use runconfig.execution: resident.",
+            )
 
 
 def _named(net: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:

@@ -41,7 +41,12 @@ class StreamingSession(TorchSession):
                 "runconfig.compile and weight streaming do not go together: compiled code holds on to its weights.",
                 "Leave one of them out.",
             )
-        super().__init__(job, device, world, note)
+        try:
+            super().__init__(job, device, world, note)
+        except BaseException:
+            if hasattr(self, "_engine"):
+                self._engine.close()
+            raise
         self._snapshot = HostSnapshot(pins=False)
 
     def _place_model(self) -> None:
