@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from portwright.runtime.pipelined.layout import Groups, Layout
-from portwright.runtime.pipelined.recorder import named_weights
+from portwright.runtime.pipelined.stand_ins import named_weights
 
 _BUCKET_BYTES = 64 << 20
 

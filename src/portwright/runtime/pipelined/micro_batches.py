@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from portwright.errors import UserError
 from portwright.runtime.batches import map_tensors, walk_tensors
@@ -64,3 +65,10 @@ def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
         return tensor.narrow(0, start, size) if tensor.ndim and len(tensor) == num_samples else tensor
 
     return map_tensors(batch, rows)
+
+
+def signature_of(batch: Any) -> tuple[Any, ...]:
+    """What a trace depends on: shapes, types and whatever is no tensor."""
+    tensors = tuple((path, tuple(t.shape), t.stride(), t.dtype) for path, t in walk_tensors(batch))
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if not isinstance(leaf, torch.Tensor)]
+    return tensors, tuple(repr(leaf) for leaf in leaves)

@@ -19,10 +19,13 @@ from portwright.runtime.pipelined.blame import Found, blame_layer
 from portwright.runtime.pipelined.cuts import choose_cuts, locate
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.layout import Groups, Layout
+from portwright.runtime.pipelined.micro_batches import signature_of
 from portwright.runtime.pipelined.program import Look, Program, make_programs, weights_of
-from portwright.runtime.pipelined.recorder import StandIns, record, signature_of
+from portwright.runtime.pipelined.recorder import record
 from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
+from portwright.runtime.pipelined.stand_ins import StandIns
 from portwright.runtime.pipelined.tape import Place, Tape
+from portwright.runtime.pipelined.user_code import USER_MODEL
 
 _MOST_SHAPES = 32  # of which programs are kept
 _MANY_SHAPES = 8
@@ -133,11 +136,11 @@ class Pipeline:
         kept = {id(sub) for module in whole for sub in module.modules()}
         user = self._module.__dict__["user_model"]
         for path, names in tape.changed.items():
-            holder = user if path == "<model>" else self._module.net.get_submodule(path)
+            holder = user if path == USER_MODEL else self._module.net.get_submodule(path)
             if id(holder) in kept:
                 continue
             raise UserError(
-                f"self.{names[0]} of {type(holder).__name__}{f' ({path})' if path and path[0] != '<' else ''} changes in a "
+                f"self.{names[0]} of {type(holder).__name__}{f' ({path})' if path not in ('', USER_MODEL) else ''} changes in a "
                 "step, and a module that is cut has its Python run once for all steps.",
                 "Keep it in a buffer of a module that lies in one stage (runconfig.pipeline.cuts says where stages begin), "
                 "or use -D runconfig.execution=resident.",

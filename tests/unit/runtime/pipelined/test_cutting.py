@@ -17,7 +17,8 @@ from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.pipelined.cuts import _balance, choose_cuts, locate
 from portwright.runtime.pipelined.micro_batches import Run, plan_runs, split_batch
 from portwright.runtime.pipelined.program import Program, make_programs, weights_of
-from portwright.runtime.pipelined.recorder import StandIns, record
+from portwright.runtime.pipelined.recorder import record
+from portwright.runtime.pipelined.stand_ins import StandIns
 from portwright.runtime.pipelined.tape import Place, Tape
 
 CPU = torch.device("cpu")

@@ -1,0 +1,35 @@
+"""Tensors without data in the place of a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class StandIns:
+    """Tensors without data for a model's parameters and buffers, which outlive the weights that a process drops."""
+
+    def __init__(self, net: nn.Module, device: torch.device) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._net, self._device = net, device
+        self._of: dict[str, torch.Tensor] = {}
+        for name, tensor in named_weights(net):
+            with self.mode:
+                stand_in = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+                )
+            stand_in.requires_grad_(tensor.requires_grad)
+            self._of[name] = stand_in
+
+    def by_identity(self) -> dict[int, tuple[str, torch.Tensor]]:
+        """The stand-in of each tensor that the model holds now."""
+        return {id(tensor): (name, self._of[name]) for name, tensor in named_weights(self._net)}
+
+
+def named_weights(net: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, saved or not, each once under its first name."""
+    yield from net.named_parameters()
+    yield from net.named_buffers()
