@@ -18,21 +18,21 @@ from portwright.runtime.inputs import Inputs
 from portwright.runtime.loss_watch import LossWatch
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import load_optimizer_state, make_optimizer
+from portwright.runtime.pipelined.agreement import add_up, clip, sum_of_squares
 from portwright.runtime.pipelined.blame import Found, explain_together
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.host_model import staying_on_host
 from portwright.runtime.pipelined.layout import Groups, make_layout
-from portwright.runtime.pipelined.micro_batches import Run, count_samples, plan_runs, split_batch
+from portwright.runtime.pipelined.micro_batches import count_samples
+from portwright.runtime.pipelined.micro_plan import MicroPlan
 from portwright.runtime.pipelined.pipeline import Pipeline
-from portwright.runtime.pipelined.schedules import accepts, require_schedules
-from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held
+from portwright.runtime.pipelined.schedules import require_schedules
+from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held, take_held
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
-
-_MICRO_PER_STAGE = 4
 
 
 class PipelinedSession(TorchSession):
@@ -46,9 +46,12 @@ class PipelinedSession(TorchSession):
         self._layout = make_layout(self._options, world)
         self._pipeline: Pipeline | None = None
         self._told: set[str] = set()
+        self._note = note
+        self._micro = MicroPlan(self._options.micro_batches, self._layout, self._note_once)
         if world.size == 1:
             super().__init__(job, device, world, note)
-            self._check_micro_batches()
+            if self._train_loader is not None:
+                self._micro.check(self._train_loader.batch_size)
             return
         world.agree_on_failure(lambda: self._open(job, device, world, note))
         self._groups = Groups(self._layout)
@@ -94,38 +97,11 @@ class PipelinedSession(TorchSession):
         self._optimizer = None
         if self._trains:
             self._train_loader = self._inputs.open("train_input", repeat=True)
-            self._check_micro_batches()
+            self._micro.check(self._train_loader.batch_size)
 
     @property
     def _trains(self) -> bool:
         return self._job.mode in ("train", "train_and_eval")
-
-    def _check_micro_batches(self) -> None:
-        size, wanted = None, self._options.micro_batches
-        if self._train_loader is not None:
-            size = self._train_loader.batch_size
-        if wanted is None or size is None:
-            return
-        layout = self._layout
-        each = size // layout.num_replicas
-        if wanted > each:
-            parts = (
-                f", of which each of {layout.num_replicas} replicas gets {each}"
-                if layout.num_replicas > 1
-                else ""
-            )
-            raise UserError(
-                f"runconfig.pipeline.micro_batches is {wanted}, and a batch has {size} samples{parts}.",
-                f"Set micro_batches to {each} at most, or raise train_input.batch_size.",
-            )
-        if not accepts(layout, wanted):
-            good = [count for count in range(1, each + 1) if accepts(layout, count)]
-            near = min(good, key=lambda count: abs(count - wanted)) if good else None
-            raise UserError(
-                f"runconfig.pipeline.micro_batches is {wanted}, which {layout.schedule} does not take with "
-                f"{layout.num_positions} stages.",
-                f"Set micro_batches: {near}." if near else "Use schedule: gpipe, or a larger batch.",
-            )
 
     def _cut(self) -> None:
         """Traces the model on a first micro-batch and settles who holds what; all processes agree on it."""
@@ -155,7 +131,7 @@ class PipelinedSession(TorchSession):
             batch = batches[0] if self._move is None else self._move(batches[0])
             if trains:
                 num_samples = count_samples(batch, 0)
-                batch = split_batch(batch, num_samples, self._plan(num_samples))[0][0]
+                batch = self._micro.split(batch, num_samples)[0][1][0]
             found[trains] = batch
         return found
 
@@ -217,34 +193,15 @@ class PipelinedSession(TorchSession):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def _plan(self, num_samples: int) -> list[Run]:
-        layout, asked = self._layout, self._options.micro_batches
-        default = _MICRO_PER_STAGE * layout.num_positions if layout.num_positions > 1 else 1
-        runs = plan_runs(
-            num_samples, default if asked is None else asked, lambda count: accepts(layout, count)
-        )
-        if asked is not None and runs[0].num_micro != asked:
-            shown = " and ".join(f"{run.num_micro} of {run.size}" for run in runs)
-            self._note_once(
-                f"pipelined: a batch of {num_samples} samples passes in micro-batches of other sizes than asked for: {shown}."
-            )
-        if not all(accepts(layout, run.num_micro) for run in runs):
-            self._note_once(
-                f"pipelined: a batch of {num_samples} samples has too few micro-batches for {layout.schedule} with "
-                f"{layout.num_positions} stages; all forward passes go before the backward passes there."
-            )
-        return runs
-
     def _forward_backward(self, step: int) -> Any:
         """With one process: gradients of the next batch, micro-batch by micro-batch."""
-        if self._options.micro_batches in (None, 1):
+        if not self._micro.splits:
             return super()._forward_backward(step)
         batch = next(self._batches)  # type: ignore[arg-type]
         local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
         self._num_samples += whole
         total: Any = 0.0
-        runs = self._plan(count_samples(batch, local))
-        for run, parts in zip(runs, split_batch(batch, count_samples(batch, local), runs), strict=True):
+        for run, parts in self._micro.split(batch, count_samples(batch, local)):
             for micro_batch in parts:
                 loss = self._backward_alone(micro_batch, run.size / whole)
                 if self._watch.reads_at_once:
@@ -281,10 +238,18 @@ class PipelinedSession(TorchSession):
         self._holding.sum_gradients(self._groups, self._shared)
         if self._scaler is not None and (self._clips or self._measures_norm):
             self._scaler.unscale_(self._optimizer)  # type: ignore[arg-type]
-        loss = self._agree_on_step(loss)
-        if self._looks_at_once and self._watch.checks and not math.isfinite(loss.item()):
-            raise self._explain_together(step + 1, loss.item())
-        self._clip()
+        # On a CPU a loss is looked at before its update; a device would have to be waited for.
+        looks_at_once = self._device.type == "cpu"
+        wants_norm = self._measures_norm or self._job.params.optimizer.max_gradient_norm is not None
+        whole = loss
+        if wants_norm or looks_at_once:
+            own = self._at_home if wants_norm else []
+            whole, squares = add_up([loss, sum_of_squares(own, self._device)])
+            if wants_norm:  # every replica has the same gradients by now, and has counted them
+                self._norm = (squares / self._layout.num_replicas).sqrt()
+        if looks_at_once and self._watch.checks and not math.isfinite(whole.item()):
+            raise self._explain_together(step + 1, whole.item())
+        clip(self._trained, self._job.params.optimizer, self._norm)
         if self._scaler is not None:
             self._scaler.step(self._optimizer)  # type: ignore[arg-type]
             self._scaler.update()
@@ -292,7 +257,8 @@ class PipelinedSession(TorchSession):
             self._optimizer.step()  # type: ignore[union-attr]
         for parameter in self._trained:
             parameter.grad = None
-        return loss
+        # Who reads it later takes the mean over the processes, and can tell whose part was bad.
+        return whole if looks_at_once else loss * self._world.size
 
     def _pass_batch(self) -> torch.Tensor:
         """Gradients of the next batch; this process's part of its loss."""
@@ -303,12 +269,10 @@ class PipelinedSession(TorchSession):
             batch = self._move(batch)
         num_samples = count_samples(batch, local)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        runs = self._plan(num_samples)
         self._step_batches.append((batch, num_samples))
-        for run, parts in zip(runs, split_batch(batch, num_samples, runs), strict=True):
-            share = (
-                run.size / whole if local else 0.0
-            )  # an empty part keeps step with the others, and does not count
+        for run, parts in self._micro.split(batch, num_samples):
+            # An empty part keeps step with the others, and does not count.
+            share = run.size / whole if local else 0.0
             losses: list[torch.Tensor]
             if self._pipeline is None:
                 losses = [self._backward_alone(micro_batch, share) for micro_batch in parts]
@@ -318,52 +282,13 @@ class PipelinedSession(TorchSession):
                 total += loss.double() * (share / self._num_accumulated)
         return total
 
-    @property
-    def _looks_at_once(self) -> bool:
-        """On a CPU a loss is looked at before its update; a device would have to be waited for."""
-        return self._device.type == "cpu"
-
-    @torch.no_grad()
-    def _agree_on_step(self, part: torch.Tensor) -> torch.Tensor:
-        """The gradients' norm over all stages where it is wanted, and the loss.
-
-        Where losses are read later, it stays the process's part, so weighed that the mean over processes is the loss.
-        """
-        wants_norm = self._measures_norm or self._job.params.optimizer.max_gradient_norm is not None
-        told = torch.stack([part, torch.zeros_like(part)])
-        if wants_norm:
-            grads = [p.grad for p in self._at_home if p.grad is not None]
-            if grads:
-                told[1] = torch.stack([norm.double() for norm in torch._foreach_norm(grads)]).square().sum()
-        if wants_norm or self._looks_at_once:
-            dist.all_reduce(told)
-        if wants_norm:
-            # Every replica has the same gradients by now, and has counted them.
-            self._norm = (told[1] / self._layout.num_replicas).sqrt()
-        return told[0] if self._looks_at_once else part * self._world.size
-
-    @torch.no_grad()
-    def _clip(self) -> None:
-        spec = self._job.params.optimizer
-        grads = [p.grad for p in self._trained if p.grad is not None]
-        if not grads:
-            return
-        if spec.max_gradient_value is not None:
-            torch._foreach_clamp_min_(grads, -spec.max_gradient_value)
-            torch._foreach_clamp_max_(grads, spec.max_gradient_value)
-        elif spec.max_gradient_norm is not None:
-            assert self._norm is not None
-            factor = (spec.max_gradient_norm / (self._norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(grads, factor.to(grads[0].dtype))
-
     def _explain_together(self, step: int, loss: float) -> NonFiniteError:
         """Nothing is updated yet: the same forward passes show where the value comes from."""
 
         def search() -> Found | None:
             found = []
             for batch, num_samples in self._step_batches:
-                runs = self._plan(num_samples)
-                micro_batches = [item for parts in split_batch(batch, num_samples, runs) for item in parts]
+                micro_batches = [item for _, parts in self._micro.split(batch, num_samples) for item in parts]
                 if self._pipeline is not None:
                     found.append(self._pipeline.find_non_finite(micro_batches))
                 else:
@@ -448,22 +373,9 @@ class PipelinedSession(TorchSession):
             for name, value in self._module.net.state_dict().items()
             if isinstance(value, torch.Tensor)
         }
-        optimizer: list[tuple[str, torch.Tensor]] = []
-        generators: dict[str, torch.Tensor] = {}
-        elsewhere = [n for n in self._holding.positions_of if not self._holding.is_held(n)]
-        for shard in match_names(shards, own, self._note):
-            kind, _, name = shard.name.partition("/")
-            if kind == "model":
-                if not own[name].is_meta:
-                    with torch.no_grad():
-                        own[name].copy_(shard.tensor)
-            elif kind == "optimizer":
-                if not any(name.startswith(f"{other}/") for other in elsewhere):
-                    optimizer.append((name, shard.tensor))
-            elif kind == "rng":
-                rank, _, generator = name.partition("/")
-                if rank == str(self._world.rank):
-                    generators[generator] = shard.tensor
+        optimizer, generators = take_held(
+            match_names(shards, own, self._note), own, self._holding, self._world.rank
+        )
         if counters is None or self._optimizer is None:
             return
         load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from portwright.runtime.optimizers import optimizer_state
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.world import World
+from portwright.target import Shard
 
 Named = tuple[str, torch.Tensor]
 
@@ -45,10 +46,35 @@ def gather_optimizer(
             yield label, _bring(value, rank, world, group)
 
 
+def take_held(
+    shards: Iterable[Shard], own: Mapping[str, torch.Tensor], holding: Holding, rank: int
+) -> tuple[list[Named], dict[str, torch.Tensor]]:
+    """Puts the weights that are held here in their places; gives the optimizer's state of them, and this process's draws."""
+    optimizer: list[Named] = []
+    generators: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        kind, _, name = shard.name.partition("/")
+        if kind == "model":
+            if not own[name].is_meta:
+                with torch.no_grad():
+                    own[name].copy_(shard.tensor)
+        elif kind == "optimizer":
+            parameter = _parameter_of(name, holding)
+            if not parameter or holding.is_held(
+                parameter
+            ):  # one of no parameter at all is for the optimizer to refuse
+                optimizer.append((name, shard.tensor))
+        elif kind == "rng":
+            owner, _, generator = name.partition("/")
+            if owner == str(rank):
+                generators[generator] = shard.tensor
+    return optimizer, generators
+
+
 def _parameter_of(label: str, holding: Holding) -> str:
     """A parameter's own name has no slash in it; the name of its state may be anything."""
     name = label.rpartition("/")[0]
-    while name not in holding.first_name_of:
+    while name and name not in holding.first_name_of:
         name = name.rpartition("/")[0]
     return name
 
