@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,23 +98,7 @@ def test_a_misspelt_variant(folder: Path, run_script) -> None:
     assert "'layers'" in done.stderr
 
 
-def test_the_reference_model_is_found_by_name(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "portwright.cli",
-            "run",
-            "alphabet",
-            "CPU",
-            "--mode",
-            "train",
-            "--validate_only",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_the_reference_model_is_found_by_name(tmp_path: Path, run_cli) -> None:
+    done = run_cli("run", "alphabet", "CPU", "--mode", "train", "--validate_only", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "int32[32, 10]" in done.stdout

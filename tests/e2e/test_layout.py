@@ -190,7 +190,7 @@ def test_batches_drawn_by_hand_train(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert outcome["values"]["train/loss"] < 1.5  # chance is 3.3
 
 
-def test_layout_runs_in_all_modes(tmp_path: Path) -> None:
+def test_layout_runs_in_all_modes(tmp_path: Path, run_script: Any) -> None:
     """The user's own commands, on the shipped example."""
     command = [
         sys.executable,
@@ -213,10 +213,10 @@ def test_layout_runs_in_all_modes(tmp_path: Path) -> None:
     assert {"placed", "dissolved", "changed", "fixed", "left"} <= report.keys()
     for mode in ("train_and_eval", "eval"):
         command = [
-            sys.executable, "run.py", "CPU", "--mode", mode, "--params", "configs/params.yaml", "--json",
+            "CPU", "--mode", mode, "--params", "configs/params.yaml", "--json",
             "-D", "runconfig.max_steps=20", "-D", "runconfig.eval_steps=3", "-D", "runconfig.eval_frequency=10",
         ]  # fmt: skip
-        ran = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, text=True, env=environment)
+        ran = run_script(tmp_path / "out", *command)
         assert ran.returncode == 0, ran.stderr
         outcome = json.loads(ran.stdout)
         assert 0 <= outcome["values"]["eval/accuracy"] <= 1

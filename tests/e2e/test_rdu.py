@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +137,11 @@ else:
 """
 
 
-def test_a_script_of_sambaflows_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_script_of_sambaflows_runs_as_it_is(tmp_path: Path, run_cli: Any) -> None:
     (tmp_path / "line.py").write_text(SCRIPT)
 
-    def emulate(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "portwright.cli", "emulate", "rdu", "line.py", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    def emulate(*words: str) -> Any:
+        return run_cli("emulate", "rdu", "line.py", *words, cwd=tmp_path)
 
     early = emulate("run", "-b", "2", "--pef=out/line/line.pef")
     assert early.returncode != 0
