@@ -321,22 +321,28 @@ def refused(open_it: Callable[[], Any]) -> dict[str, Any]:
 
 
 def unchanged(session: ShardedStreamingSession) -> bool:
-    """Whether the layers' weights are those of two updates."""
+    """Whether all weights are those of two updates."""
     fresh = open_sharded(job_of(Net))
     list(losses(fresh, 0, 2))
     engines = session._engine, fresh._engine
     with contextlib.suppress(PortwrightError):
         session._engine.wait()
     fresh._engine.wait()
-    pairs = zip(*([shard for shard, _ in engine.shards.values()] for engine in engines), strict=True)
-    same = all(torch.equal(a, b) for a, b in pairs)
+    kept = ([*(shard for shard, _ in engine.shards.values()), *engine.rest] for engine in engines)
+    same = all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
     fresh.close()
     return same
 
 
-def spoilt() -> ShardedStreamingSession:
+def overflowing() -> ShardedStreamingSession:
+    return open_sharded(job_of(Overflows, "optimizer.max_gradient_norm=500"))
+
+
+def spoilt(*overrides: str) -> ShardedStreamingSession:
     """The loss of the third step is not finite in the last process."""
-    return open_sharded(job_of(Net, spoil=lambda call: call == 3 and WORLD.rank == WORLD.size - 1))
+    return open_sharded(
+        job_of(Net, *overrides, spoil=lambda call: call == 3 and WORLD.rank == WORLD.size - 1)
+    )
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -370,6 +376,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp": lambda: refused(lambda: open_sharded(job_of(Net, "runconfig.distributed=fsdp"))),
     "skips": lambda: refused(lambda: open_sharded(job_of(SkipsLayers))),
     "spoilt": lambda: refused(spoilt),
+    "spoilt_clipped": lambda: refused(lambda: spoilt("optimizer.max_gradient_norm=500")),
+    "overflowing": lambda: refused(overflowing),
     **{
         name: lambda name=name: equal(Net, f"optimizer.optimizer_type={name}", "optimizer.weight_decay_rate=0")
         for name in ("SGD", "Adagrad", "RMSprop", "Adamax", "Lion", "NAdam", "RAdam", "Adadelta", "ASGD", "Rprop", "Adam")

@@ -58,7 +58,7 @@ def assert_equal(found: list[dict[str, Any]], case: str, tolerance: float) -> No
 
 
 def test_two_processes_equal_ddp(tmp_path: Path, warm_python: WarmPython) -> None:
-    cases = ("plain", "tokens", "batchnorm", "clipped_dropout", "scaled", "bf16")
+    cases = ("plain", "tokens", "batchnorm", "clipped_dropout", "scaled", "bf16", "wanders")
     found = run_cases(warm_python, tmp_path, 2, *cases)
     for case in cases:
         assert_equal(found, case, 1e-6)
@@ -102,13 +102,16 @@ def test_every_elementwise_optimizer_updates_parts(tmp_path: Path, warm_python: 
 def test_what_cannot_be_split_is_refused_and_a_bad_loss_holds_all(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    found = run_cases(warm_python, tmp_path, 2, "Lamb", "fsdp", "spoilt")
+    found = run_cases(warm_python, tmp_path, 2, "Lamb", "fsdp", "spoilt", "spoilt_clipped", "overflowing")
     for results in found:
         assert "Lamb may look at whole weights" in results["Lamb"]["error"]
         assert "AdamW" in results["Lamb"]["cure"]
         assert "runconfig.distributed: fsdp" in results["fsdp"]["error"]
         assert "the loss is nan at step 3 (first on process 1)" in results["spoilt"]["error"]
         assert results["spoilt"]["held"], "a process updated its part from a loss that was not finite"
+        assert results["spoilt_clipped"]["held"]
+        assert "the gradients of step 3 are not finite" in results["overflowing"]["error"]
+        assert results["overflowing"]["held"]
 
 
 def weights(folder: Path, name: str, step: int = 12) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -29,6 +30,12 @@ class Ranks:
         self._is_nccl = device.type == "cuda" and "nccl" in world.backend
         self._weights, self._gradients = (dist.new_group(backend=world.backend) for _ in range(2))
         if self._is_nccl:
+            if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+                raise UserError(
+                    "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a GPU into one queue, where gathering weights and averaging "
+                    "gradients could wait for each other for ever.",
+                    "Unset it, or set it to 8 or more.",
+                )
             self._layers, self._talk = (dist.new_group(backend="gloo") for _ in range(2))
             for group in (self._weights, self._gradients):
                 # NCCL connects at a group's first use, which must not be in two threads at once.
@@ -120,7 +127,8 @@ class Ranks:
         missing = [i for i, parameter in enumerate(parameters) if parameter.grad is None]
         flats = [_in_order_of(parameter) for parameter in parameters]
         has = torch.ones(len(parameters), dtype=torch.float32, device=flats[0].device)
-        has[missing] = 0.0
+        for index in missing:
+            has[index] = 0.0
         buckets: dict[torch.dtype, list[Tensor]] = {}
         for flat in flats:
             if flat.numel() >= _ONE_BUCKET:

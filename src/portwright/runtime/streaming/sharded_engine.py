@@ -59,6 +59,7 @@ class ShardedStreaming(Streaming):
         half: torch.dtype | None = None,
     ) -> None:
         self._ranks = ranks
+        self.holds = torch.zeros((), device=device)  # 1 once a loss or a norm was not finite in any process
         self._undecided: set[Unit] = set()  # whose updates wait for this step's verdict
         super().__init__(net, device, options, note, half=half, may_update_here=False)
         self.shards: dict[nn.Parameter, tuple[nn.Parameter, Part]] = {
@@ -130,7 +131,18 @@ class ShardedStreaming(Streaming):
         self._ranks.send_from_first(self.net.buffers())
 
     def tell_loss(self, loss: Tensor) -> None:
-        super().tell_loss(self._ranks.sum(loss.detach().float().clone()))
+        total = self._ranks.sum(loss.detach().float().clone())
+        self.hold_if_not_finite(total)
+        super().tell_loss(total)
+
+    def hold_if_not_finite(self, value: Tensor) -> None:
+        """What all processes have agreed on keeps what is outside the layers as it is, too; nobody waits for it here."""
+        bad = (~torch.isfinite(value.detach())).to(self.holds)
+        self.holds.copy_(torch.maximum(self.holds, bad))
+
+    def changed(self) -> None:
+        super().changed()
+        self.holds.zero_()
 
     def _deliver(self, piece: Piece) -> None:
         if self.needs_verdict and self._is_last_pass and piece.is_final:
@@ -162,7 +174,7 @@ class ShardedStreaming(Streaming):
         }
 
     def describe(self) -> str:
-        return f"{super().describe()[:-1]}, each time a part of {self._ranks.size}."
+        return f"{super().describe()[:-1]} (the share of one process of {self._ranks.size})."
 
     # -- whole weights --------------------------------------------------------------------------------------
 

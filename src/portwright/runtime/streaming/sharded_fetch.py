@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from portwright.runtime.streaming.fetch import CopyUp, Fetcher, Slot
@@ -10,6 +11,8 @@ from portwright.runtime.streaming.lanes import Lanes, Mark
 from portwright.runtime.streaming.sharded import Ranks
 from portwright.runtime.streaming.sharded_unit import ShardedUnit
 from portwright.runtime.streaming.unit import Unit
+
+_POLL_SECONDS = 2e-4  # a layer's upload takes some milliseconds
 
 
 class OrderedFetcher(Fetcher):
@@ -45,13 +48,17 @@ class OrderedFetcher(Fetcher):
 
     def _fill(self, slot: Slot, unit: Unit) -> Mark:
         assert isinstance(unit, ShardedUnit)
-        self._ranks.agree_on_layer(unit.index, self._names)
         with self._lanes.on("up"):
             for mark in slot.free:
                 self._lanes.wait_for(mark)
             for region in unit.regions:
                 self._copy_up(region.own(slot.buffer, unit.rank), region.on_host(unit.host.shadow))
             uploaded = self._lanes.mark()
+        # A collective that is on a GPU before it can run there may stand in the way of the other kind, in another order than
+        # elsewhere, and both would wait for ever. Sleeping, since the cores are the optimizer's.
+        while not uploaded.query():
+            time.sleep(_POLL_SECONDS)
+        self._ranks.agree_on_layer(unit.index, self._names)
         with self._lanes.on("gather"):
             self._lanes.wait_for(uploaded)
             for region in unit.regions:

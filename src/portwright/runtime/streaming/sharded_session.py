@@ -56,9 +56,22 @@ class ShardedStreamingSession(StreamingSession):
             for name, weight in self._named_weights
         ]
 
+        can_hold = bool(getattr(self._rest, "_step_supports_amp_scaling", False))
+        if can_hold and self._device.type != "cpu" and self._scaler is None:
+            self._rest.found_inf = self._engine.holds  # type: ignore[attr-defined]
+
     def _step_rest(self) -> None:
+        if self._device.type == "cpu" and bool(self._engine.holds):
+            return  # a loss was not finite in some process: what is outside the layers stays as they do
         self._ranks.average_gradients(self._trained_rest)
         super()._step_rest()
+
+    def _decide(self, total: Tensor) -> None:
+        if self._engine.needs_verdict and self._scaler is None:
+            self._engine.hold_if_not_finite(total)
+        super()._decide(total)
+        if self._device.type == "cpu" and bool(self._engine.holds):
+            self._engine.wait()  # raises, in all processes at once
 
     def evaluate(
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
