@@ -207,7 +207,8 @@ class HostStore:
         if spare and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them: the same memory in small pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)
-        array = whole[skip : skip + num_bytes]
+        # A storage of its own that begins at the page: torch asks CUDA about the storage's start, not about the tensor's.
+        array = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes, offset=skip)
         self._touch(array)
         is_pinned = pin and self._pin(array, mapped_bytes, kind, mapping)
         self._regions.add(_Region(array.data_ptr(), num_bytes, mapping, is_pinned, None))
