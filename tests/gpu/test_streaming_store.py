@@ -291,3 +291,6 @@ def test_offloaded_inputs_to_the_bit(is_pinned: bool, notes: list[str]) -> None:
     del expected, got
     assert store.used["activations"].ram_bytes == 14 * 32 * MIB  # sixteen inputs, and the last two stay
     assert store.used["activations"].pinned_bytes == (14 * 32 * MIB if is_pinned else 0)
+    staging.close()
+    store.close()
+    assert notes == []
