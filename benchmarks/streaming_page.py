@@ -81,6 +81,9 @@ def write_trace(document: dict[str, Any]) -> Iterator[str]:
     for count, run in document["figures"].items():
         if isinstance(run, dict) and "trace" in run:
             yield f"- {int(count):,} tokens: {describe(run['trace'])}."
+            picture = f"images/streaming_{count}.png"
+            if (HERE.parent / "docs" / picture).is_file():
+                yield f"  ![Lanes of two steps of {int(count):,} tokens]({picture})"
 
 
 def write_depth(document: dict[str, Any]) -> Iterator[str]:
