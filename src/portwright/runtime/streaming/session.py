@@ -235,6 +235,7 @@ class StreamingSession(TorchSession):
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
     ) -> dict[str, float]:
         self._engine.wait()
+        self._fresh_eval_loader()  # what it reads is the host's, and no part of a step
         self._forward_alone, forward = self._beginning(self._forward_alone), self._forward_alone
         try:
             with self._watched_memory():

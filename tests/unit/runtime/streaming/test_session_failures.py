@@ -91,6 +91,20 @@ def test_a_cap_below_a_step_names_who_holds_what_and_leaves_the_weights() -> Non
     session.close()
 
 
+def test_the_data_of_an_evaluation_are_not_the_devices() -> None:
+    backend = TorchBackend("cpu", {}, print)
+    job = contract.make_job(
+        "train_and_eval",
+        "runconfig.streaming.device_memory=250KiB",
+        "train_input.batch_size=8",
+        "eval_input.batch_size=8",
+    )
+    session = StreamingSession(job, backend.device, backend.world, print)
+    losses(session, 4)
+    assert session.evaluate(None)["loss"] > 0
+    session.close()
+
+
 def test_a_state_too_large_for_a_copy_is_written_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
