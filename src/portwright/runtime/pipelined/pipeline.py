@@ -29,6 +29,7 @@ from portwright.runtime.pipelined.user_code import USER_MODEL
 
 _MOST_SHAPES = 32  # of which programs are kept
 _MANY_SHAPES = 8
+_MOST_SCHEDULES = 4  # each keeps room for what its micro-batches receive
 
 
 class Pipeline:
@@ -112,10 +113,7 @@ class Pipeline:
             programs = make_programs(tape, locate(tape, self.places))
             self._check(tape, programs)
             while len(self._programs) >= _MOST_SHAPES:
-                oldest = next(iter(self._programs))
-                del self._programs[oldest]
-                for known in [known for known in self._schedules if known[0] == oldest]:
-                    del self._schedules[known]
+                del self._programs[next(iter(self._programs))]
             self._num_shapes += 1
             if self._num_shapes == 2 * _MANY_SHAPES:
                 self._note(
@@ -163,13 +161,15 @@ class Pipeline:
         """Forward and backward passes of equal micro-batches; the losses, unscaled, where the last stage is."""
         programs = self._make(micro_batches[0], training=True)
         key = ((True, signature_of(micro_batches[0])), len(micro_batches))
-        if key not in self._schedules:
-            self._schedules[key] = self._make_schedule(programs, len(micro_batches))
+        schedule = self._schedules.pop(key, None) or self._make_schedule(programs, len(micro_batches))
+        self._schedules[key] = schedule  # as the one used last
+        while len(self._schedules) > _MOST_SCHEDULES:
+            del self._schedules[next(iter(self._schedules))]
         self._micro, self._factor = micro_batches, factor
         self._losses = []
         numbers = torch.arange(len(micro_batches))
         try:
-            self._schedules[key].step(
+            schedule.step(
                 target=numbers if self._layout.holds_loss else None, return_outputs=False, micro=numbers
             )
         except RuntimeError as error:

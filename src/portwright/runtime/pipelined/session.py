@@ -106,8 +106,10 @@ class PipelinedSession(TorchSession):
     def _cut(self) -> None:
         """Traces the model on a first micro-batch and settles who holds what; all processes agree on it."""
         device, layout, world = self._device, self._layout, self._world
-        self._pipeline = Pipeline(self._module, layout, self._groups, device, self._autocast, self._note_once)
-        pipeline = self._pipeline
+        pipeline: Pipeline = world.agree_on_failure(
+            lambda: Pipeline(self._module, layout, self._groups, device, self._autocast, self._note_once)
+        )
+        self._pipeline = pipeline
         samples = world.agree_on_failure(self._first_batches)
         first = next(iter(samples))
         places = world.agree_on_failure(

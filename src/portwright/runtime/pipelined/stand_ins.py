@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
+
+from portwright.errors import UserError
 
 
 class StandIns:
@@ -17,6 +20,11 @@ class StandIns:
         self._net, self._device = net, device
         self._of: dict[str, torch.Tensor] = {}
         for name, tensor in named_weights(net):
+            if is_lazy(tensor):
+                raise UserError(
+                    f"parameter '{name}' has no shape yet: its module is lazy.",
+                    "Give the module its sizes, or call the model once on a batch where it is built.",
+                )
             with self.mode:
                 stand_in = torch.empty_strided(
                     tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
