@@ -18,6 +18,10 @@ ALIGN_BYTES = 256  # of a tensor in a slot; what CUDA's copies and kernels like
 # Modules whose matrices autocast hands to a product in the lower precision, whatever else happens.
 _PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 _PRODUCT_NAMES = frozenset({"Conv1D"})  # of HuggingFace's GPT-2: a Linear with its matrix turned
+# Of those modules; weight_norm's `weight_v` and the like are worked on in full precision before they become a weight.
+_PRODUCT_ATTRIBUTES = frozenset(
+    {"weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,12 @@ def dense_stride(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
 
 
-def slot_dtype(owner: nn.Module, master: Tensor, half: torch.dtype | None) -> torch.dtype:
+def slot_dtype(
+    owner: nn.Module, master: Tensor, half: torch.dtype | None, attribute: str = "weight"
+) -> torch.dtype:
     """What a weight is on the device: the values that autocast would make of it, where it surely makes them; else as it is."""
     is_product = isinstance(owner, _PRODUCTS) or type(owner).__name__ in _PRODUCT_NAMES
+    is_product = is_product and attribute in _PRODUCT_ATTRIBUTES
     if half is not None and is_product and master.ndim >= 2 and master.dtype is torch.float32:
         return half
     return master.dtype
@@ -153,7 +160,7 @@ def make_units(
         for parameter, owners in _parameters_of(module).items():
             if len(users[parameter]) > 1 or parameter.numel() == 0:
                 continue
-            dtype = slot_dtype(owners[0][0], parameter, half)
+            dtype = slot_dtype(owners[0][0], parameter, half, owners[0][1])
             stride = dense_stride(parameter)
             entries.append(Entry(names[parameter], tuple(owners), parameter, dtype, start, stride))
             start += -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES

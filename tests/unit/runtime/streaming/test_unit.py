@@ -149,3 +149,9 @@ def test_the_shadow_has_the_masters_values_in_the_devices_types() -> None:
     unit.write_shadow()
     for entry in unit.entries:
         assert entry.view(unit.shadow).equal(entry.master.to(entry.dtype))
+
+
+def test_parts_of_a_normalised_weight_keep_their_precision() -> None:
+    conv = nn.Conv1d(2, 3, 2)
+    assert slot_dtype(conv, conv.weight, torch.bfloat16, "weight_v") == torch.float32
+    assert slot_dtype(conv, conv.weight, torch.bfloat16) == torch.bfloat16
