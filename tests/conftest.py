@@ -58,6 +58,14 @@ def warm_python() -> Iterator[WarmPython]:
 
 
 @pytest.fixture(scope="session")
+def warm_tensorflow() -> Iterator[WarmPython]:
+    """TensorFlow as `portwright.tensorflow` has it, with the legacy Keras."""
+    warm = WarmPython(("tensorflow", "tf_keras"), TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
 def _warm_recorders() -> Iterator[WarmPython]:
     warm = WarmPython(PYTHONHASHSEED="0", PYTHONUNBUFFERED="1")
     yield warm

@@ -1,7 +1,7 @@
-"""A Python that has imported torch already and forks for each script: importing takes most of a short run's time.
+"""A Python that has imported torch (or TensorFlow) already and forks for each script: importing takes most of a short run's time.
 
 Nothing of Portwright and nothing of the script is imported before the fork. Run as a script, this file is that Python:
-it listens on the socket of descriptor `sys.argv[1]`, and each connection starts one process.
+it imports what `sys.argv[2:]` names, listens on the socket of descriptor `sys.argv[1]`, and each connection starts one process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +57,8 @@ class WarmProcess:
 class WarmPython:
     """Starts on its first script, with `env` beside this process's; ends with `close`."""
 
-    def __init__(self, **env: str) -> None:
+    def __init__(self, imports: Sequence[str] = IMPORTS, **env: str) -> None:
+        self._imports = imports
         self._env = {**os.environ, **env}
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -158,7 +160,7 @@ class WarmPython:
             listening.listen(16)
             number = listening.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(number)],
+                [sys.executable, __file__, str(number), *self._imports],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[number],
@@ -221,7 +223,7 @@ def become(start: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str, An
 
 
 if __name__ == "__main__":
-    for name in IMPORTS:
+    for name in sys.argv[2:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()

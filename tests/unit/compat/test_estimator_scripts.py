@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import WarmPython
 
 SCRIPTS = Path(__file__).parents[2] / "fixtures" / "estimator_scripts"
 
@@ -18,26 +20,39 @@ if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("tensorflow is not installed", allow_module_level=True)
 
 
-def run(
-    script: Path, *arguments: str | Path, cwd: Path, compat: bool = True
-) -> subprocess.CompletedProcess[str]:
-    lent = ["--compat", "estimator"] if compat else []
-    return subprocess.run(
-        [sys.executable, "-m", "portwright.cli", "run", *lent, str(script), *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Result = Callable[..., dict[str, Any]]
 
 
-def result(script: Path, *arguments: str | Path, cwd: Path) -> dict[str, Any]:
-    done = run(script, *arguments, cwd=cwd)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    loaded: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return loaded
+@pytest.fixture
+def run(warm_tensorflow: WarmPython) -> Run:
+    """Runs a script in a process of its own; `fresh` imports TensorFlow in it anew, as a user's does."""
+
+    def go(
+        script: Path, *arguments: str | Path, cwd: Path, compat: bool = True, fresh: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        lent = ["--compat", "estimator"] if compat else []
+        words = ("run", *lent, str(script), *map(str, arguments))
+        what = ("-m", "portwright.cli")
+        env = {**os.environ, "NO_COLOR": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        if not fresh:
+            return warm_tensorflow.run(words, cwd, env, 500, what)
+        command = [sys.executable, *what, *words]
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
+
+    return go
+
+
+@pytest.fixture
+def result(run: Run) -> Result:
+    def get(script: Path, *arguments: str | Path, cwd: Path, fresh: bool = False) -> dict[str, Any]:
+        done = run(script, *arguments, cwd=cwd, fresh=fresh)
+        assert done.returncode == 0, done.stderr[-3000:]
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        loaded: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+        return loaded
+
+    return get
 
 
 def write(path: Path, source: str) -> Path:
@@ -45,10 +60,18 @@ def write(path: Path, source: str) -> Path:
     return path
 
 
-def test_script_of_version_1_trains_and_goes_on(tmp_path: Path) -> None:
+def test_script_of_version_1_trains_and_goes_on(tmp_path: Path, result: Result) -> None:
     script = SCRIPTS / "version_1.py"
     found = result(
-        script, f"--model_dir={tmp_path / 'out'}", "--steps", "30", "rest", "--", "--more", cwd=tmp_path
+        script,
+        f"--model_dir={tmp_path / 'out'}",
+        "--steps",
+        "30",
+        "rest",
+        "--",
+        "--more",
+        cwd=tmp_path,
+        fresh=True,
     )
     assert found["accuracy"] > 0.9
     assert found["global_step"] == 30
@@ -62,7 +85,7 @@ def test_script_of_version_1_trains_and_goes_on(tmp_path: Path) -> None:
     assert again["global_step"] == 40
 
 
-def test_a_failure_names_the_users_line(tmp_path: Path) -> None:
+def test_a_failure_names_the_users_line(tmp_path: Path, run: Run) -> None:
     script = SCRIPTS / "version_1.py"
     done = run(script, f"--model_dir={tmp_path / 'out'}", "--fail", cwd=tmp_path)
     assert done.returncode == 1
@@ -71,13 +94,13 @@ def test_a_failure_names_the_users_line(tmp_path: Path) -> None:
     assert "ValueError: as asked" in done.stderr
 
 
-def test_tpu_estimator_without_a_tpu(tmp_path: Path) -> None:
+def test_tpu_estimator_without_a_tpu(tmp_path: Path, result: Result) -> None:
     found = result(SCRIPTS / "tpu.py", f"--model_dir={tmp_path / 'out'}", cwd=tmp_path)
     assert found["global_step"] == 4
     assert 0 < found["loss"] < 3
 
 
-def test_parts_of_contrib_train_under_their_names_of_variables(tmp_path: Path) -> None:
+def test_parts_of_contrib_train_under_their_names_of_variables(tmp_path: Path, result: Result) -> None:
     found = result(SCRIPTS / "contrib.py", tmp_path / "out", cwd=tmp_path)
     assert found["accuracy"] > 0.5
     assert found["names"] == ["x", "y"]
@@ -89,14 +112,15 @@ def test_parts_of_contrib_train_under_their_names_of_variables(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_cerebras_packages(tmp_path: Path) -> None:
+def test_cerebras_packages(tmp_path: Path, run: Run, result: Result) -> None:
     script = SCRIPTS / "cerebras" / "run.py"
-    assert run(script, "--mode", "train", "--model_dir", tmp_path / "out", cwd=tmp_path).returncode == 0
+    trained = run(script, "--mode", "train", "--model_dir", tmp_path / "out", cwd=tmp_path, fresh=True)
+    assert trained.returncode == 0, trained.stderr[-3000:]
     found = result(script, "--mode", "eval", "--model_dir", tmp_path / "out", cwd=tmp_path)
     assert found == {"accuracy": 1.0, "step": 20, "eager": True}
 
 
-def test_layout_of_seed_000(tmp_path: Path) -> None:
+def test_layout_of_seed_000(tmp_path: Path, result: Result) -> None:
     folder = SCRIPTS / "seed_000"
     found = result(
         folder,
@@ -112,8 +136,8 @@ def test_layout_of_seed_000(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "params.yaml").is_file()
 
 
-def test_script_of_version_2_stays_eager_and_gets_keras_2(tmp_path: Path) -> None:
-    found = result(SCRIPTS / "version_2.py", tmp_path / "out", cwd=tmp_path)
+def test_script_of_version_2_stays_eager_and_gets_keras_2(tmp_path: Path, result: Result) -> None:
+    found = result(SCRIPTS / "version_2.py", tmp_path / "out", cwd=tmp_path, fresh=True)
     again = result(SCRIPTS / "version_2.py", tmp_path / "again", cwd=tmp_path)
     assert again == found  # also its first weights: Keras draws them from the graph's seed
     assert (found["total"], found["eager"], found["version"]) == (3, True, "2.")
@@ -123,7 +147,7 @@ def test_script_of_version_2_stays_eager_and_gets_keras_2(tmp_path: Path) -> Non
     assert found["step"] == 10
 
 
-def test_each_file_gets_the_api_it_was_written_for(tmp_path: Path) -> None:
+def test_each_file_gets_the_api_it_was_written_for(tmp_path: Path, result: Result) -> None:
     found = result(SCRIPTS / "mixed" / "main.py", cwd=tmp_path)
     assert found == {
         "doubled": [2.0, 4.0],
@@ -146,7 +170,7 @@ def test_each_file_gets_the_api_it_was_written_for(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_lent_is_one_line_with_its_place_and_a_cure(
-    source: str, expected: tuple[str, ...], tmp_path: Path
+    source: str, expected: tuple[str, ...], tmp_path: Path, run: Run
 ) -> None:
     done = run(write(tmp_path / "old.py", source), cwd=tmp_path)
     assert done.returncode == 2, done.stderr

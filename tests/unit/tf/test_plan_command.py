@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import WarmPython
 
 from portwright.errors import UserError
 from portwright.graph.plans.request import Request, framework_of
@@ -57,18 +58,22 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def command(*words: str, cwd: Path | None = None) -> Any:
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(warm_tensorflow: WarmPython, tmp_path: Path) -> Command:
+    """`portwright plan` in a process of its own, which says last whether it has torch."""
     script = "import sys\nfrom portwright.__main__ import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
-    return subprocess.run(
-        [sys.executable, "-c", script, "plan", *words],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def run(*words: str, cwd: Path = tmp_path) -> Any:
+        return warm_tensorflow.run(("plan", *words), cwd, env, 300, ("-c", script))
+
+    return run
 
 
-def test_a_folder_is_planned_without_torch(folder: Path) -> None:
+def test_a_folder_is_planned_without_torch(folder: Path, command: Command) -> None:
     done = command(
         str(folder), "--target", "csx", "--json", "-D", "model.width=32", "--batch-size", "16", "--out", "plan", cwd=folder
     )  # fmt: skip
@@ -87,7 +92,7 @@ def test_a_folder_is_planned_without_torch(folder: Path) -> None:
     assert done.stderr.rstrip().endswith("False")  # torch was not imported
 
 
-def test_a_model_function_is_planned_from_a_described_batch(folder: Path) -> None:
+def test_a_model_function_is_planned_from_a_described_batch(folder: Path, command: Command) -> None:
     params = str(folder / "configs" / "params.yaml")
     inputs = ("--input", "x:float32[4,8]", "--input", "labels:int32[4]")
     done = command(
@@ -131,7 +136,7 @@ def test_what_cannot_be_planned_is_said(
         load_step(dataclasses.replace(request_, path=request_.path.replace("FOLDER", str(folder))))
 
 
-def test_the_twin_of_fc_mnist_agrees() -> None:
+def test_the_twin_of_fc_mnist_agrees(command: Command) -> None:
     """Two frameworks, one network: weights, work and verdict are those of the other plan."""
     ours, twin = (
         json.loads(command(name, "--target", "csx", "--json").stdout)
