@@ -155,6 +155,22 @@ class Overflows(Net):
         return logits
 
 
+class Frozen(Net):
+    """Only what is outside the layers is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.requires_grad_(False)
+
+
+class LooksIn(Net):
+    """Uses a layer's weight outside that layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = super().forward(x)
+        return logits + self.blocks[1].wide.weight.square().mean()
+
+
 class Wanders(Net):
     """Calls its layers in another order in every step, so that what is asked for ahead is often wrong."""
 
@@ -377,6 +393,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "Lamb": lambda: refused(lambda: open_sharded(job_of(Net, "optimizer.optimizer_type=Lamb"))),
     "fsdp": lambda: refused(lambda: open_sharded(job_of(Net, "runconfig.distributed=fsdp"))),
     "skips": lambda: refused(lambda: open_sharded(job_of(SkipsLayers))),
+    "frozen": lambda: equal(Frozen, "optimizer.optimizer_type=Lamb", "optimizer.max_gradient_norm=0.3"),
+    "looks_in": lambda: refused(lambda: open_sharded(job_of(LooksIn))),
     "spoilt": lambda: refused(spoilt),
     "spoilt_clipped": lambda: refused(lambda: spoilt("optimizer.max_gradient_norm=500")),
     "overflowing": lambda: refused(overflowing),

@@ -57,11 +57,11 @@ def assert_equal(found: list[dict[str, Any]], case: str, tolerance: float) -> No
             assert results[case][name] <= tolerance, (rank, case, name, results[case])
 
 
-EQUAL_DDP = ("plain", "tokens", "batchnorm", "clipped_dropout", "scaled", "bf16", "wanders")
+EQUAL_DDP = ("plain", "tokens", "batchnorm", "clipped_dropout", "scaled", "bf16", "wanders", "frozen")
 OPTIMIZERS = (
     "SGD", "Adagrad", "RMSprop", "Adamax", "Lion", "NAdam", "RAdam", "Adadelta", "ASGD", "Rprop", "Adam",
 )  # fmt: skip
-REFUSED = ("Lamb", "fsdp", "spoilt", "spoilt_clipped", "overflowing")
+REFUSED = ("Lamb", "fsdp", "looks_in", "spoilt", "spoilt_clipped", "overflowing")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,10 @@ def test_what_cannot_be_split_is_refused(of_two: list[dict[str, Any]]) -> None:
         assert "Lamb may look at whole weights" in results["Lamb"]["error"]
         assert "AdamW" in results["Lamb"]["cure"]
         assert "runconfig.distributed: fsdp" in results["fsdp"]["error"]
+        assert (
+            "'blocks.1.wide.weight' of the streamed layer 'blocks.1' is used outside"
+            in results["looks_in"]["error"]
+        )
 
 
 def test_a_value_that_is_not_finite_in_one_process_holds_all(of_two: list[dict[str, Any]]) -> None:
