@@ -100,6 +100,7 @@ class Streaming:
         )  # whose gradients came in earlier passes of the step only, so far
         self._restore: list[Callable[[], None]] = []
         self._misused: list[tuple[Unit, Entry]] = []
+        self.lanes.quieten()
         for unit in self.units:
             self._take_over(unit)
             for entry in unit.entries:
@@ -340,6 +341,7 @@ class Streaming:
             adds_up=num_accumulated > 1,
         )
         rest, self._rest_groups = part_of(optimizer, set(self.rest))
+        self.lanes.quieten()
         return rest
 
     def _is_reachable(self, unit: Unit) -> bool:

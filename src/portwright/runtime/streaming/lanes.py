@@ -65,6 +65,11 @@ class Lanes:
         if self.is_cuda and mark is not DONE:
             torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]
 
+    def quieten(self) -> None:
+        """Waits for the device: buffers just made may be memory that work already given to it still uses."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """In the current lane, without a wait of the host where the host's side is pinned."""
         target.copy_(source, non_blocking=self.is_cuda)
