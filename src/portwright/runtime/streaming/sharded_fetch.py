@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from portwright.runtime.streaming.fetch import CopyUp, Fetcher, Slot
-from portwright.runtime.streaming.lanes import Lanes, Mark
+from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.sharded import Ranks
 from portwright.runtime.streaming.sharded_unit import ShardedUnit
 from portwright.runtime.streaming.unit import Unit
@@ -36,6 +36,7 @@ class OrderedFetcher(Fetcher):
     ) -> None:
         self._ranks, self._asks = ranks, may_ask_for
         self._names = [unit.name for unit in units]
+        self._gathered: dict[Slot, Mark] = {}  # when what came into a slot last was whole
         super().__init__(units, num_slots, lanes, copy_up, changed)
 
     def _may_ask_for(self, unit: Unit) -> bool:
@@ -49,7 +50,8 @@ class OrderedFetcher(Fetcher):
     def _fill(self, slot: Slot, unit: Unit) -> Mark:
         assert isinstance(unit, ShardedUnit)
         with self._lanes.on("up"):
-            for mark in slot.free:
+            # Also for the last gathering: a layer that was fetched and never used has nobody else who waited for it.
+            for mark in (*slot.free, self._gathered.get(slot, DONE)):
                 self._lanes.wait_for(mark)
             for region in unit.regions:
                 self._copy_up(region.own(slot.buffer, unit.rank), region.on_host(unit.host.shadow))
@@ -63,7 +65,8 @@ class OrderedFetcher(Fetcher):
             self._lanes.wait_for(uploaded)
             for region in unit.regions:
                 self._ranks.gather(region.whole(slot.buffer, unit.size))
-            return self._lanes.mark()
+            self._gathered[slot] = self._lanes.mark()
+            return self._gathered[slot]
 
     def drain(self, timeout_seconds: float) -> None:
         """Fills what has been asked for: the other processes wait for this one's part."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.runtime.streaming.lanes import Lanes
+from portwright.runtime.streaming.lanes import Lanes, Mark
 from portwright.runtime.streaming.sharded_fetch import OrderedFetcher
 from portwright.runtime.streaming.sharded_unit import shard_units
 from portwright.runtime.streaming.unit import Unit, make_units
@@ -37,6 +38,40 @@ class OtherRanks:
         whole.chunk(2)[1].fill_(1)
 
 
+class Reached:
+    """A mark of a lane that knows where it is; nobody has to wait for it."""
+
+    def __init__(self, lane: str) -> None:
+        self.lane = lane
+
+    def synchronize(self) -> None:
+        return
+
+    def query(self) -> bool:
+        return True
+
+
+class NotedLanes(Lanes):
+    """Notes which lane waits for what."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self._here = threading.local()
+        self.waits: list[tuple[str, Mark]] = []
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        self._here.lane = name
+        yield
+        self._here.lane = "compute"
+
+    def mark(self) -> Mark:
+        return Reached(getattr(self._here, "lane", "compute"))
+
+    def wait_for(self, mark: Mark) -> None:
+        self.waits.append((getattr(self._here, "lane", "compute"), mark))
+
+
 @pytest.fixture
 def ranks() -> OtherRanks:
     return OtherRanks()
@@ -53,7 +88,9 @@ Make = Callable[..., tuple[OrderedFetcher, list[Unit]]]
 def make(ranks: OtherRanks) -> Iterator[Make]:
     made: list[OrderedFetcher] = []
 
-    def fetcher(num_slots: int, unasked: set[int] | None = None) -> tuple[OrderedFetcher, list[Unit]]:
+    def fetcher(
+        num_slots: int, unasked: set[int] | None = None, lanes: Lanes | None = None
+    ) -> tuple[OrderedFetcher, list[Unit]]:
         changed = threading.Condition()
         net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
         whole = make_units(list(net.named_children()), net, CPU, None, changed)
@@ -64,7 +101,7 @@ def make(ranks: OtherRanks) -> Iterator[Make]:
             OrderedFetcher(
                 units,
                 num_slots,
-                Lanes(CPU),
+                lanes or Lanes(CPU),
                 copy_up,
                 changed,
                 ranks,  # type: ignore[arg-type]
@@ -117,3 +154,18 @@ def test_a_disagreement_is_raised_where_the_layer_is_used(make: Make, ranks: Oth
     ranks.failure = UserError("the processes do not stream the same layers", "")
     with pytest.raises(UserError, match="the same layers"):
         fetcher.fetch(units[0], [])
+
+
+def test_an_upload_waits_for_what_was_gathered_there_last_though_nobody_used_it(make: Make) -> None:
+    lanes = NotedLanes()
+    fetcher, units = make(2, lanes=lanes)
+    fetcher.fetch(units[0], [units[1]])
+    fetcher.drain(10)
+    unused = next(slot for slot in fetcher.slots if slot.unit is units[1])
+    gathered = unused.copied
+    assert isinstance(gathered, Reached)
+    assert gathered.lane == "gather", "it is whole when it is gathered, not when the own part is up"
+    slot = fetcher.fetch(units[3], [units[0]])
+    assert slot is unused
+    assert ("up", gathered) in lanes.waits
+    assert ("compute", slot.copied) in lanes.waits
