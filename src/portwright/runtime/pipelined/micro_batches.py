@@ -35,9 +35,18 @@ def plan_runs(num_samples: int, wanted: int, accepts: Callable[[int], bool]) -> 
 
 def count_samples(batch: Any, local: int) -> int:
     """Samples in a process's part of a batch; an empty part holds samples that do not count."""
-    if local > 0:
-        return local
-    return next((len(tensor) for _, tensor in walk_tensors(batch) if tensor.ndim), 1)
+    return local if local > 0 else _rows_of(batch, ())
+
+
+def guess_samples(batch: Any, batch_size: int | None, num_replicas: int) -> int:
+    """The same of a batch whose loader was not asked: its rows, of which those count first that a full batch would have."""
+    full = () if batch_size is None else (batch_size // num_replicas, -(-batch_size // num_replicas))
+    return _rows_of(batch, full)
+
+
+def _rows_of(batch: Any, likely: tuple[int, ...]) -> int:
+    rows = [len(tensor) for _, tensor in walk_tensors(batch) if tensor.ndim]
+    return next((size for size in rows if size in likely), rows[0] if rows else 1)
 
 
 def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]]:
@@ -48,7 +57,7 @@ def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]
         shapes = ", ".join(f"{path} {list(t.shape)}" for path, t in walk_tensors(batch))
         raise UserError(
             f"a batch of {num_samples} samples has no tensor with that many rows: {shapes or 'no tensor at all'}.",
-            "Put the samples first in data.py, or set runconfig.pipeline.micro_batches: 1.",
+            "Put the samples first in data.py, or use -D runconfig.execution=resident.",
         )
     parts, start = [], 0
     for run in runs:

@@ -23,7 +23,7 @@ from portwright.runtime.pipelined.blame import Found, explain_together
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.host_model import staying_on_host
 from portwright.runtime.pipelined.layout import Groups, make_layout
-from portwright.runtime.pipelined.micro_batches import count_samples
+from portwright.runtime.pipelined.micro_batches import count_samples, guess_samples
 from portwright.runtime.pipelined.micro_plan import MicroPlan
 from portwright.runtime.pipelined.pipeline import Pipeline
 from portwright.runtime.pipelined.schedules import require_schedules
@@ -132,7 +132,8 @@ class PipelinedSession(TorchSession):
                 raise UserError(f"{name} has no batch.", "Look at the data function and batch_size.")
             batch = batches[0] if self._move is None else self._move(batches[0])
             if trains:
-                num_samples = count_samples(batch, 0)
+                size = None if self._train_loader is None else self._train_loader.batch_size
+                num_samples = guess_samples(batch, size, self._layout.num_replicas)
                 batch = self._micro.split(batch, num_samples)[0][1][0]
             found[trains] = batch
         return found

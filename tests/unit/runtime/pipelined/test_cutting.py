@@ -15,7 +15,13 @@ from torch import nn
 from portwright.errors import UserError
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.pipelined.cuts import _balance, choose_cuts, locate
-from portwright.runtime.pipelined.micro_batches import Run, plan_runs, split_batch
+from portwright.runtime.pipelined.micro_batches import (
+    Run,
+    count_samples,
+    guess_samples,
+    plan_runs,
+    split_batch,
+)
 from portwright.runtime.pipelined.program import Program, make_programs, weights_of
 from portwright.runtime.pipelined.recorder import record
 from portwright.runtime.pipelined.stand_ins import StandIns
@@ -340,3 +346,10 @@ def test_a_batch_without_rows_is_refused() -> None:
         UserError, match=r"a batch of 8 samples has no tensor with that many rows: batch \[3, 8\]"
     ):
         split_batch(torch.zeros(3, 8), 8, [Run(2, 4)])
+
+
+def test_the_samples_of_a_batch_are_not_its_first_rows_at_any_rate() -> None:
+    batch = {"mask": torch.zeros(5, 5), "x": torch.zeros(4, 2)}
+    assert count_samples(batch, 4) == 4
+    assert guess_samples(batch, 8, 2) == 4
+    assert guess_samples(batch, None, 1) == 5, "nobody knows better"
