@@ -1,4 +1,4 @@
-"""Torch's own session, one that takes four batches a call and the emulated IPU keep one contract; Cerebras's is in tests/vendor."""
+"""Torch's own session, resident and streaming, one that takes four batches a call and the emulated IPU keep one contract; Cerebras's is in tests/vendor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
 from portwright.runtime.backend import TorchBackend
 from portwright.runtime.checkpoint import list_checkpoints
+from portwright.runtime.streaming.session import StreamingSession
 from portwright.runtime.trainer import Trainer
 from portwright.target import JobSpec, Session
 from portwright.targets.ipu.backend import IpuBackend
@@ -25,6 +26,13 @@ from portwright.targets.ipu.section import IpuSection
 
 def open_torch(job: JobSpec) -> Session:
     return TorchBackend("cpu", {}, print).open(job)
+
+
+def open_streaming(job: JobSpec) -> Session:
+    config = job.params.runconfig.model_copy(update={"execution": "streaming"})
+    return TorchBackend("cpu", {}, print).open(
+        dataclasses.replace(job, params=dataclasses.replace(job.params, runconfig=config))
+    )
 
 
 def open_ipu(job: JobSpec, **section: Any) -> Session:
@@ -39,7 +47,9 @@ def open_ipu_bundled(job: JobSpec) -> Session:
 
 
 @pytest.mark.parametrize("check", contract.ALL, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("open_session", [open_torch, open_bundled, open_ipu, open_ipu_bundled])
+@pytest.mark.parametrize(
+    "open_session", [open_torch, open_streaming, open_bundled, open_ipu, open_ipu_bundled]
+)
 def test_contract(check: Callable[..., object], open_session: contract.OpenSession) -> None:
     check(open_session)
 
@@ -47,6 +57,13 @@ def test_contract(check: Callable[..., object], open_session: contract.OpenSessi
 def test_both_compute_the_same() -> None:
     assert contract.check_stretches_are_one_run(open_torch) == contract.check_stretches_are_one_run(
         open_bundled
+    )
+
+
+def test_streaming_computes_what_a_resident_session_computes() -> None:
+    assert isinstance(open_streaming(contract.make_job()), StreamingSession)
+    assert contract.check_stretches_are_one_run(open_streaming) == contract.check_stretches_are_one_run(
+        open_torch
     )
 
 

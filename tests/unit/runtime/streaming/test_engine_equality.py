@@ -36,6 +36,10 @@ MODELS = Path(__file__).parents[4] / "src" / "portwright" / "models"
 ADAM = ("optimizer.optimizer_type=AdamW", "runconfig.precision=bf16")
 CLIPPED = "optimizer.max_gradient_norm=1.5"  # some steps of most nets, and not others
 
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:.torch.cpu.amp.autocast\(args:FutureWarning"
+)  # torch 2.4's own checkpoint
+
 
 @pytest.fixture(autouse=True)
 def gradients_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,12 @@ from portwright.runtime.streaming.session import StreamingSession
 from portwright.runtime.streaming.torch_update import TorchUpdate
 
 CLIPPED = "optimizer.max_gradient_norm=1000.0"  # so that every step is speculative, and kept
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings(
+        r"ignore:.torch.cpu.amp.autocast\(args:FutureWarning"
+    ),  # torch 2.4's own checkpoint
+]
 
 
 @pytest.fixture(autouse=True)
