@@ -58,7 +58,7 @@ class MicroPlan:
         few = [run.num_micro for run in runs if not accepts(layout, run.num_micro)]
         if few:
             self._note(
-                f"pipelined: of a batch of {num_samples} samples ({shown}), {sum(few)} micro-batch(es) are too few for "
+                f"pipelined: of a batch of {num_samples} samples ({shown}), {sum(few)} micro-batch(es) do not suit "
                 f"{layout.schedule} with {layout.num_positions} stages: all their forward passes go before the backward passes."
             )
         return runs
