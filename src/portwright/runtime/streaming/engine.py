@@ -70,6 +70,8 @@ class Streaming:
                 "every weight of the layers is shared with something outside them, so none can be streamed.",
                 "Name other modules in runconfig.streaming.layers, or use runconfig.execution: resident.",
             )
+        for unit in self.units:
+            unit.take_hooks()
         streamed = {entry.master for unit in self.units for entry in unit.entries}
         self.rest = [p for p in net.parameters() if p not in streamed]
         self._here = self._units_updated_here() if may_update_here else set()

@@ -194,7 +194,12 @@ class Gradients:
         return opened
 
     def left_for(self, unit: Unit) -> None:
-        """Backward has come to `unit`: all that came before it is over."""
+        """Backward has come to a call of `unit`: all that came before it is over."""
+        if unit in self._finished:  # its weights are being updated, and this call was made with the old ones
+            raise UserError(
+                f"the layer '{unit.name}' is called several times, and not every call uses all that it trains.",
+                "Leave it out of runconfig.streaming.layers, or use runconfig.execution: resident.",
+            )
         for other in [u for u in self._open if u is not unit]:
             self._finish(other)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from portwright.errors import UserError
 from portwright.runtime.streaming.recompute import Memory
 
 ALIGN_BYTES = 256  # of a tensor in a slot; what CUDA's copies and kernels like
@@ -100,9 +101,22 @@ class Unit:
         for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
             stand_in.data = entry.view(flat)
 
+    def take_hooks(self) -> None:
+        """What a user has attached to a weight's gradient is done to its stand-in's."""
+        for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
+            if getattr(entry.master, "_post_accumulate_grad_hooks", None):
+                raise UserError(
+                    f"the weight '{entry.name}' has a hook that runs when its gradient is whole, which a streamed weight has no place for.",
+                    "Remove the hook, leave the layer out of runconfig.streaming.layers, or use runconfig.execution: resident.",
+                )
+            for hook in (getattr(entry.master, "_backward_hooks", None) or {}).values():
+                stand_in.register_hook(hook)  # type: ignore[no-untyped-call]
+
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """The stand-ins in the masters' places."""
+        """The stand-ins in the masters' places; one whose master was frozen meanwhile is frozen too."""
+        for index in self.trained:
+            self.stand_ins[index].requires_grad_(self.entries[index].master.requires_grad)
         for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
             for owner, attribute in entry.owners:
                 owner._parameters[attribute] = stand_in

@@ -191,6 +191,7 @@ CASES = {
     "normed": Case(nets.Normed, vector, classes),
     "checkpointed": Case(nets.Checkpointed, vector, classes),
     "two_towers": Case(nets.TwoTowers, vector, classes),
+    "hooked": Case(nets.Hooked, vector, classes),
 }
 HUGGING_FACE = {
     "gpt2": Case(_gpt2, tokens, of_its_own),

@@ -557,3 +557,20 @@ class TwoTowers(nn.Module):
             y = block(y)
         scores: Tensor = self.head(y) + ((y - target) ** 2).mean()
         return scores
+
+
+class Hooked(Stack):
+    """A user's hooks on gradients, of a layer's weight and of one outside; a weight that is frozen after some steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        mask = (torch.arange(WIDTH) < 3).float()
+        self.blocks[1].net[0].weight.register_hook(lambda grad: grad * mask)
+        self.head.weight.register_hook(lambda grad: grad * mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += self.training
+        self.blocks[2].requires_grad_(self.num_calls < 3)
+        self.blocks[3].norm.bias.requires_grad_(self.num_calls != 4)
+        return super().forward(x)

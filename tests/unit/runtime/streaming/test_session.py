@@ -304,6 +304,46 @@ class Penalised(nets.Stack):
         return scores + grad.square().sum()
 
 
+class PartlyShared(nn.Module):
+    """A layer that is called twice, and trains each of its weights in one of the calls."""
+
+    def __init__(self, detached: bool = False) -> None:
+        super().__init__()
+        self.layers, self.head = nets.blocks(4, kind=nets.TwoWays), nn.Linear(nets.WIDTH, 3)
+        if detached:
+            self.layers[0].first.requires_grad_(False)
+        self.stem = nn.Linear(nets.WIDTH, nets.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](self.stem(x), second=False)
+        for layer in self.layers[1:]:
+            x = layer(x, second=True)
+        scores: Tensor = self.head(self.layers[0](x, second=True))
+        return scores
+
+
+class HookedWeight(nets.Stack):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].norm.weight.register_post_accumulate_grad_hook(lambda _: None)
+
+
+@pytest.mark.parametrize("overrides", [(), (CLIPPED,)], ids=" ".join)
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_layer_that_is_updated_before_backward_is_through_with_it_is_refused(
+    detached: bool, overrides: tuple[str, ...]
+) -> None:
+    session = open_streaming(make_job(Case(lambda: PartlyShared(detached), vector, classes), *overrides))
+    with pytest.raises(UserError, match=r"'layers.0' (is called several times|got another gradient)"):
+        train(session, 0, 2)
+    session.close()
+
+
+def test_a_hook_that_would_never_run_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'blocks.1.norm.weight' has a hook"):
+        open_streaming(make_job(Case(HookedWeight, vector, classes)))
+
+
 @pytest.mark.parametrize(
     ("net", "message"),
     [
