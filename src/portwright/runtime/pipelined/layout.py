@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch.distributed as dist
 
 from portwright.errors import UserError, suggest
+from portwright.job.execution import Schedule
 from portwright.runtime.world import World
 
-SCHEDULES = (
-    "gpipe",
-    "1f1b",
-    "interleaved_1f1b",
-    "looped_bfs",
-    "interleaved_zero_bubble",
-    "zbv_zero_bubble",
-    "dualpipev",
-)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 _ONE_PIECE = ("gpipe", "1f1b")
 _V_SHAPED = ("zbv_zero_bubble", "dualpipev")  # the last pieces lie with the first process again
 

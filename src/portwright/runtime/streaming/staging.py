@@ -12,18 +12,11 @@ import torch
 from torch import Tensor
 
 from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.lanes import DONE, Mark
 
 NUM_CHUNKS = 8  # in flight in each direction
 MAX_CHUNK_BYTES = 16 * 2**20  # 0.3 ms of a PCIe 5 bus
 MIN_CHUNK_BYTES = 256 * 2**10  # under this the launches cost more than the copy
-
-
-class Mark(Protocol):
-    """A point in a stream's work."""
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool: ...
 
 
 class Bus(Protocol):
@@ -63,17 +56,6 @@ class CpuBus:
 
     def mark(self, stream: Any) -> Mark:
         return DONE
-
-
-class _Done:
-    def synchronize(self) -> None:
-        return
-
-    def query(self) -> bool:
-        return True
-
-
-DONE: Mark = _Done()
 
 
 class Copy:
