@@ -7,6 +7,7 @@ Prints as JSON what each of them printed, and what the emulators counted. usage:
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -52,8 +53,10 @@ def run(script: str, *words: str, package: str = "") -> tuple[str, dict[str, Any
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     original, folder, ports = sys.argv[1:]
-    import torch  # noqa: F401  once, for all children
+    import pydantic  # noqa: F401  once, for all children: an emulator imports it
+    import torch._dynamo  # noqa: F401  and each optimizer this
 
+    gc.freeze()
     results: dict[str, Any] = {"original": run(original)[0]}
     for target, (ported, ask) in json.loads(ports).items():
         results[f"{target} ported"] = run(ported)[0]
