@@ -23,7 +23,7 @@ from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import NativeAdam, load_native
-from portwright.runtime.streaming.native_update import NativeUpdate, is_native
+from portwright.runtime.streaming.native_update import NativeUpdate, bind_to_own_cores, is_native
 from portwright.runtime.streaming.offload import OffloadedActivations
 from portwright.runtime.streaming.recompute import refuse_kept_graph, without
 from portwright.runtime.streaming.staging import Staging
@@ -303,6 +303,8 @@ class Streaming:
         trained = [unit for unit in self.units if unit.trained]
         if is_native(optimizer) and any(unit.has_own_shadow for unit in trained):
             self._native = load_native(self._note)
+            if self._native is not None:
+                bind_to_own_cores(self._native, self._note)
         if self._native is None and self._options.state_dtype != "fp32":
             raise UserError(
                 f"runconfig.streaming.state_dtype is {self._options.state_dtype}, and {type(optimizer).__name__} in this precision keeps "

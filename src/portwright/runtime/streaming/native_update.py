@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from portwright.errors import UnsupportedError
 from portwright.runtime.streaming.host_store import HostStore
-from portwright.runtime.streaming.native.adam import NativeAdam
+from portwright.runtime.streaming.native import NativeAdam, usable_cores
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
 from portwright.runtime.streaming.updates import Rates
+from portwright.runtime.world import read_launch
 
 
 def is_native(optimizer: torch.optim.Optimizer) -> bool:
@@ -26,6 +28,23 @@ def is_native(optimizer: torch.optim.Optimizer) -> bool:
         or isinstance(group["betas"][0], Tensor)
         for group in optimizer.param_groups
     )
+
+
+def bind_to_own_cores(native: NativeAdam, note: Callable[[str], None]) -> None:
+    """Several processes on one machine: each keeps to its part of the cores, neighbours of one socket as far as possible.
+
+    Under SLURM a task has been given cores already.
+    """
+    launch = read_launch()
+    cores = usable_cores()
+    share = len(cores) // launch.local_world_size
+    if launch.source != "torchrun" or launch.local_world_size == 1 or share < 2:
+        return
+    first = launch.local_rank * share
+    try:
+        native.bind_threads(cores[first : first + share])
+    except UnsupportedError as error:
+        note(f"streaming: {error.message}; the optimizer's threads go where the system puts them.")
 
 
 class Place:
