@@ -22,6 +22,7 @@ from portwright.runtime.pipelined.layout import Groups, Layout
 from portwright.runtime.pipelined.micro_batches import signature_of
 from portwright.runtime.pipelined.program import Look, Program, make_programs, weights_of
 from portwright.runtime.pipelined.recorder import record
+from portwright.runtime.pipelined.replay import check_same, check_steps, check_weights
 from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
 from portwright.runtime.pipelined.stand_ins import StandIns
 from portwright.runtime.pipelined.tape import Place, Tape
@@ -56,6 +57,7 @@ class Pipeline:
         self._factor: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self._first_tape: tuple[Any, Tape] | None = None
         self._num_shapes = 0
+        self._compared: set[bool] = set()
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self._losses: list[torch.Tensor] = []
 
@@ -112,6 +114,10 @@ class Pipeline:
             tape = known[1] if known is not None and known[0] == key else self._record(micro_batch, training)
             programs = make_programs(tape, locate(tape, self.places))
             self._check(tape, programs)
+            if training not in self._compared:  # once, since it takes another trace
+                self._compared.add(training)
+                again = self._record(micro_batch, training)
+                check_same(programs, make_programs(again, locate(again, self.places)))
             while len(self._programs) >= _MOST_SHAPES:
                 del self._programs[next(iter(self._programs))]
             self._num_shapes += 1
@@ -143,6 +149,16 @@ class Pipeline:
                 "Keep it in a buffer of a module that lies in one stage (runconfig.pipeline.cuts says where stages begin), "
                 "or use -D runconfig.execution=resident.",
             )
+        check_steps(programs)
+        if tape.values[tape.loss].requires_grad:
+            buffers = check_weights(tape)
+            kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+            told = {path for path, sub in self._module.net.named_modules() if isinstance(sub, kinds)}
+            left = [name for name in buffers if name.rpartition(".")[0] not in told]
+            if left:
+                self._note(
+                    f"pipelined: buffer '{left[0]}' changes in a step, and does so once for each micro-batch."
+                )
         if self._holding is None:
             return
         for piece in self._layout.own_pieces:

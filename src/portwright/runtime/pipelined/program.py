@@ -31,11 +31,15 @@ class Step:
     has_grad: bool
     autocast: tuple[bool, torch.dtype] | None
     label: str  # for messages: the layer, or the line of the user's code
+    writes: tuple[int, ...] = ()  # values that a call of torch changes in place
     dead: tuple[int, ...] = ()  # values that nothing needs after it
     is_flat: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_flat = all(type(arg) is Ref or not _refs(arg) for arg in self.args) and not _refs(self.kwargs)
+
+    def used(self) -> list[int]:
+        return [*_refs(self.args), *_refs(self.kwargs)]
 
     def run(self, values: dict[int, Any], device_type: str, look: Look | None = None) -> None:
         if self.is_flat:
@@ -184,7 +188,16 @@ def _steps_of(tape: Tape, first: int, last: int) -> list[Step]:
 
 
 def _step_of(call: Call) -> Step:
-    return Step(call.target, call.args, call.kwargs, call.outputs, call.has_grad, call.autocast, call.line)
+    return Step(
+        call.target,
+        call.args,
+        call.kwargs,
+        call.outputs,
+        call.has_grad,
+        call.autocast,
+        call.line,
+        call.writes,
+    )
 
 
 def _step_of_module(span: Span) -> Step:

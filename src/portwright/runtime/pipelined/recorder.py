@@ -35,7 +35,10 @@ from portwright.runtime.rng import untouched_rng
 
 # Parts of the names of functions that draw, or may: what they give cannot be made a second time.
 _RANDOM_WORDS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "uniform_", "exponential_", "poisson", "rrelu",
-                 "cauchy_", "geometric_", "gumbel", "scaled_dot_product")  # fmt: skip
+                 "cauchy_", "geometric_", "gumbel", "scaled_dot_product", "_standard_gamma", "dirichlet",
+                 "binomial")  # fmt: skip
+_AS_ARRAYS = ("numpy", "__array__")
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _KEEPS_STATISTICS = (
     "batch_norm",
     "instance_norm",
@@ -75,6 +78,7 @@ class _Recorder(TorchFunctionMode):
         self._module, self._device, self._fake_mode = module, device, stand_ins.mode
         self._writer = TapeWriter(stand_ins, device)
         self._watch = ModuleWatch(module.net, self._writer)
+        self._infers = torch.is_inference_mode_enabled()
 
     def run(self, micro_batch: Any, autocast: Callable[[], Any] | None) -> Tape:
         writer, numbers = self._writer, iter(range(1 << 30))
@@ -117,26 +121,29 @@ class _Recorder(TorchFunctionMode):
                 f"{user_line()} takes gradients inside the model, which ends at a stage.", RESIDENT_CURE
             )
         name = getattr(func, "__name__", str(func))
+        if torch.is_inference_mode_enabled() != self._infers:
+            raise UserError(
+                f"{user_line()} runs in torch.inference_mode, whose tensors a pipeline cannot follow.",
+                "Use torch.no_grad there.",
+            )
         is_random = any(word in name for word in _RANDOM_WORDS)
         known = UNKNOWN if is_random else self._compute_known(func, given)
         if known is not UNKNOWN and not tensors_of(known):
             return known
+        if name in _AS_ARRAYS:
+            raise _needs_value(name)
         self._writer.costs.work = 0.0
         try:
             result = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise UserError(
-                f"{user_line()}: {name} needs the value of a tensor that is computed in the step, and a model that is cut "
-                "into stages has its Python run once for all steps.",
-                "Write it with torch.where or a mask, or use -D runconfig.execution=resident.",
-            ) from error
+            raise _needs_value(name) from error
         writes = given.written()
         if name in _KEEPS_STATISTICS:
             values = self._writer.tape.values
             writes += [
                 i for i in given.indices if i in self._writer.weight_of and not values[i].requires_grad
             ]
-        if tensors_of(result) or writes:
+        if tensors_of(result) or writes or name in _HOOKS:
             self._writer.keep(func, given, result, writes, is_random=is_random, known=known)
         return result
 
@@ -147,3 +154,11 @@ class _Recorder(TorchFunctionMode):
         args, kwargs = given.filled([self._writer.known[index] for index in given.indices])
         with unset_fake_temporarily(), self._writer.costs.paused(), torch.random.fork_rng(devices=[]):
             return func(*args, **kwargs)
+
+
+def _needs_value(name: str) -> UserError:
+    return UserError(
+        f"{user_line()}: {name} needs the value of a tensor that is computed in the step, and a model that is cut "
+        "into stages has its Python run once for all steps.",
+        "Write it with torch.where or a mask, or use -D runconfig.execution=resident.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from portwright.errors import UserError
@@ -33,6 +33,9 @@ class TapeWriter:
         self._device = device
         self._index: dict[int, int] = {}  # of a tensor, by its identity
         self._alive: list[Any] = []  # so that no identity comes twice
+        self._kept: list[torch.Tensor] = []
+        self._mode = stand_ins.mode
+        self.stand_in_of: dict[int, torch.Tensor] = {}  # of a value that is a constant
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a value of the trace, or a weight."""
@@ -110,9 +113,22 @@ class TapeWriter:
                 f"(shape {list(tensor.shape)}).",
                 RESIDENT_CURE,
             )
-        index = self.add(tensor, Value("constant", -1, *looks_of(tensor), can_remake=True, constant=tensor))
-        if tensor.numel() <= _MOST_KNOWN:
-            self.known[index] = tensor
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise UserError(
+                f"{user_line()} is inside of a transform of torch.func, such as vmap.", RESIDENT_CURE
+            )
+        # What the step does to it is computed on copies, and must not happen to the user's own.
+        with unset_fake_temporarily(), self.costs.paused(), torch._C.DisableTorchFunction():
+            stand_in = self._mode.from_tensor(tensor)
+            copy = tensor.detach().clone() if tensor.numel() <= _MOST_KNOWN else None
+        index = self.add(
+            stand_in, Value("constant", -1, *looks_of(stand_in), can_remake=True, constant=tensor)
+        )
+        self.stand_in_of[index] = stand_in
+        self._index[id(tensor)] = index
+        self._kept.append(tensor)
+        if copy is not None:
+            self.known[index] = copy
         return index
 
     def add(self, tensor: torch.Tensor, value: Value) -> int:
@@ -142,6 +158,8 @@ class Arguments:
         for place, index in zip(self.places, self.indices, strict=True):
             if index in writer.weight_of:  # a real one among tensors without data ends the process
                 self.leaves[place] = writer.weight_of[index]
+            elif index in writer.stand_in_of:
+                self.leaves[place] = writer.stand_in_of[index]
         self._versions = [self.leaves[place]._version for place in self.places]
 
     def written(self) -> list[int]:

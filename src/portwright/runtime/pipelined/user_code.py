@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
 _OWN_FOLDER = str(Path(__file__).parent)
 _REGISTRIES = ("_buffers", "_parameters", "_modules")
+_CONTAINERS = (dict, list, set, deque)
 USER_MODEL = "<model>"  # in place of a path: the object around the net
 
 
@@ -37,11 +39,13 @@ class Attributes:
         if not isinstance(user_model, nn.Module):
             self._holders[USER_MODEL] = user_model
         self._before = {path: _attributes(holder) for path, holder in self._holders.items()}
+        self._contents = {path: _contents(holder) for path, holder in self._holders.items()}
 
     def restore(self, stand_ins: Mapping[int, tuple[str, torch.Tensor]]) -> dict[str, list[str]]:
         """Names of what the code changed, by module."""
         changed = {
-            path: _restore(holder, self._before[path], stand_ins) for path, holder in self._holders.items()
+            path: _restore(holder, self._before[path], stand_ins) + _refill(holder, self._contents[path])
+            for path, holder in self._holders.items()
         }
         return {path: names for path, names in changed.items() if names}
 
@@ -76,6 +80,35 @@ def _attributes(holder: Any) -> dict[str, Any]:
         if isinstance(own.get(name), dict):
             own[name] = dict(own[name])
     return own
+
+
+def _contents(holder: Any) -> dict[str, list[Any]]:
+    """What is in the lists, dicts and sets that a holder has as attributes."""
+    return {
+        name: list(value.items()) if isinstance(value, dict) else list(value)
+        for name, value in vars(holder).items()
+        if name not in _REGISTRIES and isinstance(value, _CONTAINERS)
+    }
+
+
+def _refill(holder: Any, before: Mapping[str, list[Any]]) -> list[str]:
+    """Puts back what was in the containers; the names of those in which something else was."""
+    changed = []
+    for name, now in _contents(holder).items():
+        old = before.get(name)
+        if old is None or (len(now) == len(old) and not any(map(_entry_differs, now, old))):
+            continue
+        changed.append(name)
+        container = holder.__dict__[name]
+        container.clear()
+        (container.update if isinstance(container, dict | set) else container.extend)(old)
+    return changed
+
+
+def _entry_differs(new: Any, old: Any) -> bool:
+    if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):
+        return any(map(_entry_differs, new, old))
+    return new is not old and _differs(new, old)
 
 
 def _differs(new: Any, old: Any) -> bool:
