@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+import enum
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from portwright.errors import UserError
-from portwright.runtime.batches import map_tensors, walk_tensors
+from portwright.runtime.batches import walk_tensors
+
+# What is no tensor and is known by its text.
+_VALUES = (
+    bool, int, float, complex, str, bytes, type(None), np.generic, enum.Enum, torch.dtype, torch.device, torch.Size,
+    pathlib.PurePath, datetime.date, datetime.timedelta, slice, range, frozenset, set,
+)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -50,7 +59,7 @@ def _rows_of(batch: Any, likely: tuple[int, ...]) -> int:
 
 
 def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]]:
-    """The micro-batches of each run: every tensor whose first dimension is the samples is split, the rest is shared."""
+    """The micro-batches of each run: whatever has an item for each sample is split, the rest is shared."""
     if len(runs) == 1 and runs[0].num_micro == 1:
         return [[batch]]
     if not any(t.ndim and len(t) == num_samples for _, t in walk_tensors(batch)):
@@ -70,14 +79,59 @@ def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]
 
 
 def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
-    def rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.narrow(0, start, size) if tensor.ndim and len(tensor) == num_samples else tensor
+    """Some samples of every tensor, array and list that has an item for each; the tree around them stays."""
 
-    return map_tensors(batch, rows)
+    def rows(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.narrow(0, start, size) if item.ndim and len(item) == num_samples else item
+        if isinstance(item, np.ndarray):
+            return item[start : start + size] if item.ndim and len(item) == num_samples else item
+        if isinstance(item, Mapping):
+            mapped = {key: rows(value) for key, value in item.items()}
+            return mapped if type(item) is dict else type(item)(mapped)  # type: ignore[call-arg]
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*(rows(value) for value in item))
+        if isinstance(item, tuple | list):
+            # (x, y) of two samples is a tree; two names, or two samples' boxes, are a list of samples.
+            if len(item) == num_samples and not any(_has_rows(value, num_samples) for value in item):
+                return type(item)(item[start : start + size])
+            return type(item)(rows(value) for value in item)
+        return item
+
+    return rows(batch)
+
+
+def _has_rows(item: Any, num_samples: int) -> bool:
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return bool(item.ndim) and len(item) == num_samples
+    if isinstance(item, Mapping):
+        return any(_has_rows(value, num_samples) for value in item.values())
+    if isinstance(item, tuple | list):
+        return len(item) == num_samples or any(_has_rows(value, num_samples) for value in item)
+    return False
 
 
 def signature_of(batch: Any) -> tuple[Any, ...]:
-    """What a trace depends on: shapes, types and whatever is no tensor."""
-    tensors = tuple((path, tuple(t.shape), t.stride(), t.dtype) for path, t in walk_tensors(batch))
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if not isinstance(leaf, torch.Tensor)]
-    return tensors, tuple(repr(leaf) for leaf in leaves)
+    """What a trace depends on: shapes, types and the values of whatever is no tensor."""
+    return tuple(_signatures(batch, "batch"))
+
+
+def _signatures(item: Any, path: str) -> Iterator[Any]:
+    if isinstance(item, torch.Tensor):
+        yield path, tuple(item.shape), item.stride(), item.dtype
+    elif isinstance(item, Mapping):
+        for key, value in item.items():
+            yield from _signatures(value, f"{path}[{key!r}]")
+    elif isinstance(item, tuple | list):
+        yield path, type(item).__name__, len(item)
+        for index, value in enumerate(item):
+            yield from _signatures(value, f"{path}[{index}]")
+    elif isinstance(item, np.ndarray) and not item.dtype.hasobject:
+        yield path, item.shape, item.dtype.str, item.tobytes()  # its text leaves out the middle, and digits
+    elif isinstance(item, _VALUES):
+        yield path, type(item).__name__, repr(item)
+    else:
+        raise UserError(
+            f"{path} is a {type(item).__name__}, which a pipeline cannot see into to tell one step's values from another's.",
+            "Give batches of tensors, numbers and text in tuples, lists and dicts, or use -D runconfig.execution=resident.",
+        )

@@ -54,6 +54,7 @@ class Pipeline:
         self._holding: Holding | None = None
         self.places: list[Place] = []
         self._micro: Sequence[Any] = ()
+        self._own: list[list[Program]] = []  # of each micro-batch
         self._factor: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self._first_tape: tuple[Any, Tape] | None = None
         self._num_shapes = 0
@@ -123,8 +124,9 @@ class Pipeline:
             self._num_shapes += 1
             if self._num_shapes == 2 * _MANY_SHAPES:
                 self._note(
-                    f"pipelined: batches came in {_MANY_SHAPES} shapes or more, and the model is traced anew for each; "
-                    "pad them to fewer shapes to save the time."
+                    f"pipelined: batches came in {_MANY_SHAPES} shapes or more, or with as many other values that are no "
+                    "tensors (names, numbers), and the model is traced anew for each; pad them to fewer shapes, and leave "
+                    "out of batches what the model does not need, to save the time."
                 )
             self._programs[key] = programs
         return self._programs[key]
@@ -175,7 +177,15 @@ class Pipeline:
         self, micro_batches: Sequence[Any], factor: Callable[[torch.Tensor], torch.Tensor]
     ) -> list[torch.Tensor]:
         """Forward and backward passes of equal micro-batches; the losses, unscaled, where the last stage is."""
-        programs = self._make(micro_batches[0], training=True)
+        # Each by its own: entries that are no tensors may differ from one micro-batch to the next.
+        self._own = [self._make(micro_batch, training=True) for micro_batch in micro_batches]
+        programs = self._own[0]
+        if any(_looks(other) != _looks(programs) for other in self._own[1:]):
+            raise UserError(
+                "micro-batches of one batch send tensors of different shapes from stage to stage, since entries that are no "
+                "tensors differ.",
+                "Give all samples one path through the model, or use -D runconfig.execution=resident.",
+            )
         key = ((True, signature_of(micro_batches[0])), len(micro_batches))
         schedule = self._schedules.pop(key, None) or self._make_schedule(programs, len(micro_batches))
         self._schedules[key] = schedule  # as the one used last
@@ -194,7 +204,7 @@ class Pipeline:
                 raise error.__cause__ from None  # type: ignore[misc]
             raise
         finally:
-            self._micro = ()
+            self._micro, self._own = (), []
         return self._losses
 
     def _make_schedule(self, programs: Sequence[Program], num_micro: int) -> Any:
@@ -202,7 +212,7 @@ class Pipeline:
         for piece in self._layout.own_pieces:
             program = programs[piece]
             module = StageModule(
-                functools.partial(self._run_micro, program),
+                functools.partial(self._run_micro, piece),
                 functools.partial(self._parameters, program),
                 is_last=program.is_last,
             )
@@ -220,8 +230,8 @@ class Pipeline:
             )
         return make_schedule(self._layout, stages, num_micro, self._weigh)
 
-    def _run_micro(self, program: Program, taken: tuple[torch.Tensor, ...], micro: int) -> tuple[Any, ...]:
-        return self._run(program, taken, self._micro[micro])
+    def _run_micro(self, piece: int, taken: tuple[torch.Tensor, ...], micro: int) -> tuple[Any, ...]:
+        return self._run(self._own[micro][piece], taken, self._micro[micro])
 
     def _weigh(self, loss: torch.Tensor, _micro: Any) -> torch.Tensor:
         self._losses.append(loss.detach().clone())
@@ -300,3 +310,15 @@ class Pipeline:
         self.wait()
         to = self._layout.rank_of(position)
         self._sent = [(dist.isend(tensor, to, group=self._groups.pipeline), tensor) for tensor in tensors]
+
+
+def _looks(programs: Sequence[Program]) -> list[Any]:
+    """What stages send each other, and which weights they train."""
+    return [
+        (
+            [(value.shape, value.dtype, value.requires_grad) for value in program.looks(program.takes)],
+            program.weight_names,
+            program.trainable_detour,
+        )
+        for program in programs
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from portwright.runtime.pipelined.micro_batches import (
     count_samples,
     guess_samples,
     plan_runs,
+    signature_of,
     split_batch,
 )
 from portwright.runtime.pipelined.program import Program, make_programs, weights_of
@@ -353,3 +355,31 @@ def test_the_samples_of_a_batch_are_not_its_first_rows_at_any_rate() -> None:
     assert count_samples(batch, 4) == 4
     assert guess_samples(batch, 8, 2) == 4
     assert guess_samples(batch, None, 1) == 5, "nobody knows better"
+
+
+def test_whatever_has_an_item_for_each_sample_is_split() -> None:
+    batch = {
+        "x": torch.arange(8.0).view(4, 2),
+        "names": list("abcd"),
+        "array": np.arange(4),
+        "boxes": [{"box": torch.full((2, 3), float(i))} for i in range(4)],
+        "classes": ["cat", "dog"],
+        "rate": 0.5,
+    }
+    first, second = split_batch(batch, 4, [Run(2, 2)])[0]
+    assert second["x"].tolist() == [[4, 5], [6, 7]]
+    assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
+    assert second["array"].tolist() == [2, 3]
+    assert [item["box"][0, 0].item() for item in second["boxes"]] == [2, 3]
+    assert (second["classes"], second["rate"]) == (["cat", "dog"], 0.5)
+    pair = (torch.zeros(2, 3), torch.ones(2))
+    assert [len(part) for part in split_batch(pair, 2, [Run(2, 1)])[0]] == [2, 2]
+
+
+def test_arrays_are_known_by_all_their_values() -> None:
+    """The text of a long array leaves out its middle, and of each number some digits."""
+    arrays = [np.zeros(3000), np.zeros(3000), np.zeros(3000)]
+    arrays[1][1500], arrays[2][0] = 1, 1e-12
+    assert len({signature_of({"array": array}) for array in arrays}) == 3
+    with pytest.raises(UserError, match=r"batch\['graph'\] is a object"):
+        signature_of({"graph": object()})
