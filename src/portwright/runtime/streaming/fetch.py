@@ -14,6 +14,8 @@ from portwright.runtime.streaming.unit import Unit
 
 CopyUp = Callable[[Tensor, Tensor], None]  # device bytes, host bytes; in the current lane
 
+_LOOK_SECONDS = 10.0  # after which who waits for a layer looks whether anybody works on it
+
 
 class Slot:
     """Device memory for one layer's weights, and whose they are or will be."""
@@ -58,6 +60,7 @@ class Fetcher:
         self.num_bytes = size * num_slots
         self.num_late = 0  # fetches that nobody had asked for before
         self._pending: list[Slot] = []
+        self._filling: Slot | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="portwright-fetch", daemon=True)
         self._thread.start()
@@ -73,7 +76,8 @@ class Fetcher:
             if self._slot_of(other) is None and self._may_ask_for(other):
                 self._request(other, [unit, *soon[:position]])
         with self._changed:
-            self._changed.wait_for(lambda: slot.copied is not None)
+            while not self._changed.wait_for(lambda: slot.copied is not None, timeout=_LOOK_SECONDS):
+                self._check_request(unit, slot)
             failure = slot.failure
             if failure is not None:
                 slot.unit = None
@@ -81,6 +85,20 @@ class Fetcher:
         assert slot.copied is not None
         self._lanes.wait_for(slot.copied)
         return slot
+
+    def _check_request(self, unit: Unit, slot: Slot) -> None:
+        """After a long wait: an error instead of a run that stands still."""
+        if slot not in self._pending and slot is not self._filling:
+            raise RuntimeError(f"nobody is fetching the layer '{unit.name}': {self._describe()}")
+        if not self._thread.is_alive():
+            raise RuntimeError(f"the thread that fetches layers is gone: {self._describe()}")
+        self._changed.notify_all()
+
+    def _describe(self) -> str:
+        return "; ".join(
+            f"{slot.unit.name if slot.unit else None} version {slot.version}, copied {slot.copied is not None}"
+            for slot in self.slots
+        )
 
     def prepare(self, upcoming: Iterable[Unit]) -> None:
         """Asks for the layers that are needed next, where none is in use."""
@@ -137,6 +155,7 @@ class Fetcher:
                 slot = self._ready()
                 assert slot is not None
                 self._pending.remove(slot)
+                self._filling = slot
             unit, failure, copied = slot.unit, None, DONE
             assert unit is not None
             try:
@@ -146,7 +165,7 @@ class Fetcher:
             except BaseException as error:  # raised where the layer is used
                 failure = error
             with self._changed:
-                slot.failure, slot.copied = failure, copied
+                slot.failure, slot.copied, self._filling = failure, copied, None
                 self._changed.notify_all()
 
     def _fill(self, slot: Slot, unit: Unit) -> Mark:

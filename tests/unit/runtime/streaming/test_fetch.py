@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from portwright.runtime.streaming import fetch
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher
 from portwright.runtime.streaming.lanes import Lanes
 from portwright.runtime.streaming.layers import find_layers
@@ -111,6 +112,18 @@ def test_a_failed_update_is_raised_where_the_layer_is_wanted(benches: list[Bench
     with pytest.raises(ValueError, match=r"the optimizer is broken"):
         bench.fetch(1)
     assert bool((bench.fetch(0) == 0).all())
+
+
+def test_a_lost_request_is_an_error_and_no_standstill(
+    benches: list[Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_LOOK_SECONDS", 0.02)
+    benches.append(bench := Bench(3, 2))
+    bench.units[1].wanted_version += 1  # so that its request stays
+    bench.fetcher.prepare([bench.units[1]])
+    bench.fetcher._pending.clear()
+    with pytest.raises(RuntimeError, match=r"nobody is fetching the layer '1': .*1 version 1, copied False"):
+        bench.fetch(1)
 
 
 def test_forgotten_weights_are_copied_again(benches: list[Bench]) -> None:
