@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import shutil
@@ -26,6 +27,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two cores: more threads make sm
 
 TRAIN = ("CPU", "--mode", "train", "--params", "configs/params.yaml", "--max_steps", "4")
 FC_MNIST = Path(__file__).parents[1] / "src" / "portwright" / "models" / "fc_mnist"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection need look at it again, and no fork copy it."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
