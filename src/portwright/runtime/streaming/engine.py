@@ -242,16 +242,23 @@ class Streaming:
             with unit.lent(), self._within(unit):
                 return without(slot.buffer, inner(*args, **kwargs))
         scene, num_runs = unit.memory.before(args, kwargs), 0
+        errors: list[BaseException] = []
         given = [(args, kwargs)]  # once: what backward keeps of them is its own affair
 
         def body(*args: Any, **kwargs: Any) -> Any:
             nonlocal num_runs
             num_runs += 1
             if num_runs == 1:
-                args, kwargs = given.pop()
-                slot = self._bring(unit, self._order.called(unit, trains=True))
-                with unit.lent(), scene.seen(args, kwargs), self._within(unit):
-                    return without(slot.buffer, inner(*args, **kwargs))
+                try:
+                    args, kwargs = given.pop()
+                    slot = self._bring(unit, self._order.called(unit, trains=True))
+                    with unit.lent(), scene.seen(args, kwargs), self._within(unit):
+                        return without(slot.buffer, inner(*args, **kwargs))
+                except (
+                    BaseException
+                ) as error:  # torch 2.4's checkpoint would stay open, and catch what comes after it
+                    errors.append(error)
+                    return None
             assert self._gradients is not None
             refuse_kept_graph(unit.name, num_runs - 1)
             self._gradients.left_for(unit)
@@ -262,7 +269,10 @@ class Streaming:
 
         kept, kept_named = scene.to_keep(args, kwargs)
         with self._offloaded or nullcontext():
-            return checkpoint(body, *kept, use_reentrant=False, **kept_named)
+            result = checkpoint(body, *kept, use_reentrant=False, **kept_named)
+        if errors:
+            raise errors.pop()
+        return result
 
     @contextmanager
     def _within(self, unit: Unit) -> Iterator[None]:

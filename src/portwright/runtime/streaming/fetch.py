@@ -67,6 +67,8 @@ class Fetcher:
 
     def fetch(self, unit: Unit, upcoming: Iterable[Unit]) -> Slot:
         """The slot with the layer's weights, for use in the current lane; asks for the next layers."""
+        if self._is_closed:
+            raise RuntimeError(f"the layer '{unit.name}' is called after its session was closed.")
         slot = self._slot_of(unit)
         soon = _first_distinct(upcoming, unit, len(self.slots) - 1)
         if slot is None:

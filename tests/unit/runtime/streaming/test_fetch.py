@@ -126,6 +126,14 @@ def test_a_lost_request_is_an_error_and_no_standstill(
         bench.fetch(1)
 
 
+def test_a_closed_fetcher_gives_an_error_and_no_standstill(benches: list[Bench]) -> None:
+    benches.append(bench := Bench(3, 2))
+    bench.fetch(0)
+    bench.fetcher.close()
+    with pytest.raises(RuntimeError, match=r"the layer '1' is called after its session was closed"):
+        bench.fetch(1)
+
+
 def test_forgotten_weights_are_copied_again(benches: list[Bench]) -> None:
     benches.append(bench := Bench(3, 3))
     bench.fetch(0, 1, 2)
