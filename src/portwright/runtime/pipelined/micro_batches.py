@@ -78,6 +78,10 @@ def split_batch(batch: Any, num_samples: int, runs: list[Run]) -> list[list[Any]
     return parts
 
 
+def first_samples(batch: Any, num_samples: int, size: int) -> Any:
+    return _rows(batch, num_samples, 0, size)
+
+
 def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
     """Some samples of every tensor, array and list that has an item for each; the tree around them stays."""
 

@@ -80,8 +80,8 @@ class ModuleWatch:
         nn.Module.__call__ = watched  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(applied)  # type: ignore[method-assign, assignment]
         checkpoint._checkpoint_without_reentrant_generator = checkpointed
-        metrics = registered_metrics()
-        for metric in metrics:
+        metrics = [(metric, metric.__dict__.get("update")) for metric in registered_metrics()]
+        for metric, _ in metrics:
             metric.__dict__["update"] = self._note_metric(metric)
         try:
             yield
@@ -89,8 +89,11 @@ class ModuleWatch:
             nn.Module.__call__ = call_module  # type: ignore[method-assign]
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
             checkpoint._checkpoint_without_reentrant_generator = generator
-            for metric in metrics:
-                del metric.__dict__["update"]
+            for metric, before in metrics:
+                if before is None:
+                    del metric.__dict__["update"]
+                else:
+                    metric.__dict__["update"] = before
 
     def _run_span(
         self, path: str, module: nn.Module, args: Any, kwargs: Any, call_module: Callable[..., Any]

@@ -91,7 +91,7 @@ class Pipeline:
         was_training = module.net.training
         module.train(training)
         try:
-            with nullcontext() if training else torch.no_grad():
+            with torch.set_grad_enabled(training):  # whoever asks for it
                 return record(module, micro_batch, self._stand_ins, self._autocast, self._device)
         finally:
             module.train(was_training)
@@ -271,6 +271,16 @@ class Pipeline:
             self._pass_forward(programs, micro_batch, found)
         self.wait()
         return min(found, default=None)
+
+    @torch.no_grad()
+    def preview(self, micro_batches: Sequence[Any]) -> list[torch.Tensor]:
+        """The losses of training's forward passes, where the last stage is."""
+        losses = [
+            self._pass_forward(self._make(micro_batch, training=True), micro_batch)
+            for micro_batch in micro_batches
+        ]
+        self.wait()
+        return [loss for loss in losses if loss is not None]
 
     def _pass_forward(
         self, programs: Sequence[Program], batch: Any, found: list[Found] | None = None

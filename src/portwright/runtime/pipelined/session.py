@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from portwright.runtime.pipelined.blame import Found, explain_together
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.host_model import staying_on_host
 from portwright.runtime.pipelined.layout import Groups, make_layout
-from portwright.runtime.pipelined.micro_batches import count_samples, guess_samples
+from portwright.runtime.pipelined.micro_batches import Run, count_samples, first_samples, guess_samples
 from portwright.runtime.pipelined.micro_plan import MicroPlan
 from portwright.runtime.pipelined.pipeline import Pipeline
 from portwright.runtime.pipelined.schedules import require_schedules
 from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held, take_held
+from portwright.runtime.pipelined.weighing import Weighing
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.session import TorchSession
@@ -204,17 +205,38 @@ class PipelinedSession(TorchSession):
         local, whole = self._train_loader.last_counts  # type: ignore[union-attr]
         self._num_samples += whole
         total: Any = 0.0
-        for run, parts in self._micro.split(batch, count_samples(batch, local)):
+        split = self._micro.split(batch, count_samples(batch, local))
+        self._settle_weighing(batch, count_samples(batch, local), split, whole)
+        for run, parts in split:
+            share = self._weighing.share(run.size, local, whole)
             for micro_batch in parts:
-                loss = self._backward_alone(micro_batch, run.size / whole)
+                loss = self._backward_alone(micro_batch, share)
                 if self._watch.reads_at_once:
                     value = loss.item()
                     if self._watch.checks and not math.isfinite(value):
                         raise self._explain(batch, step + 1, value)
-                    total += value * (run.size / whole)
+                    total += value * share
                 else:
-                    total = total + loss * (run.size / whole)
+                    total = total + loss * share
         return total
+
+    def _settle_weighing(
+        self, batch: Any, num_samples: int, split: list[tuple[Run, list[Any]]], whole: int
+    ) -> None:
+        if self._weighing.is_settled or not self._micro.splits:
+            return
+        run, parts = split[0]
+        both = first_samples(batch, num_samples, min(2 * run.size, num_samples))
+        is_full = whole == self._train_loader.batch_size  # type: ignore[union-attr]
+        preview = self._preview if self._pipeline is None else self._pipeline.preview
+        self._weighing.settle(parts, both, preview, self._world, self._note_once, is_full=is_full)
+
+    def _preview(self, micro_batches: Sequence[Any]) -> list[torch.Tensor]:
+        return [split_loss(self._forward(micro_batch))[0] for micro_batch in micro_batches]
+
+    @functools.cached_property
+    def _weighing(self) -> Weighing:
+        return Weighing(self._module.net, self._device, self._precision.name)
 
     def _backward_alone(self, micro_batch: Any, share: float) -> torch.Tensor:
         """Gradients of a micro-batch that this process computes by itself; its loss."""
@@ -273,9 +295,11 @@ class PipelinedSession(TorchSession):
         num_samples = count_samples(batch, local)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         self._step_batches.append((batch, num_samples))
-        for run, parts in self._micro.split(batch, num_samples):
+        split = self._micro.split(batch, num_samples)
+        self._settle_weighing(batch, num_samples, split, whole)
+        for run, parts in split:
             # An empty part keeps step with the others, and does not count.
-            share = run.size / whole if local else 0.0
+            share = self._weighing.share(run.size, local, whole) if local else 0.0
             losses: list[torch.Tensor]
             if self._pipeline is None:
                 losses = [self._backward_alone(micro_batch, share) for micro_batch in parts]

@@ -1,0 +1,121 @@
+"""How much each micro-batch counts: found out on the first batches, since only the model knows what its loss divides by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from portwright.errors import UserError
+from portwright.runtime.metrics import registered_metrics
+from portwright.runtime.rng import untouched_rng
+from portwright.runtime.world import World
+
+_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4}
+_GROWS = 1.5  # no mean of two micro-batches is that much more than either
+_LOOKS = 4  # batches
+Verdict = Literal["mean", "sum", "uneven", "grows"]
+
+
+class Probe(NamedTuple):
+    """Losses of two micro-batches, of the first once more (with other random draws), and of both as one."""
+
+    first: float
+    second: float
+    again: float
+    both: float
+
+
+def judge(probe: Probe, tolerance: float, *, is_exact: bool) -> Verdict | None:
+    """What a loss does with its samples, as far as these tell; random draws blur all but a gross difference."""
+    if not all(map(math.isfinite, probe)):
+        return None
+    first, second, again, both = probe
+    scale = tolerance * max(abs(first), abs(second), abs(both), 1e-30)
+    if abs(both - (first + second) / 2) <= scale:
+        return "mean"
+    is_exact = is_exact and first == again
+    if is_exact and abs(both - first - second) <= scale:
+        return "sum"
+    if min(first, second) > 0 and both > _GROWS * max(first, second):
+        return "grows"
+    return "uneven" if is_exact else None
+
+
+class Weighing:
+    """Whether micro-batches' losses are averaged or added up; an average unless the model's own loss adds up."""
+
+    def __init__(self, net: nn.Module, device: torch.device, precision: str) -> None:
+        self._net, self._device = net, device
+        self._tolerance = _TOLERANCE.get(precision, 2e-2)
+        self.is_settled, self._num_looks = False, 0
+        self._adds_up = False
+
+    def share(self, size: int, local: int, whole: int) -> float:
+        """Of a micro-batch's loss in that of the whole batch, of which this process has a part."""
+        return (local if self._adds_up else size) / whole
+
+    def settle(
+        self,
+        micro_batches: Sequence[Any],
+        both: Any,
+        forward: Callable[[Sequence[Any]], list[torch.Tensor]],
+        world: World,
+        note: Callable[[str], None],
+        *,
+        is_full: bool,
+    ) -> None:
+        """Looks at a batch of several micro-batches; every process calls it, until it is settled."""
+        probe: Probe | None = None
+        if len(micro_batches) > 1:
+            first, second = micro_batches[:2]
+            with torch.no_grad(), untouched_rng(self._device), self._without_marks():
+                losses = forward([first, second, first, both])
+            if losses:
+                probe = Probe(*(float(loss) for loss in losses))
+        has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._net.modules())
+        verdict = None if probe is None else judge(probe, self._tolerance, is_exact=not has_batchnorm)
+        told = [item for item in world.gather((verdict, probe)) if item[0] is not None]
+        verdicts = {name for name, _ in told}
+        self._num_looks += is_full or bool(told)
+        # Two micro-batches may have as many unmasked tokens by chance: a mean is looked at again.
+        self.is_settled = self._num_looks == _LOOKS or not verdicts <= {"mean"}
+        if "grows" in verdicts or {"sum", "mean"} <= verdicts or {"sum", "uneven"} <= verdicts:
+            raise UserError(
+                f"the loss grows with the number of samples ({_shown(told)}), and is more than a sum over them, so that "
+                "micro-batches cannot be weighed.",
+                "Use reduction='mean', or divide by the number of samples; or use -D runconfig.execution=resident.",
+            )
+        self._adds_up = verdicts == {"sum"}
+        if self._adds_up:
+            note("pipelined: the loss is a sum over samples, so the micro-batches' losses are added up.")
+        elif "uneven" in verdicts:
+            note(
+                f"pipelined: the loss is no mean over samples ({_shown(told)}): it divides by something else of the batch, or "
+                "compares samples. What is trained is the mean of the micro-batches' losses; "
+                "-D runconfig.execution=resident trains the batch's own."
+            )
+
+    @contextmanager
+    def _without_marks(self) -> Iterator[None]:
+        """Buffers and metrics stay as they are."""
+        kept = [(buffer, buffer.clone()) for buffer in self._net.buffers() if not buffer.is_meta]
+        metrics = registered_metrics()
+        for metric in metrics:
+            metric.__dict__["update"] = lambda *args, **kwargs: None
+        try:
+            yield
+        finally:
+            for metric in metrics:
+                del metric.__dict__["update"]
+            for buffer, old in kept:
+                buffer.copy_(old)
+
+
+def _shown(told: Sequence[tuple[Any, Any]]) -> str:
+    probe = next(probe for verdict, probe in told if verdict not in ("mean",))
+    return f"two micro-batches give {probe.first:.5g} and {probe.second:.5g}, both as one {probe.both:.5g}"
