@@ -37,7 +37,8 @@ def check_folder(folder: Path) -> None:
         ) from None
     if not exists:
         raise StoreFolderError(
-            f"{_KEY}: there is no folder '{folder}'.", f"Make it, on a fast disk. {_CHOOSE}"
+            f"{_KEY}: there is no folder '{folder}'.",
+            f"Make it (on a fast disk), name another, or leave {_KEY} out to use host memory.",
         )
     if not is_folder:
         raise StoreFolderError(f"{_KEY}: '{folder}' is a file.", _CHOOSE)

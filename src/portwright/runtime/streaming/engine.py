@@ -64,12 +64,21 @@ class Streaming:
         self.net, self._options, self._note, self._half = net, options, note, half
         self._changed = threading.Condition()
         self.lanes = Lanes(device)
-        self.units = self._make_units(find_layers(net, options.layers))
+        layers = find_layers(net, options.layers)
+        self.units = self._make_units(layers)
         if not self.units:
             raise UserError(
                 "every weight of the layers is shared with something outside them, so none can be streamed.",
                 "Name other modules in runconfig.streaming.layers, or use runconfig.execution: resident.",
             )
+        if options.layers is not None:
+            streamed_names = {unit.name for unit in self.units}
+            left = [name for name, _ in layers if name not in streamed_names]
+            if left:
+                note(
+                    f"streaming: {', '.join(left)} stays on the device, though runconfig.streaming.layers names it: "
+                    "its weights are used outside of it too."
+                )
         for unit in self.units:
             unit.take_hooks()
         streamed = {entry.master for unit in self.units for entry in unit.entries}

@@ -52,16 +52,16 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module
                 f"runconfig.streaming.layers: '{pattern}' names no module with weights.",
                 suggest(pattern, list(modules)[:40]),
             )
+        if all(isinstance(m, _WITHOUT_FORWARD) for path, m in modules.items() if fnmatchcase(path, pattern)):
+            raise UserError(
+                f"runconfig.streaming.layers: '{pattern}' names a list, which is never called itself.",
+                f"Name its items, such as '{pattern}.*'.",
+            )
     for path, module in modules.items():
         if isinstance(module, _WITHOUT_FORWARD) or any(path.startswith(f"{taken}.") for taken, _ in found):
             continue
         if any(fnmatchcase(path, pattern) for pattern in patterns):
             found.append((path, module))
-    if not found:
-        raise UserError(
-            f"runconfig.streaming.layers: {', '.join(patterns)} names lists, which are never called themselves.",
-            "Name their items, such as 'blocks.*'.",
-        )
     return found
 
 

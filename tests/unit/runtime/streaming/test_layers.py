@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import streaming_nets as nets
+import torch
 from torch import nn
 
 from portwright.errors import UserError
+from portwright.job.execution import StreamingSection
+from portwright.runtime.streaming.engine import Streaming
 from portwright.runtime.streaming.layers import find_layers
 
 
@@ -73,7 +78,6 @@ def test_none_is_inside_another() -> None:
         (["blocks.[02]", "head"], ["blocks.0", "blocks.2", "head"]),
         (["blocks.?.net.2"], ["blocks.0.net.2", "blocks.1.net.2", "blocks.2.net.2"]),
         (["*.net", "blocks.1"], ["blocks.0.net", "blocks.1", "blocks.2.net"]),
-        (["blocks", "head"], ["head"]),
     ],
 )
 def test_layers_are_named_by_patterns(patterns: list[str], expected: list[str]) -> None:
@@ -85,7 +89,8 @@ def test_layers_are_named_by_patterns(patterns: list[str], expected: list[str]) 
     [
         (["blocks.*", "layer.*"], r"'layer.\*' names no module with weights"),
         (["blocks.0.drop"], r"'blocks.0.drop' names no module with weights"),
-        (["blocks"], r"blocks names lists, which are never called"),
+        (["blocks"], r"'blocks' names a list, which is never called itself. .*'blocks\.\*'"),
+        (["blocks", "head"], r"'blocks' names a list"),  # not passed over beside one that can be streamed
         ([""], r"'' names no module"),
     ],
 )
@@ -104,3 +109,13 @@ def test_a_compiled_part_is_refused() -> None:
     net.head._compiled_call_impl = net.head.forward  # what compile() leaves
     with pytest.raises(UserError, match=r"'head' is compiled"):
         find_layers(net)
+
+
+def test_a_named_layer_that_cannot_be_streamed_is_told() -> None:
+    notes: list[str] = []
+    section = StreamingSection(layers=["blocks.*", "head"])
+    with contextlib.closing(Streaming(nets.Gpt(tied=True), torch.device("cpu"), section, notes.append)):
+        assert [note for note in notes if "head stays on the device" in note]
+    notes.clear()
+    with contextlib.closing(Streaming(nets.Gpt(tied=False), torch.device("cpu"), section, notes.append)):
+        assert notes == []
