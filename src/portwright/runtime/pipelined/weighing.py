@@ -15,7 +15,7 @@ from portwright.runtime.metrics import registered_metrics
 from portwright.runtime.rng import untouched_rng
 from portwright.runtime.world import World
 
-_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4}
+_TOLERANCE = {"fp64": 1e-5, "fp32": 1e-4}  # models in fp64 may compute their loss in fp32
 _GROWS = 1.5  # no mean of two micro-batches is that much more than either
 _LOOKS = 4  # batches
 Verdict = Literal["mean", "sum", "uneven", "grows"]
@@ -92,7 +92,10 @@ class Weighing:
             )
         self._adds_up = verdicts == {"sum"}
         if self._adds_up:
-            note("pipelined: the loss is a sum over samples, so the micro-batches' losses are added up.")
+            note(
+                "pipelined: the loss is a sum over samples, so the micro-batches' losses are added up (and averaged over "
+                "replicas, as over data parallel processes)."
+            )
         elif "uneven" in verdicts:
             note(
                 f"pipelined: the loss is no mean over samples ({_shown(told)}): it divides by something else of the batch, or "
