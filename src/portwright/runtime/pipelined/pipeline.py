@@ -103,10 +103,7 @@ class Pipeline:
         self._note(
             f"pipelined: {len(work)} stages, the next begins at {', '.join(map(str, places))}; shares of the work {shares}."
         )
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.net.modules()):
-            self._note(
-                "pipelined: BatchNorm sees one micro-batch at a time, and its running statistics move once for each."
-            )
+        tell_of_batchnorm(self._module.net, self._note)
 
     def _make(self, micro_batch: Any, training: bool) -> list[Program]:
         key = (training, signature_of(micro_batch))
@@ -332,3 +329,11 @@ def _looks(programs: Sequence[Program]) -> list[Any]:
         )
         for program in programs
     ]
+
+
+def tell_of_batchnorm(net: nn.Module, note: Callable[[str], None]) -> None:
+    """The one layer whose results depend on how a batch is split."""
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
+        note(
+            "pipelined: BatchNorm sees one micro-batch at a time, and its running statistics move once for each."
+        )

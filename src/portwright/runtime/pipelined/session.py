@@ -25,7 +25,7 @@ from portwright.runtime.pipelined.host_model import staying_on_host
 from portwright.runtime.pipelined.layout import Groups, make_layout
 from portwright.runtime.pipelined.micro_batches import Run, count_samples, first_samples, guess_samples
 from portwright.runtime.pipelined.micro_plan import MicroPlan
-from portwright.runtime.pipelined.pipeline import Pipeline
+from portwright.runtime.pipelined.pipeline import Pipeline, tell_of_batchnorm
 from portwright.runtime.pipelined.schedules import require_schedules
 from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held, take_held
 from portwright.runtime.pipelined.weighing import Weighing
@@ -53,6 +53,8 @@ class PipelinedSession(TorchSession):
             super().__init__(job, device, world, note)
             if self._train_loader is not None:
                 self._micro.check(self._train_loader.batch_size)
+                if self._micro.splits:
+                    tell_of_batchnorm(self._module.net, note)
             return
         world.agree_on_failure(lambda: self._open(job, device, world, note))
         self._groups = Groups(self._layout)
@@ -60,6 +62,8 @@ class PipelinedSession(TorchSession):
             self._cut()
         else:
             self._holding = Holding(self._module.net, self._layout, {})
+            if self._trains and self._micro.splits:
+                tell_of_batchnorm(self._module.net, note)
         self._groups.make_columns(self._holding.shared_sets())
         world.agree_on_failure(self._settle)
         seed_all(self._seed + world.rank, device)

@@ -113,7 +113,9 @@ def test_batchnorm_sees_micro_batches(play: Any) -> None:
     one = play("UNet", 1, evaluates=True, params=params({"micro_batches": 4}, **sections))[0]
     two = play("UNet", 2, evaluates=True, params=params({"micro_batches": 4}, **sections))[0]
     assert differ(one, two) < 1e-12
-    assert any("BatchNorm sees one micro-batch at a time" in note for note in two["notes"])
+    whole = play("UNet", 1, params=params({"micro_batches": 1}, **sections))[0]
+    for result, is_told in ((one, True), (two, True), (whole, False)):
+        assert any("BatchNorm sees one micro-batch at a time" in note for note in result["notes"]) is is_told
 
 
 def test_resume_is_the_undisturbed_run(play: Any, tmp_path: Path) -> None:
