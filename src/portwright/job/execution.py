@@ -67,7 +67,7 @@ class StreamingSection(Section):
     store: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder on a fast disk for weights and optimizer state; left out: host memory.",
+        description="Folder on a fast disk for optimizer state and fp32 masters; left out: host memory.",
     )
     pinned_memory: ByteSize | None = Field(
         default=None, description="Most host memory to pin, such as 40GiB; left out: 60% of what is free."

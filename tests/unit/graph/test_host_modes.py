@@ -92,6 +92,7 @@ def test_host_memory_that_is_too_small_is_said_with_the_cure() -> None:
 def test_a_layer_larger_than_the_device_fits_nowhere() -> None:
     plan = plan_of(text_graph(3), replace(DEVICE, memory_bytes=10_000))
     assert (plan.fit.mode, plan.fit.fits, plan.fit.largest_batch) == ("weight_streaming", False, 0)
+    assert not any("to run it so" in line for line in report({"d": plan}))
 
 
 def test_the_largest_batch_of_a_streamed_step_fits_and_one_more_does_not() -> None:

@@ -77,7 +77,7 @@ def _verdict(plan: Plan) -> str:
 
 def _how_to_ask(plan: Plan) -> list[str]:
     """The key of runconfig that runs it so, where a run has a choice."""
-    if plan.fit.execution is None or plan.fit.fits is None:
+    if plan.fit.execution is None or not plan.fit.fits:
         return []
     alone = " (auto, the default, chooses it too)"
     if plan.fit.execution == "pipelined":
