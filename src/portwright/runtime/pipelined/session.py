@@ -240,7 +240,7 @@ class PipelinedSession(TorchSession):
 
     @functools.cached_property
     def _weighing(self) -> Weighing:
-        return Weighing(self._module.net, self._device, self._precision.name)
+        return Weighing(self._module, self._device, self._precision.name)
 
     def _backward_alone(self, micro_batch: Any, share: float) -> torch.Tensor:
         """Gradients of a micro-batch that this process computes by itself; its loss."""

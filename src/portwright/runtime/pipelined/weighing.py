@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 from portwright.errors import UserError
+from portwright.runtime.base_model import LossModule
 from portwright.runtime.metrics import registered_metrics
+from portwright.runtime.pipelined.user_code import Attributes
 from portwright.runtime.rng import untouched_rng
 from portwright.runtime.world import World
 
@@ -39,7 +42,9 @@ def judge(probe: Probe, tolerance: float, *, is_exact: bool) -> Verdict | None:
     if abs(both - (first + second) / 2) <= scale:
         return "mean"
     is_exact = is_exact and first == again
-    if is_exact and abs(both - first - second) <= scale:
+    # Where one of them is next to nothing, such as a micro-batch without labels, a mean over labels looks like a sum.
+    both_count = min(abs(first), abs(second)) > max(abs(first), abs(second)) / 100
+    if is_exact and both_count and abs(both - first - second) <= scale:
         return "sum"
     if min(first, second) > 0 and both > _GROWS * max(first, second):
         return "grows"
@@ -49,8 +54,10 @@ def judge(probe: Probe, tolerance: float, *, is_exact: bool) -> Verdict | None:
 class Weighing:
     """Whether micro-batches' losses are averaged or added up; an average unless the model's own loss adds up."""
 
-    def __init__(self, net: nn.Module, device: torch.device, precision: str) -> None:
-        self._net, self._device = net, device
+    def __init__(self, module: LossModule, device: torch.device, precision: str) -> None:
+        self._net, self._user_model = module.net, module.__dict__["user_model"]
+        self._device = device
+        self._changed: list[str] = []
         self._tolerance = _TOLERANCE.get(precision, 2e-2)
         self.is_settled, self._num_looks = False, 0
         self._adds_up = False
@@ -79,7 +86,14 @@ class Weighing:
                 probe = Probe(*(float(loss) for loss in losses))
         has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._net.modules())
         verdict = None if probe is None else judge(probe, self._tolerance, is_exact=not has_batchnorm)
-        told = [item for item in world.gather((verdict, probe)) if item[0] is not None]
+        gathered = world.gather((verdict, probe, self._changed))  # each process knows of its own layers
+        changed = list(dict.fromkeys(name for _, _, names in gathered for name in names))
+        if changed:
+            note(
+                f"pipelined: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changes in a step, and does so "
+                "once for each micro-batch."
+            )
+        told = [(name, probe) for name, probe, _ in gathered if name is not None]
         verdicts = {name for name, _ in told}
         self._num_looks += is_full or bool(told)
         # Two micro-batches may have as many unmasked tokens by chance: a mean is looked at again.
@@ -105,8 +119,14 @@ class Weighing:
 
     @contextmanager
     def _without_marks(self) -> Iterator[None]:
-        """Buffers and metrics stay as they are."""
-        kept = [(buffer, buffer.clone()) for buffer in self._net.buffers() if not buffer.is_meta]
+        """Buffers, frozen weights, attributes and metrics stay as they are; what would have changed is told of."""
+        fixed = itertools.chain(
+            self._net.named_buffers(),
+            ((n, p) for n, p in self._net.named_parameters() if not p.requires_grad),
+        )
+        # On the host: a device may have no room for frozen weights twice.
+        kept = [(name, tensor, tensor.to("cpu", copy=True)) for name, tensor in fixed if not tensor.is_meta]
+        attributes = Attributes(self._net, self._user_model)
         metrics = registered_metrics()
         for metric in metrics:
             metric.__dict__["update"] = lambda *args, **kwargs: None
@@ -115,8 +135,11 @@ class Weighing:
         finally:
             for metric in metrics:
                 del metric.__dict__["update"]
-            for buffer, old in kept:
-                buffer.copy_(old)
+            self._changed = [f"self.{name}" for names in attributes.restore({}).values() for name in names]
+            for name, tensor, old in kept:
+                if not torch.equal(tensor.cpu(), old):
+                    self._changed.append(f"'{name}'")
+                    tensor.copy_(old)
 
 
 def _shown(told: Sequence[tuple[Any, Any]]) -> str:

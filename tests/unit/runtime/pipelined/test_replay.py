@@ -127,6 +127,4 @@ def test_a_buffer_that_counts_micro_batches_is_told_of() -> None:
         return 1
 
     notes = prepare(Net(count))
-    assert any(
-        "buffer 'seen' changes in a step, and does so once for each micro-batch" in note for note in notes
-    )
+    assert any("'seen' changes in a step, and does so once for each micro-batch" in note for note in notes)

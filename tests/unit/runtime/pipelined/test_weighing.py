@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from portwright.errors import UserError
+from portwright.runtime.base_model import LossModule
 from portwright.runtime.pipelined.weighing import Probe, Weighing, judge
 
 
@@ -19,6 +20,7 @@ from portwright.runtime.pipelined.weighing import Probe, Weighing, judge
         ((1.0, 3.0, 1.0, 2.0), True, "mean"),
         ((1.0, 3.0, 1.0, 4.0), True, "sum"),
         ((1.0, 3.0, 1.0, 2.4), True, "uneven"),
+        ((3.0, 0.0, 3.0, 3.0), True, "uneven"),  # no label in the second
         ((1.0, 3.0, 1.0, 4.6), True, "grows"),
         ((-1.0, -3.0, -1.0, -4.0), True, "sum"),
         ((1.0, 3.0, 1.1, 2.2), True, None),  # random draws
@@ -42,15 +44,19 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 3)
         self.register_buffer("seen", torch.zeros(()))
+        self.teacher, self.num_calls = nn.Parameter(torch.ones(()), requires_grad=False), 0
 
 
 def settle(reduction: str, labels: list[int]) -> tuple[Weighing, Net, list[str]]:
     net, notes = Net(), list[str]()
-    weighing = Weighing(net, torch.device("cpu"), "fp32")
+    weighing = Weighing(LossModule(net), torch.device("cpu"), "fp32")
     x, y = torch.randn(4, 3), torch.tensor(labels)
 
     def forward(items: Any) -> list[torch.Tensor]:
-        net.seen += len(items)
+        if reduction == "sum":
+            net.seen += len(items)
+            net.num_calls += 1
+            net.teacher.mul_(0.9)
         return [F.cross_entropy(net.layer(x[i]), y[i], reduction=reduction) for i in items]
 
     micro = [slice(0, 2), slice(2, 4)]
@@ -62,8 +68,9 @@ def test_a_sum_is_added_up_and_a_mean_is_averaged() -> None:
     weighing, net, notes = settle("sum", [0, 1, 2, 0])
     assert weighing.is_settled
     assert weighing.share(2, 4, 8) == 0.5  # of the other half another process speaks
-    assert "added up" in notes[0]
-    assert net.seen == 0
+    assert any("added up" in note for note in notes)
+    assert (net.seen, net.num_calls, net.teacher.item()) == (0, 0, 1)
+    assert "self.num_calls, 'seen', 'teacher' changes in a step" in notes[0]
     weighing, _, notes = settle("mean", [0, 1, 2, 0])
     assert not weighing.is_settled  # by chance two micro-batches may have as many labels
     assert weighing.share(2, 4, 8) == 0.25
@@ -79,7 +86,7 @@ def test_a_mean_over_something_else_is_told_of() -> None:
 
 def test_what_grows_without_being_a_sum_is_refused() -> None:
     net = Net()
-    weighing = Weighing(net, torch.device("cpu"), "fp32")
+    weighing = Weighing(LossModule(net), torch.device("cpu"), "fp32")
     losses = [torch.tensor(value) for value in (1.0, 1.0, 1.0, 1.9)]
     with pytest.raises(UserError, match="the loss grows with the number of samples"):
         weighing.settle([0, 1], 2, lambda items: losses, OneWorld(), print, is_full=True)  # type: ignore[arg-type]
