@@ -19,7 +19,7 @@ from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.device_update import DeviceUpdate
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher, Slot
 from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient, norm_of
-from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.host_store import HostStore, Kind
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import NativeAdam, load_native
@@ -103,6 +103,7 @@ class Streaming:
         self._native: NativeAdam | None = None
         self._native_updates: dict[Unit, NativeUpdate] = {}
         self._speculates = False
+        self._late_state = 0  # bytes that torch's optimizers make in their first step
         self._step: Step | None = None
         self._is_last_pass = True
         self._device_update: DeviceUpdate | None = None
@@ -164,17 +165,22 @@ class Streaming:
                 * _STATE_DTYPES[self._options.state_dtype].itemsize
             )
         own = sum(master.nbytes for master in masters)
-        undo = 0 if not self._speculates else own + state
         sums = own if self._num_accumulated > 1 else 0
-        if undo and not self.store.has_room(
-            {"state": state, "gradients": gradient_bytes + sums, "undo": undo}
-        ):
-            self._note(
-                "streaming: there is no host memory for an undo of a step, so the optimizer waits for the norm of all gradients; "
-                "without optimizer.max_gradient_norm and loss scaling it would run beside backward."
-            )
-            self._speculates, undo = False, 0
-        self.store.plan({"state": state, "gradients": gradient_bytes + sums, "undo": undo})
+        needed: dict[Kind, int] = {"state": state, "gradients": gradient_bytes + sums}
+        if self._speculates:
+            # Torch's optimizers are undone from copies, which are in memory wherever the state is.
+            kind: Kind = "undo" if self._native is not None else "gradients"
+            with_undo = {**needed, kind: needed.get(kind, 0) + own + state}
+            self._speculates = self.store.has_room(with_undo)
+            if self._speculates:
+                needed = with_undo
+            else:
+                self._note(
+                    "streaming: there is no host memory for an undo of a step, so the optimizer waits for the norm of all gradients; "
+                    "without optimizer.max_gradient_norm and loss scaling it would run beside backward."
+                )
+        self.store.plan(needed)
+        self._late_state = 0 if self._native is not None else state
 
     def _move_to_store(self, unit: Unit) -> None:
         """The masters become views of a flat array; where the device wants other types, a shadow has these."""
@@ -226,7 +232,13 @@ class Streaming:
         names = (
             self.units[0].name if len(self.units) == 1 else f"{self.units[0].name} to {self.units[-1].name}"
         )
-        return f"streaming: {len(self.units)} layers ({names}); on the device: {on_device}; on the host: {self.store.describe()}."
+        on_host = self.store.describe()
+        if self._late_state:
+            where = "on disk" if self.store.is_on_disk else "in memory"
+            on_host += (
+                f"; the optimizer's state, {show_bytes(self._late_state)} {where}, comes with the first step"
+            )
+        return f"streaming: {len(self.units)} layers ({names}); on the device: {on_device}; on the host: {on_host}."
 
     # -- a layer's call -------------------------------------------------------------------------------------
 
