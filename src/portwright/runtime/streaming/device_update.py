@@ -137,3 +137,7 @@ class DeviceUpdate:
     def hold_if_not_finite(self, loss: Tensor) -> None:
         bad = (~torch.isfinite(loss.detach())).to(self.holds.dtype)
         self.holds.copy_(torch.maximum(self.holds, bad))
+
+    def release(self) -> None:
+        """Updates go on: other weights have been loaded."""
+        self.holds.zero_()

@@ -47,8 +47,8 @@ class Streaming:
     """Takes over the layers of `net`: their weights stay on the host, and come to `device` for each call.
 
     What is outside the layers moves to the device and stays there. `half` is what matrices are there under autocast.
-    One step: `begin_step`, then for each accumulated batch `begin_pass`, the user's forward and backward, `end_pass`;
-    then `end_step`. `wait` makes the host's weights those of the last step.
+    One step: `begin_step`, then for each accumulated batch `begin_pass`, the user's forward and backward, `end_pass`; then `decide`
+    where a verdict is needed, and a step of the rest's optimizer. `wait` makes the host's weights those of the last step.
     """
 
     def __init__(
@@ -107,9 +107,8 @@ class Streaming:
         self._step: Step | None = None
         self._is_last_pass = True
         self._device_update: DeviceUpdate | None = None
-        self._only_before: set[Unit] = (
-            set()
-        )  # whose gradients came in earlier passes of the step only, so far
+        # Whose gradients came in earlier passes of the step only, so far.
+        self._only_before: set[Unit] = set()
         self._restore: list[Callable[[], None]] = []
         self._misused: list[tuple[Unit, Entry]] = []
         self.lanes.quieten()
@@ -564,6 +563,8 @@ class Streaming:
             self._updates.wait_idle()
             self._updates.release()
             self._updates.adopt()
+        if self._device_update is not None:
+            self._device_update.release()
         for unit in self.units:
             unit.host.write_shadow()
         self._fetcher.forget()

@@ -124,3 +124,14 @@ def test_a_state_too_large_for_a_copy_is_written_as_it_is(
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     other.close()
+
+
+def test_updates_on_the_device_go_on_after_good_weights_were_loaded() -> None:
+    overrides = (BF16, "runconfig.streaming.update_on_device=1.0")
+    session = open_streaming(*overrides)
+    good, counters = list(session.state()), session.counters()
+    assert session._engine._device_update is not None
+    session._engine._device_update.hold_if_not_finite(torch.tensor(float("nan")))
+    session.load_state(good, counters)
+    assert losses(session) == losses(open_streaming(*overrides))
+    session.close()
