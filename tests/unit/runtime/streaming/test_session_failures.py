@@ -22,6 +22,9 @@ from portwright.runtime.streaming.host_memory import HostMemory, HostMemoryError
 from portwright.runtime.streaming.session import StreamingSession
 
 BF16 = "runconfig.precision=bf16"
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:.torch.cpu.amp.autocast\(args:FutureWarning"
+)  # torch 2.4's own
 
 
 def open_streaming(*overrides: str, notes: list[str] | None = None) -> StreamingSession:
