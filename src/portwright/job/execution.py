@@ -27,6 +27,7 @@ Schedule = Literal[
 
 # How many pieces of the model one process holds under a schedule; the others take two or more.
 _PIECES_A_PROCESS = {"gpipe": 1, "1f1b": 1, "zbv_zero_bubble": 2, "dualpipev": 2}
+_AUTO_SHARE = 0.25  # of the layers: what an H200 did best with (docs/benchmarks.md)
 
 
 def _read_size(value: Any) -> Any:
@@ -82,6 +83,14 @@ class StreamingSection(Section):
         default="auto",
         description="Share (0 to 1) of the layers whose update runs on the device instead of the CPU, or auto.",
     )
+
+    def share_on_device(self, is_half_on_gpu: bool) -> float:
+        """The share of the layers that the device updates."""
+        if self.store is not None:
+            return 0.0  # a disk is slower than the CPU's update
+        if self.update_on_device == "auto":
+            return _AUTO_SHARE if is_half_on_gpu else 0.0
+        return self.update_on_device
 
 
 class PipelineSection(Section):

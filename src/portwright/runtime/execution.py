@@ -27,7 +27,6 @@ _SURE = 4  # state below one part in so many of the memory fits, whatever the ba
 _MARGIN = 1.1  # a captured step knows nothing of workspaces and fragments
 _UNSEEN = 1.25  # and a formula nothing of activations
 _HOST = torch.device("cpu")
-_SHARE_ON_DEVICE = 0.25  # of the layers' updates, where runconfig.streaming.update_on_device is auto
 _WORTH_ESTIMATING = 2**28  # bytes of weights below which nobody streams for want of room
 
 
@@ -249,10 +248,8 @@ def _streamed(
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision.name, torch.float32)
     rates = measure_rates(device, half, section.store is not None)
     layers = step.layers
-    share = section.update_on_device
-    if share == "auto":  # as the engine chooses it
-        share = _SHARE_ON_DEVICE if device.type == "cuda" and half is not torch.float32 else 0.0
-    if share and section.store is None and device.type != "cpu":
+    share = section.share_on_device(device.type == "cuda" and half is not torch.float32)
+    if share and device.type != "cpu":
         layers = tuple(update_on_device(layers, share))
     if world.size > 1:  # each process sends and updates its share
         layers = tuple(

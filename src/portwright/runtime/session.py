@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -40,6 +40,8 @@ from portwright.runtime.precision import make_loss_scaler, resolve_precision
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
 from portwright.runtime.world import World
 from portwright.target import Event, JobSpec, Shard, Stretch
+
+Watch = TypeVar("Watch", bound=LossWatch)
 
 
 class TorchSession:
@@ -103,22 +105,29 @@ class TorchSession:
         self._optimizer = own if own is not None else make_optimizer(self._module.net, spec)
         self._named_weights = list(self._module.net.named_parameters())
         self._trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self._prepare_updates(has_own=own is not None)
+
+    def _prepare_updates(self, has_own: bool) -> None:
+        """All that a step needs beside the optimizer."""
+        spec = self._job.params.optimizer
         # An optimizer of the user's own comes with a learning rate of its own.
-        self._schedule = None if own is not None else spec.schedule
+        self._schedule = None if has_own else spec.schedule
         self._num_accumulated = spec.grad_accum_steps
         self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
-        self._scaler = make_loss_scaler(spec, self._device.type)
+        self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
         self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
         self._norm: torch.Tensor | None = None
         self._num_samples = 0
         self._set_learning_rate(0)
-        self._watch = LossWatch(
-            self._device,
-            self._world,
-            self._optimizer,
-            checks=self._job.params.runconfig.check_loss_values,
-            scales=self._scaler is not None,
-        )
+        assert self._optimizer is not None
+        self._watch = self._watch_losses(LossWatch, self._optimizer)
+
+    # Of an overflow, where gradients are elsewhere too; it is called with the flag.
+    _agree_on_overflow: Callable[[torch.Tensor], None] | None = None
+
+    def _watch_losses(self, kind: type[Watch], optimizer: torch.optim.Optimizer) -> Watch:
+        checks = self._job.params.runconfig.check_loss_values
+        return kind(self._device, self._world, optimizer, checks=checks, scales=self._scaler is not None)
 
     @contextmanager
     def _explaining(self, loader: ResumableLoader | None) -> Iterator[None]:

@@ -15,7 +15,6 @@ from portwright.runtime.base_model import make_model, split_loss
 from portwright.runtime.batches import make_mover
 from portwright.runtime.checkpoint import HostSnapshot, match_names
 from portwright.runtime.inputs import Inputs
-from portwright.runtime.loss_watch import LossWatch
 from portwright.runtime.non_finite import explain_non_finite
 from portwright.runtime.optimizers import load_optimizer_state, make_optimizer
 from portwright.runtime.pipelined.agreement import add_up, clip, sum_of_squares
@@ -29,7 +28,7 @@ from portwright.runtime.pipelined.pipeline import Pipeline, tell_of_batchnorm
 from portwright.runtime.pipelined.schedules import require_schedules
 from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held, take_held
 from portwright.runtime.pipelined.weighing import Weighing
-from portwright.runtime.precision import make_loss_scaler, resolve_precision
+from portwright.runtime.precision import resolve_precision
 from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World
@@ -162,29 +161,16 @@ class PipelinedSession(TorchSession):
         trained = {id(parameter) for parameter in self._trained}
         self._shared = [(name, p) for name, p in self._named_weights if id(p) in trained]
         self._at_home = [p for name, p in self._shared if self._holding.home_of(name) == self._home_rank]
-        self._schedule = None if own is not None else spec.schedule
-        self._num_accumulated = spec.grad_accum_steps
-        self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
-        self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
-        if self._scaler is not None and not self._trained:
+        self._prepare_updates(has_own=own is not None)
+        if self._scaler is None:
+            return
+        if not self._trained:
             raise UserError(
                 f"stage {self._layout.position} has no weight to train, which the loss scale cannot do without.",
                 "Set runconfig.pipeline.cuts so that every stage has one, or leave optimizer.loss_scaling_factor out.",
             )
-        if self._scaler is not None:
-            # Its factor is made where a loss is scaled first, which most stages never do.
-            self._scaler.scale(torch.zeros((), device=self._device))
-        self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
-        self._norm = None
-        self._num_samples = 0
-        self._set_learning_rate(0)
-        self._watch = LossWatch(
-            self._device,
-            self._world,
-            self._optimizer,
-            checks=self._job.params.runconfig.check_loss_values,
-            scales=self._scaler is not None,
-        )
+        # Its factor is made where a loss is scaled first, which most stages never do.
+        self._scaler.scale(torch.zeros((), device=self._device))
 
     @property
     def _home_rank(self) -> int:
@@ -192,7 +178,8 @@ class PipelinedSession(TorchSession):
         return self._layout.rank_of(self._layout.position, replica=0)
 
     def _agree_on_overflow(self, flag: torch.Tensor) -> None:
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        if self._world.size > 1:
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
 
     def _note_once(self, line: str) -> None:
         if line not in self._told:

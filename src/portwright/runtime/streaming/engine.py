@@ -19,16 +19,23 @@ from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.device_update import DeviceUpdate
 from portwright.runtime.streaming.fetch import CallOrder, Fetcher, Slot
 from portwright.runtime.streaming.gradients import Delivery, Gradients, Piece, largest_gradient, norm_of
-from portwright.runtime.streaming.host_store import HostStore, Kind
+from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import NativeAdam, load_native
 from portwright.runtime.streaming.native_update import NativeUpdate, bind_to_own_cores, is_native
 from portwright.runtime.streaming.offload import OffloadedActivations
+from portwright.runtime.streaming.placing import (
+    move_rest,
+    move_to_store,
+    plan_training,
+    plan_weights,
+    updated_on_device,
+)
 from portwright.runtime.streaming.recompute import refuse_kept_graph, without
 from portwright.runtime.streaming.staging import Staging
 from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
-from portwright.runtime.streaming.unit import ALIGN_BYTES, Entry, Unit, dense_stride, make_units
+from portwright.runtime.streaming.unit import Entry, Unit, make_units
 from portwright.runtime.streaming.updates import (
     Step,
     UnitUpdate,
@@ -39,7 +46,6 @@ from portwright.runtime.streaming.updates import (
 )
 from portwright.runtime.world import read_launch
 
-_SHARE_ON_DEVICE = 0.25  # of the layers, whose update is then the device's
 _STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -83,13 +89,16 @@ class Streaming:
             unit.take_hooks()
         streamed = {entry.master for unit in self.units for entry in unit.entries}
         self.rest = [p for p in net.parameters() if p not in streamed]
-        self._here = self._units_updated_here() if may_update_here else set()
+        self._here = (
+            updated_on_device(self.units, options, self.lanes.is_cuda, half) if may_update_here else set()
+        )
         self.store = HostStore(options, device, note, num_sharers=read_launch().local_world_size)
-        self._plan_host_memory()
+        hosts = [unit.host for unit in self.units]
+        plan_weights(self.store, hosts)
         self._staging = Staging(device, self.store)  # first, so that it is pinned if anything is
-        for unit in self.units:
-            self._move_to_store(unit.host)
-        self._move_rest(device, streamed)
+        for host in hosts:
+            move_to_store(host, self.store, pin=host in self._here)
+        move_rest(net, device, streamed)
         self._fetcher = self._make_fetcher()
         self._order = CallOrder(self.units)
         self.cap: DeviceCap | None = None
@@ -133,78 +142,6 @@ class Streaming:
         return Gradients(trained, self.lanes, self._copy_down, ring, self._deliver, num_buffers)
 
     # -- where things live ----------------------------------------------------------------------------------
-
-    def _plan_host_memory(self) -> None:
-        hosts = [unit.host for unit in self.units]
-        # A layer's own tensors go as its arrays come: beside the copies for the device one layer is there twice.
-        shadows = sum(host.num_bytes for host in hosts if host.has_own_shadow)
-        self.store.plan({"weights": shadows, "state": max(_master_bytes(host) for host in hosts)})
-
-    def _units_updated_here(self) -> set[Unit]:
-        """Every n-th layer from the first on: the last gradient of a step is the first layer's, and the bus has a pause after each."""
-        share = self._options.update_on_device
-        if share == "auto":
-            share = _SHARE_ON_DEVICE if self.lanes.is_cuda and self._half is not None else 0.0
-        if self._options.store is not None:
-            share = 0.0  # a disk is slower than the CPU's update
-        if not share:
-            return set()
-        every = 1 / share
-        return {self.units[int(i * every)] for i in range(max(1, int(len(self.units) * share)))}
-
-    def _plan_training(self, trained: list[Unit], gradient_bytes: int) -> None:
-        """Asks for all that the optimizer will take before the first of it is made."""
-        hosts = [unit.host for unit in trained]
-        masters = [host.entries[index].master for host in hosts for index in host.trained]
-        state = optimizer_state_bytes(self._optimizer, masters)
-        if self._native is not None:
-            state = (
-                2
-                * sum(master.numel() for master in masters)
-                * _STATE_DTYPES[self._options.state_dtype].itemsize
-            )
-        own = sum(master.nbytes for master in masters)
-        sums = own if self._num_accumulated > 1 else 0
-        needed: dict[Kind, int] = {"state": state, "gradients": gradient_bytes + sums}
-        if self._speculates:
-            # Torch's optimizers are undone from copies, which are in memory wherever the state is.
-            kind: Kind = "undo" if self._native is not None else "gradients"
-            with_undo = {**needed, kind: needed.get(kind, 0) + own + state}
-            self._speculates = self.store.has_room(with_undo)
-            if self._speculates:
-                needed = with_undo
-            else:
-                self._note(
-                    "streaming: there is no host memory for an undo of a step, so the optimizer waits for the norm of all gradients; "
-                    "without optimizer.max_gradient_norm and loss scaling it would run beside backward."
-                )
-        self.store.plan(needed)
-        self._late_state = 0 if self._native is not None else state
-
-    def _move_to_store(self, unit: Unit) -> None:
-        """The masters become views of a flat array; where the device wants other types, a shadow has these."""
-        unit.shadow = self.store.array(f"{unit.name} on the device", unit.num_bytes, "weights")
-        if unit.has_own_shadow:
-            flat = self.store.array(f"{unit.name}", _master_bytes(unit), "state", unit in self._here)
-            start = 0
-            for entry in unit.entries:
-                size = entry.master.numel() * entry.master.element_size()
-                part = flat[start : start + size].view(entry.master.dtype)
-                _repoint(entry.master, part.as_strided(entry.master.shape, dense_stride(entry.master)))
-                start += -(-size // ALIGN_BYTES) * ALIGN_BYTES
-            unit.write_shadow()
-        else:
-            for entry in unit.entries:
-                _repoint(entry.master, entry.view(unit.shadow))
-
-    def _move_rest(self, device: torch.device, streamed: set[nn.Parameter]) -> None:
-        for module in self.net.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter not in streamed:
-                    parameter.data = parameter.data.to(device)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = buffer.to(device)
 
     def _copy_up(self, target: Tensor, source: Tensor) -> None:
         self._staging.up(target, source, self.lanes.stream("up"))
@@ -344,7 +281,22 @@ class Streaming:
         keeps_all = needs_verdict and num_accumulated == 1
         num_places = len(trained) + 1 if keeps_all else min(len(trained), max(4, self._options.slots))
         size = self._gradient_bytes(trained)
-        self._plan_training(trained, size * num_places)
+        masters = [unit.host.entries[index].master for unit in trained for index in unit.host.trained]
+        sums = sum(master.nbytes for master in masters) if num_accumulated > 1 else 0
+        planned = plan_training(
+            self.store,
+            masters,
+            size * num_places + sums,
+            self._state_bytes(masters),
+            speculates=self._speculates,
+            is_native=self._native is not None,
+        )
+        if self._speculates and not planned:
+            self._note(
+                "streaming: there is no host memory for an undo of a step, so the optimizer waits for the norm of all gradients; "
+                "without optimizer.max_gradient_norm and loss scaling it would run beside backward."
+            )
+        self._speculates = planned
         updates: dict[Unit, UnitUpdate] = {unit: self._make_update(unit) for unit in trained}
         ring = [
             self.store.array(f"gradients {i}", size, "gradients") for i in range(num_places if size else 0)
@@ -377,6 +329,14 @@ class Streaming:
         rest, self._rest_groups = part_of(optimizer, set(self.rest))
         self.lanes.quieten()
         return rest
+
+    def _state_bytes(self, masters: list[nn.Parameter]) -> int:
+        """What the optimizer will keep of the layers' weights."""
+        if self._native is not None:
+            wide = _STATE_DTYPES[self._options.state_dtype].itemsize
+            return 2 * sum(master.numel() for master in masters) * wide
+        self._late_state = optimizer_state_bytes(self._optimizer, masters)
+        return self._late_state
 
     def _is_reachable(self, unit: Unit) -> bool:
         """Whether copies of the layer's state need nobody's help."""
@@ -580,14 +540,3 @@ class Streaming:
         self._fetcher.close()
         self._staging.close()
         self.store.close()
-
-
-def _master_bytes(unit: Unit) -> int:
-    return sum(
-        -(-e.master.numel() * e.master.element_size() // ALIGN_BYTES) * ALIGN_BYTES for e in unit.entries
-    )
-
-
-def _repoint(master: nn.Parameter, view: Tensor) -> None:
-    view.copy_(master.data)
-    master.data = view

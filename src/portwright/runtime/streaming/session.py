@@ -16,7 +16,6 @@ from portwright.job.optimizer import OptimizerParams
 from portwright.runtime.base_model import split_loss
 from portwright.runtime.checkpoint import HostSnapshot
 from portwright.runtime.loss_watch import LossWatch
-from portwright.runtime.precision import make_loss_scaler
 from portwright.runtime.session import TorchSession
 from portwright.runtime.streaming.device_cap import DeviceCap, cap_cuda, explain_out_of_memory
 from portwright.runtime.streaming.engine import Streaming
@@ -97,21 +96,15 @@ class StreamingSession(TorchSession):
         on_rest = {parameter for group in self._rest.param_groups for parameter in group["params"]}
         self._trained_rest = [parameter for parameter in self._trained if parameter in on_rest]
         if self._scaler is not None:
-            self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
             self._scaled = self._rest if on_rest else _with_something_to_scale(self._rest, self._device)
         self._units_overflow: Tensor | None = None
         if self._cap is not None:
             for label, num_bytes in self._engine.device_bytes.items():
                 self._cap.take(label, num_bytes)
         self._note(self._engine.describe())
-        self._watch = _Watch(
-            self._device,
-            self._world,
-            self._rest,
-            checks=self._job.params.runconfig.check_loss_values,
-            scales=self._scaler is not None,
-        )
-        self._watch.wait = self._engine.wait
+        watch = self._watch_losses(_Watch, self._rest)
+        watch.wait = self._engine.wait
+        self._watch = watch
         if self._watch.checks and not self._watch.reads_at_once:  # else it is read before backward
             self._forward = self._telling(self._forward)
 
