@@ -68,7 +68,7 @@ test-gpu: $(STAMP)
 CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.py \
 	$(addprefix tests/unit/layers/test_,$(addsuffix .py,attention blocks embedding masks norms positions))
 
-# No torch is in these; and several stages need torch 2.13, which test_pipelined_old_torch.py holds there.
+# The first two do not depend on torch's version; and several stages need torch 2.13, which test_pipelined_old_torch.py holds there.
 NOT_CORE := streaming/test_native_* streaming/test_host_* pipelined/test_*
 
 test-vendor-core: csx-env
