@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from portwright.job.model_params import GptParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
-from portwright.tensorflow.models_common.model_params import GptParams
 
 
 class InputParams(TextInputParams):

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
+from portwright.job.model_params import GptParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
-from portwright.tensorflow.models_common.model_params import GptParams
 
 
 class InputParams(TextInputParams):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from portwright.job.model_params import PrecisionParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
-from portwright.tensorflow.models_common.model_params import PrecisionParams
 
 
 class InputParams(TextInputParams):
