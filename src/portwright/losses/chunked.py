@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from portwright import gpu_kernels
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.losses.tokens import (
     check_label_smoothing,
@@ -95,14 +96,26 @@ def _head_loss_and_gradients(
         torch.zeros(shape if needed else (0,), dtype=wide, device=hidden_nd.device)
         for shape, needed in ((weight_vd.shape, needs_weight), (weight_vd.shape[:1], needs_bias))
     )
+    num_words = weight_vd.shape[0]
+    has_kernel = gpu_kernels.serves(hidden_nd) and wide == torch.float32
+    if has_kernel:
+        weight_vd, bias_v, grad_weight = _widen(weight_vd, bias_v, grad_weight)
     with torch.autocast(hidden_nd.device.type, enabled=False):
         for rows in chunks_of(hidden_nd.shape[0], chunk_tokens):
-            log_probs = _log_probs(hidden_nd[rows], weight_vd, bias_v)
-            losses_n[rows] = losses_of(log_probs, safe[rows], label_smoothing)
-            grad_logits = logit_gradients_(log_probs, safe[rows], coefficients[rows], label_smoothing)
-            del log_probs
+            if has_kernel:
+                from portwright.gpu_kernels.cross_entropy import losses_and_gradients_
+
+                grad_logits = F.linear(hidden_nd[rows], weight_vd, bias_v)
+                losses_n[rows] = losses_and_gradients_(
+                    grad_logits, safe[rows], coefficients[rows], num_words, label_smoothing
+                )
+            else:
+                log_probs = _log_probs(hidden_nd[rows], weight_vd, bias_v)
+                losses_n[rows] = losses_of(log_probs, safe[rows], label_smoothing)
+                grad_logits = logit_gradients_(log_probs, safe[rows], coefficients[rows], label_smoothing)
+                del log_probs
             if needs_bias:
-                grad_bias += grad_logits.sum(dim=0)
+                grad_bias += grad_logits[:, :num_words].sum(dim=0, dtype=wide)
             grad_logits = grad_logits.to(dtype)
             if needs_hidden:
                 torch.mm(grad_logits, weight_vd, out=grad_hidden[rows])
@@ -112,7 +125,19 @@ def _head_loss_and_gradients(
                 grad_weight += grad_logits.t() @ hidden_nd[rows]
     losses_n = losses_n.where(counted, 0)
     loss = (losses_n * coefficients_n).sum()
-    return loss, losses_n, grad_hidden, grad_weight.to(dtype), grad_bias.to(dtype)
+    return loss, losses_n, grad_hidden, grad_weight[:num_words].to(dtype), grad_bias.to(dtype)
+
+
+def _widen(
+    weight_vd: Tensor, bias_v: Tensor | None, grad_weight: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Rows of zeros up to a multiple of 64: a product of 50,257 columns takes a GPU far longer than one of 50,304."""
+    missing = -weight_vd.shape[0] % 64
+    if not missing:
+        return weight_vd, bias_v, grad_weight
+    wide_bias = None if bias_v is None else F.pad(bias_v, (0, missing))
+    wide_gradient = F.pad(grad_weight, (0, 0, 0, missing)) if grad_weight.dim() == 2 else grad_weight
+    return F.pad(weight_vd, (0, 0, 0, missing)), wide_bias, wide_gradient
 
 
 def _fake_losses(hidden_nd: Tensor, *rest: Any) -> Tensor:
@@ -202,7 +227,11 @@ def chunked_cross_entropy(
         if not weights.requires_grad:  # a token that weighs nothing need not even have a target
             targets_n = targets_n.where(coefficients != 0, ignore_index)
     coefficients = coefficients.where(targets_n != ignore_index, 0)
-    options = (ignore_index, float(label_smoothing), chunk_tokens or chunk_length(weight.shape[0]))
+    options = (
+        ignore_index,
+        float(label_smoothing),
+        chunk_tokens or chunk_length(weight.shape[0], weight.device),
+    )
     if reduction == "mean":
         if targets_n.numel() == 0:
             return hidden.sum() * math.nan

@@ -23,9 +23,9 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def chunk_length(vocab_size: int) -> int:
-    """How many tokens to take at a time, for logits of about 128 MiB in float32."""
-    return max(64, _CHUNK_ELEMENTS // vocab_size)
+def chunk_length(vocab_size: int, device: torch.device) -> int:
+    """How many tokens to take at a time: logits of about 128 MiB in float32, or eight times that on a GPU, which needs large products."""
+    return max(64, _CHUNK_ELEMENTS * (8 if device.type == "cuda" else 1) // vocab_size)
 
 
 def chunks_of(num_tokens: int, length: int) -> Iterator[slice]:
@@ -89,7 +89,7 @@ class _HalfLosses(torch.autograd.Function):
         ctx.ignore_index, ctx.label_smoothing = ignore_index, label_smoothing
         counted, safe = split_ignored(targets_n, ignore_index)
         losses_n = torch.empty_like(targets_n, dtype=torch.float32)
-        for rows in chunks_of(logits_nv.shape[0], chunk_length(logits_nv.shape[1])):
+        for rows in chunks_of(logits_nv.shape[0], chunk_length(logits_nv.shape[1], logits_nv.device)):
             log_probs = F.log_softmax(logits_nv[rows], dim=-1, dtype=torch.float32)
             losses_n[rows] = losses_of(log_probs, safe[rows], label_smoothing)
         return losses_n.where(counted, 0)
@@ -101,7 +101,7 @@ class _HalfLosses(torch.autograd.Function):
         counted, safe = split_ignored(targets_n, ctx.ignore_index)
         coefficients = grad_losses_n.where(counted, 0)
         gradients_nv = torch.empty_like(logits_nv)
-        for rows in chunks_of(logits_nv.shape[0], chunk_length(logits_nv.shape[1])):
+        for rows in chunks_of(logits_nv.shape[0], chunk_length(logits_nv.shape[1], logits_nv.device)):
             log_probs = F.log_softmax(logits_nv[rows], dim=-1, dtype=torch.float32)
             gradients_nv[rows] = logit_gradients_(
                 log_probs, safe[rows], coefficients[rows], ctx.label_smoothing
