@@ -27,17 +27,20 @@ class TransformerParams(PrecisionParams):
     initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the first weights")
 
 
-class BertParams(TransformerParams):
+class BertEncoderParams(TransformerParams):
     encoder_nonlinearity: str = "gelu"
     use_segment_embedding: bool = Field(
         True, description="the two parts of a pair have embeddings of their own"
     )
     num_segments: PositiveInt = 2
-    disable_nsp: bool = Field(False, description="masked tokens alone, without the next sentence")
     pad_token_id: int = Field(0, ge=0)
     positions_after_padding: bool = Field(
         False, description="RoBERTa's positions: they count from pad_token_id + 1, padding has pad_token_id"
     )
+
+
+class BertParams(BertEncoderParams):
+    disable_nsp: bool = Field(False, description="masked tokens alone, without the next sentence")
     mlm_loss_weight: PositiveFloat = 1.0
 
 
@@ -50,3 +53,30 @@ class GptParams(TransformerParams):
         "num_tokens", description="what the sum of the tokens' losses is divided by"
     )
     loss_weight: PositiveFloat = Field(1.0, description="factor of the loss")
+
+
+class GptDecoderParams(GptParams):
+    """What PyTorch's networks take beyond TensorFlow's."""
+
+    initializer_range: PositiveFloat | None = Field(  # type: ignore[assignment]
+        0.02, description="standard deviation of the first weights; null: as GPT-J's own code drew them"
+    )
+    rotary_dim: PositiveInt | None = Field(
+        None,
+        description="of a head, how many dimensions are turned by their position; even. With it the layers are GPT-J's",
+    )
+    attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
+    use_projection_bias_in_attention: bool | None = Field(
+        None, description="biases of queries, keys and values; left out: all but GPT-J have them"
+    )
+    use_ffn_bias_in_attention: bool | None = Field(
+        None, description="bias of attention's output; left out: all but GPT-J have it"
+    )
+    use_ffn_bias: bool = Field(True, description="biases of the feed-forward networks")
+    attention_sliding_window_length: PositiveInt | None = Field(
+        None, description="tokens that a banded layer sees, the newest counted in; left out: all are dense"
+    )
+    sliding_window_every_other_decoder_layer: bool = Field(
+        False,
+        description="with a window: dense and banded layers by turns, as in GPT-3, the first dense; else all are banded",
+    )

@@ -1,4 +1,7 @@
-"""The networks behind the reference models, as plain modules on portwright.layers; they load on first use."""
+"""The networks behind the reference models, as plain modules on portwright.layers; they load on first use.
+
+Given labels, a network's forward gives the loss: what compiles a model, or shards it, sees calls of forward alone.
+"""
 
 from __future__ import annotations
 

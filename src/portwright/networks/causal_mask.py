@@ -1,0 +1,51 @@
+"""Which tokens a decoder may not look at: later ones, far ones, padding and other documents. True is hidden."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portwright.errors import UserError
+
+
+def banded_mask(num_queries: int, num_past: int, window: int, device: torch.device) -> Tensor:
+    """The mask [queries, keys] that leaves each token the `window` latest ones, itself counted in."""
+    keys = torch.arange(num_past + num_queries, device=device)
+    distance = keys[num_past:, None] - keys[None, :]
+    return (distance < 0) | (distance >= window)
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """The causal mask [batch, 1, queries, keys] of sequences in which documents keep to themselves."""
+    length = document_ids.shape[1]
+    positions = torch.arange(length, device=document_ids.device)
+    is_later = positions[None, :] > positions[:, None]
+    is_other = document_ids[:, :, None] != document_ids[:, None, :]
+    return (is_later | is_other)[:, None]
+
+
+def positions_in_documents(document_mask: Tensor) -> Tensor:
+    """How many tokens of its own document come before each, [batch, queries], from `document_mask`."""
+    return (~document_mask[:, 0]).sum(dim=-1) - 1
+
+
+def padding_mask(attention_mask: Tensor | None, input_ids: Tensor, num_past: int) -> Tensor | None:
+    """The mask [batch, keys] of a mask in which 1 is a token and 0 padding, of any type of numbers."""
+    if attention_mask is None:
+        return None
+    wanted = (input_ids.shape[0], num_past + input_ids.shape[1])
+    if tuple(attention_mask.shape) != wanted:
+        raise UserError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}.",
+            f"Give it {wanted}: one for each token{', cached ones first' if num_past else ''}.",
+        )
+    return attention_mask == 0
+
+
+def check_token_shape(name: str, given: Tensor, input_ids: Tensor) -> None:
+    """Refuses what has not one value for each token."""
+    if given.shape != input_ids.shape:
+        raise UserError(
+            f"{name} has shape {tuple(given.shape)} and input_ids {tuple(input_ids.shape)}.",
+            "Give one for each token.",
+        )

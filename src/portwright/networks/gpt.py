@@ -1,0 +1,245 @@
+"""Decoders that predict the next token: GPT-2, GPT-3 and GPT-J.
+
+Shapes: b sequences, t new tokens, k tokens that can be attended to (cached ones first), d hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from portwright.errors import UserError
+from portwright.job.model_params import GptDecoderParams
+from portwright.layers import (
+    DecoderLayerCache,
+    EmbeddingLayer,
+    GPTJDecoderLayer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+)
+from portwright.layers.initializers import InitializerSpec, get_initializer
+from portwright.networks.causal_mask import (
+    banded_mask,
+    check_token_shape,
+    document_mask,
+    padding_mask,
+    positions_in_documents,
+)
+from portwright.networks.token_loss import head_loss
+
+
+class Gpt(nn.Module):
+    """A decoder of layers that norm first, with learned positions; with `rotary_dim` GPT-J's layers and positions.
+
+    `params` is the model section; what it leaves out has GptDecoderParams' default. With
+    `share_embedding_weights` the output layer is the word embedding, and `head` does not exist.
+    """
+
+    head_bias: nn.Parameter | None
+
+    def __init__(self, params: Mapping[str, Any], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        chosen = {**_DEFAULTS, **params}
+        width, depth, heads = chosen["hidden_size"], chosen["num_hidden_layers"], chosen["num_heads"]
+        self.rotary_dim: int | None = chosen["rotary_dim"]
+        _check_widths(width, heads, self.rotary_dim)
+        self.window: int | None = chosen["attention_sliding_window_length"]
+        self.every_other_is_dense: bool = chosen["sliding_window_every_other_decoder_layer"]
+        self.loss_scaling: str = chosen["loss_scaling"]
+        self.loss_weight: float = chosen["loss_weight"]
+        first, last, of_words = _initializers(chosen)
+        embedding_rate = chosen["embedding_dropout_rate"]
+        self.embeddings = EmbeddingLayer(
+            chosen["vocab_size"],
+            width,
+            embeddings_initializer=of_words,
+            max_position_embeddings=chosen["max_position_embeddings"],
+            position_embedding_type="learned" if self.rotary_dim is None else "rotary",
+            position_embeddings_initializer=of_words,
+            rotary_dim=self.rotary_dim,
+            dropout=chosen["dropout_rate"] if embedding_rate is None else embedding_rate,
+            device=device,
+        )
+        options: dict[str, Any] = {
+            "dim_feedforward": chosen["filter_size"],
+            "dropout": chosen["dropout_rate"],
+            "activation": chosen["nonlinearity"],
+            "layer_norm_eps": chosen["layer_norm_epsilon"],
+            "batch_first": True,
+            "attention_type": chosen["attention_type"],
+            "attention_dropout_rate": chosen["attention_dropout_rate"],
+            "use_projection_bias_in_attention": self._or_as_published(
+                chosen["use_projection_bias_in_attention"]
+            ),
+            "use_ffn_bias_in_attention": self._or_as_published(chosen["use_ffn_bias_in_attention"]),
+            "use_ffn_bias": chosen["use_ffn_bias"],
+            "attention_initializer": first,
+            "attention_output_layer_initializer": last,
+            "ffn_initializer": first,
+            "ffn_output_layer_initializer": last,
+            "use_ff_layer1_dropout": False,
+            "device": device,
+        }
+        layer: TransformerDecoderLayer
+        if self.rotary_dim is None:
+            layer = TransformerDecoderLayer(
+                width, heads, norm_first=True, add_cross_attention=False, **options
+            )
+        else:
+            layer = GPTJDecoderLayer(width, heads, **options)
+        norm = nn.LayerNorm(width, eps=chosen["layer_norm_epsilon"], device=device)
+        self.decoder = TransformerDecoder(layer, depth, norm)
+        for copied in self.decoder.layers:
+            copied.reset_parameters()  # the stack was made by copying one layer, weights and all
+        has_bias = chosen["use_bias_in_output"]
+        self.is_tied: bool = chosen["share_embedding_weights"]
+        if self.is_tied:
+            bias = nn.Parameter(torch.zeros(chosen["vocab_size"], device=device)) if has_bias else None
+            self.register_parameter("head_bias", bias)
+        else:
+            self.head = nn.Linear(width, chosen["vocab_size"], bias=has_bias, device=device)
+            get_initializer(first)(self.head.weight.detach())
+            if has_bias:
+                nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_kv: Sequence[DecoderLayerCache] | None = None,
+        *,
+        labels: Tensor | None = None,
+        label_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Gives the logits [b, t, vocabulary] of the token after each, or with `labels` the loss, without logits.
+
+        `attention_mask` [b, k] is 1 for tokens and 0 for padding. Positions count from the cache's end whatever is
+        padding, as those of HuggingFace's forward do, unless `position_ids` are given. Tokens of other
+        `document_ids` [b, t] are not seen, and positions restart with each document. `past_kv`, from `make_cache`, is
+        added to in place. `label_weights` [b, t] says how much each label counts; a label of -100 does not.
+        """
+        hidden = self.hidden(input_ids, attention_mask, position_ids, document_ids, past_kv)
+        weight, bias = self.head_weight()
+        if labels is None:
+            return F.linear(hidden, weight, bias)
+        check_token_shape("labels", labels, input_ids)
+        return head_loss(
+            hidden,
+            weight,
+            bias,
+            labels,
+            label_weights,
+            loss_scaling=self.loss_scaling,
+            loss_weight=self.loss_weight,
+        )
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_kv: Sequence[DecoderLayerCache] | None = None,
+    ) -> Tensor:
+        """Gives the last hidden states [b, t, d]; the arguments are those of `forward`."""
+        num_past = past_kv[0].self_attn.length if past_kv else 0
+        hides_documents: Tensor | None = None
+        if document_ids is not None:
+            if num_past:
+                raise UserError(
+                    f"document_ids were given with a cache of {num_past} tokens.",
+                    "Generate one document at a time, or give all tokens at once.",
+                )
+            check_token_shape("document_ids", document_ids, input_ids)
+            hides_documents = document_mask(document_ids)
+            if position_ids is None:
+                position_ids = positions_in_documents(hides_documents)
+        hides_padding = padding_mask(attention_mask, input_ids, num_past)
+        x = self.embeddings(input_ids, past_length=num_past, position_ids=position_ids)
+        options: dict[str, Any] = {
+            "tgt_key_padding_mask": hides_padding,
+            "past_kv": past_kv,
+            "rotary_position_embedding_helper": self.embeddings.get_rope_helper(),
+            "position_ids": None if self.rotary_dim is None else position_ids,
+        }
+        if self.window is None:
+            return self._decode_dense(x, hides_documents, options)
+        banded = banded_mask(input_ids.shape[1], num_past, self.window, x.device)
+        if hides_documents is not None:
+            banded = banded | hides_documents
+        return self._decode_banded(x, hides_documents, banded, options)
+
+    def head_weight(self) -> tuple[Tensor, Tensor | None]:
+        """Gives the weight [vocabulary, d] and the bias of the output layer, which may be the word embedding."""
+        if self.is_tied:
+            return self.embeddings.weight, self.head_bias
+        return self.head.weight, self.head.bias
+
+    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
+        """Empty caches, one a layer, to be given as `past_kv` at every step of a generation."""
+        return self.decoder.make_cache(max_length)
+
+    def _or_as_published(self, has_bias: bool | None) -> bool:
+        """Whether attention has biases: GPT-J's has none unless they are asked for."""
+        return self.rotary_dim is None if has_bias is None else has_bias
+
+    def _decode_dense(self, x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        # Without a mask the kernel itself hides later tokens, and none is ever made.
+        hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
+        return hidden
+
+    def _decode_banded(
+        self, x: Tensor, mask: Tensor | None, banded: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        """As the decoder does, but its layers do not have one mask."""
+        past_kv = options.pop("past_kv")
+        for index, layer in enumerate(self.decoder.layers):
+            is_dense = self.every_other_is_dense and index % 2 == 0
+            chosen = mask if is_dense else banded
+            cached = {} if past_kv is None else {"past_kv": past_kv[index]}
+            x = layer(x, tgt_mask=chosen, tgt_is_causal=chosen is None, **options, **cached)
+        norm: Any = self.decoder.norm
+        normed: Tensor = norm(x)
+        return normed
+
+
+_DEFAULTS: dict[str, Any] = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in GptDecoderParams.model_fields.items()
+}
+
+
+def _check_widths(width: int, heads: int, rotary_dim: int | None) -> None:
+    if width % heads:
+        raise UserError(
+            f"model.hidden_size is {width} and num_heads {heads}.", "Take heads that divide the width."
+        )
+    if rotary_dim is not None and rotary_dim > width // heads:
+        raise UserError(
+            f"model.rotary_dim is {rotary_dim}, and a head is {width // heads} wide.",
+            "Take no more than that.",
+        )
+
+
+def _initializers(params: Mapping[str, Any]) -> tuple[InitializerSpec, InitializerSpec, InitializerSpec]:
+    """Of matrices in general, of those that add to the residual stream, and of the embeddings.
+
+    What is added to the residual stream starts smaller, the deeper the model. Without `initializer_range` the numbers
+    are those of GPT-J's own code (mesh-transformer-jax).
+    """
+    width, depth, std = params["hidden_size"], params["num_hidden_layers"], params["initializer_range"]
+    if std is None:
+        return (
+            {"name": "truncated_normal", "std": 1 / math.sqrt(width)},
+            {"name": "truncated_normal", "std": 2 / (depth * math.sqrt(width))},
+            {"name": "truncated_normal", "std": 1 / math.sqrt(params["vocab_size"])},
+        )
+    everywhere = {"name": "normal", "std": std}
+    return everywhere, {"name": "normal", "std": std / math.sqrt(2 * depth)}, everywhere

@@ -1,0 +1,60 @@
+"""The loss of tokens and the output layer in one, divided as the model zoo says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portwright.errors import UserError, suggest
+from portwright.losses import chunked_cross_entropy
+from portwright.losses.tokens import wide_type
+
+IGNORED_LABEL = -100
+_SCALINGS = ("num_tokens", "batch_size")
+
+
+def label_coefficients(
+    labels: Tensor, weights: Tensor | None, dtype: torch.dtype, *, loss_scaling: str, loss_weight: float
+) -> Tensor:
+    """What to multiply each label's loss with, so that their sum is the loss.
+
+    `num_tokens` divides by the sum of the weights of labels that count (the loss of none is 0), `batch_size` by the
+    number of sequences; both are multiplied by `loss_weight`.
+    """
+    if loss_scaling not in _SCALINGS:
+        raise UserError(f"loss_scaling is {loss_scaling!r}.", suggest(str(loss_scaling).lower(), _SCALINGS))
+    if weights is not None and weights.shape != labels.shape:
+        raise UserError(
+            f"label_weights have the shape {tuple(weights.shape)} and labels {tuple(labels.shape)}.",
+            "Give one for each label.",
+        )
+    counted = (labels != IGNORED_LABEL).to(dtype)
+    if weights is not None:
+        counted = counted * weights.to(dtype)
+    if loss_scaling == "batch_size":
+        return counted * (loss_weight / labels.shape[0])
+    total = counted.sum()
+    return counted * (loss_weight / torch.where(total == 0, torch.ones_like(total), total))
+
+
+def head_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    label_weights: Tensor | None = None,
+    *,
+    loss_scaling: str = "num_tokens",
+    loss_weight: float = 1.0,
+) -> Tensor:
+    """The loss of labels [..., t] under an output layer on hidden states [..., t, d], whose logits never exist whole."""
+    coefficients = label_coefficients(
+        labels,
+        label_weights,
+        wide_type(hidden.dtype),
+        loss_scaling=loss_scaling,
+        loss_weight=loss_weight,
+    )
+    return chunked_cross_entropy(
+        hidden, weight, labels, bias, ignore_index=IGNORED_LABEL, weights=coefficients, reduction="sum"
+    )
