@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from portwright import __version__
+from portwright.cli_data import data_app
 from portwright.errors import ExitStatus, PortwrightError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 

@@ -1,0 +1,226 @@
+"""Reads a store: shards memory-mapped, a whole batch gathered at once, each block's checksum looked at once."""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from portwright.data.manifest import Field, Manifest, ShardInfo, read_manifest
+from portwright.errors import UserError, suggest
+
+Verify = Literal["touch", "off"]
+Arrays = dict[str, npt.NDArray[Any]]
+Indices = npt.NDArray[np.int64]
+
+_DAMAGE_CURE = (
+    "Fetch that file anew, or remove it and prepare the data again, which makes missing shards only; "
+    "`portwright data check` lists all damage."
+)
+
+
+class Store:
+    """The records of a store folder, as arrays by field.
+
+    `verify="touch"` looks at the checksum of a block of records when one of them is first read; processes that were
+    forked from this one share what has been looked at. Sent to another process, it is opened anew there.
+    """
+
+    def __init__(
+        self, folder: str | Path, fields: Sequence[str] | None = None, *, verify: Verify = "touch"
+    ) -> None:
+        if verify not in get_args(Verify):
+            raise UserError(f"verify is '{verify}'.", suggest(str(verify), get_args(Verify)))
+        self.folder = Path(folder)
+        self.manifest: Manifest = read_manifest(self.folder)
+        self.verify = verify
+        header = self.manifest.header
+        known = {field.name: field for field in header.fields}
+        self.names = tuple(known) if fields is None else tuple(fields)
+        for name in self.names:
+            if name not in known:
+                raise UserError(f"{self.folder} has no field '{name}'.", suggest(name, known))
+        self.fields: tuple[Field, ...] = tuple(known[name] for name in self.names)
+        self._block_records = header.block_records
+        self._shards = [shard for shard in self.manifest.shards if shard.records]
+        self._starts = np.cumsum([0] + [shard.records for shard in self._shards], dtype=np.int64)
+        self._columns: list[Arrays] = []
+        self._sums: list[dict[str, npt.NDArray[np.uint32]]] = []
+        for shard in self._shards:
+            columns, sums = self._open(shard)
+            self._columns.append(columns)
+            self._sums.append(sums)
+        counts = [header.num_blocks(shard.records) for shard in self._shards]
+        self._first_block = np.cumsum([0, *counts], dtype=np.int64)
+        # Shared memory, so that workers forked from this process do not each look at every block.
+        self._seen = np.frombuffer(mmap.mmap(-1, max(1, int(self._first_block[-1]))), dtype=np.bool_)
+        self._all_seen = verify == "off" or not self._shards
+
+    def __len__(self) -> int:
+        return self.manifest.num_records
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "fields": self.names, "verify": self.verify}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def tokenizer(self) -> dict[str, Any] | None:
+        return self.manifest.header.tokenizer
+
+    def highest(self, name: str) -> int | None:
+        """The highest value of an integer field, from the manifest; None where there is none."""
+        values = [shard.highest[name] for shard in self._shards if name in shard.highest]
+        return max(values, default=None)
+
+    def require_ids(self, name: str, vocab_size: int, what: str = "the model") -> None:
+        """Raises unless every value of an integer field is an id of a vocabulary of this size."""
+        field = next((each for each in self.fields if each.name == name), None)
+        if field is None:
+            raise UserError(f"{self.folder} has no field '{name}'.", suggest(name, self.names))
+        if np.dtype(field.dtype).kind not in "iu":
+            raise UserError(
+                f"{self.folder}: field '{name}' is {field.dtype}, and ids are whole numbers.",
+                "Prepare the data again with ids of an integer dtype.",
+            )
+        for number, shard in enumerate(self._shards):
+            low, high = shard.lowest.get(name, 0), shard.highest.get(name, 0)
+            if low >= 0 and high < vocab_size:
+                continue
+            record, value = self._find_id(number, name, vocab_size)
+            made = (self.tokenizer or {}).get("vocab_size")
+            raise UserError(
+                f"{self.folder / shard.file}: record {record} has the id {value} in '{name}', and {what} knows ids 0 to "
+                f"{vocab_size - 1}.",
+                f"Set vocab_size to {made}, that of the tokenizer which made these data, or prepare them again."
+                if isinstance(made, int) and made > value
+                else "Prepare the data again with the tokenizer that belongs to the model, or raise vocab_size.",
+            )
+
+    def _find_id(self, number: int, name: str, vocab_size: int) -> tuple[int, int]:
+        column = self._columns[number][name]
+        for start in range(0, len(column), self._block_records):
+            block = column[start : start + self._block_records]
+            bad = (block < 0) | (block >= vocab_size)
+            if bad.any():
+                row = int(np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))[0])
+                return start + row, int(block[bad].flat[0])
+        return 0, int(self._shards[number].highest[name])  # the manifest knows better than a damaged shard
+
+    def gather(self, indices: Indices) -> Arrays:
+        """The records of these numbers, in their order, each field stacked; numbers have to be in range."""
+        if len(self._shards) == 1:
+            if not self._all_seen:
+                self._look_at(indices // self._block_records)
+            columns = self._columns[0]
+            return {name: columns[name].take(indices, axis=0) for name in self.names}
+        return self._gather_across(indices)
+
+    def _gather_across(self, indices: Indices) -> Arrays:
+        if not len(indices):
+            return {field.name: np.empty((0, *field.shape), dtype=field.on_disk) for field in self.fields}
+        shard_of = np.searchsorted(self._starts, indices, side="right") - 1
+        local = indices - self._starts[shard_of]
+        if not self._all_seen:
+            self._look_at(self._first_block[shard_of] + local // self._block_records)
+        order = np.argsort(shard_of, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        local = local[order]
+        bounds = np.searchsorted(shard_of[order], np.arange(len(self._shards) + 1))
+        parts = [
+            (number, low, high) for number, (low, high) in enumerate(pairwise(bounds.tolist())) if high > low
+        ]
+        batch: Arrays = {}
+        for field in self.fields:
+            together = np.empty((len(indices), *field.shape), dtype=field.on_disk)
+            for number, low, high in parts:
+                column = self._columns[number][field.name]
+                # Not mode="raise", which copies through a buffer when out is given; numbers are in range here.
+                column.take(local[low:high], axis=0, out=together[low:high], mode="clip")
+            batch[field.name] = together.take(back, axis=0)
+        return batch
+
+    def check(self) -> Iterator[str]:
+        """Looks at every block of every field, and tells each damage."""
+        for number, shard in enumerate(self._shards):
+            for block in range(self.manifest.header.num_blocks(shard.records)):
+                try:
+                    self._check_block(number, block)
+                except UserError as error:
+                    yield error.message
+
+    def _look_at(self, blocks: Indices) -> None:
+        unseen = blocks[~self._seen[blocks]]
+        for block in np.unique(unseen):
+            number = int(np.searchsorted(self._first_block, block, side="right")) - 1
+            self._check_block(number, int(block - self._first_block[number]))
+            self._seen[block] = True
+        if len(unseen) == 0:
+            self._all_seen = bool(self._seen[: self._first_block[-1]].all())
+
+    def _check_block(self, number: int, block: int) -> None:
+        shard, low = self._shards[number], block * self._block_records
+        high = min(low + self._block_records, shard.records)
+        for field in self.fields:
+            column = self._columns[number][field.name]
+            found = zlib.crc32(column[low:high].reshape(-1).view(np.uint8).data)
+            wanted = int(self._sums[number][field.name][block])
+            if found != wanted:
+                raise UserError(
+                    f"{self.folder / shard.file}: records {low} to {high - 1} are damaged in '{field.name}': their "
+                    f"checksum is {found:08x} and was {wanted:08x} when they were written.",
+                    _DAMAGE_CURE,
+                )
+
+    def _open(self, shard: ShardInfo) -> tuple[Arrays, dict[str, npt.NDArray[np.uint32]]]:
+        path, header = self.folder / shard.file, self.manifest.header
+        offsets, table_at = header.place(shard.records)
+        wanted = header.shard_bytes(shard.records)
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size != wanted or size != shard.bytes:
+                    raise UserError(
+                        f"{path} {_explain_size(header.fields, offsets, shard, size, wanted)}.", _DAMAGE_CURE
+                    )
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{path} is missing, with {shard.records} records of this store.", _DAMAGE_CURE
+            ) from error
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}.", _DAMAGE_CURE) from error
+        if zlib.crc32(memoryview(mapped)[table_at:]) != shard.table_crc32:
+            raise UserError(f"{path}: the checksums at its end are damaged.", _DAMAGE_CURE)
+        num_blocks = header.num_blocks(shard.records)
+        columns, sums = {}, {}
+        for place, field in enumerate(header.fields):
+            if field.name not in self.names:
+                continue
+            count = shard.records * int(np.prod(field.shape, dtype=np.int64))
+            flat = np.frombuffer(mapped, dtype=field.on_disk, count=count, offset=offsets[field.name])
+            columns[field.name] = flat.reshape(shard.records, *field.shape)
+            at = table_at + 4 * place * num_blocks
+            sums[field.name] = np.frombuffer(mapped, dtype="<u4", count=num_blocks, offset=at)
+        return columns, sums
+
+
+def _explain_size(
+    fields: tuple[Field, ...], offsets: dict[str, int], shard: ShardInfo, size: int, wanted: int
+) -> str:
+    if size > wanted:
+        return f"has {size} bytes instead of {wanted}"
+    for field in fields:
+        end = offsets[field.name] + shard.records * field.row_bytes
+        if size < end:
+            record = max(0, size - offsets[field.name]) // field.row_bytes
+            return f"is truncated: {size} of {wanted} bytes, it ends in record {record} of '{field.name}'"
+    return f"is truncated: {size} of {wanted} bytes, it ends in its checksums"
