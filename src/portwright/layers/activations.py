@@ -75,7 +75,19 @@ def swiglu(value: Tensor, gate: Tensor | None = None) -> Tensor:
 # gelu_new and gelu_fast write the same tanh approximation in two ways; torch has it as one fused kernel.
 _tanh_gelu = partial(F.gelu, approximate="tanh")
 
-_GATED: dict[str, Activation] = {"liglu": liglu, "geglu": geglu, "reglu": reglu, "swiglu": swiglu}
+
+def geglu_new(value: Tensor, gate: Tensor | None = None) -> Tensor:
+    """The value times the tanh approximation of GELU of the gate (T5 1.1)."""
+    return _gated(value, gate, _tanh_gelu)
+
+
+_GATED: dict[str, Activation] = {
+    "liglu": liglu,
+    "geglu": geglu,
+    "geglu_new": geglu_new,
+    "reglu": reglu,
+    "swiglu": swiglu,
+}
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,

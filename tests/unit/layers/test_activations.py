@@ -12,7 +12,7 @@ from torch import nn
 from portwright.errors import UserError
 from portwright.layers.activations import ACTIVATIONS, get_activation, is_gated
 
-GATED = ["liglu", "geglu", "reglu", "swiglu"]
+GATED = ["liglu", "geglu", "geglu_new", "reglu", "swiglu"]
 
 
 def erf_gelu(x):
@@ -52,6 +52,7 @@ FORMULAS = {
 GATES = {
     "liglu": FORMULAS["linear"],
     "geglu": erf_gelu,
+    "geglu_new": tanh_gelu,
     "reglu": FORMULAS["relu"],
     "swiglu": FORMULAS["silu"],
 }

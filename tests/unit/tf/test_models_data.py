@@ -19,11 +19,11 @@ from portwright.errors import UserError
 from portwright.tensorflow.input_check.check import look_at
 from portwright.tensorflow.models_common import text_examples
 from portwright.tensorflow.models_common.documentation_text import python_documentation, read_text_files
-from portwright.tensorflow.models_common.number_words import english, german
 from portwright.tensorflow.models_common.pipeline import dataset_of_arrays
 from portwright.tensorflow.models_common.span_corruption import corrupt, lengths_after, raw_length_for
 from portwright.tensorflow.models_common.token_masking import mask_tokens
 from portwright.tensorflow.models_common.vocabulary import MASK, SPECIAL_TOKENS, Vocabulary
+from portwright.text.number_words import english, german
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 4,
