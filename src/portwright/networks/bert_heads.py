@@ -56,7 +56,9 @@ class BertForPreTraining(nn.Module):
         super().__init__()
         scaling = params.get("mlm_loss_scaling", "num_masked")
         if scaling not in MLM_LOSS_SCALINGS:
-            raise UserError(f"model.mlm_loss_scaling is {scaling!r}.", suggest(str(scaling), MLM_LOSS_SCALINGS))
+            raise UserError(
+                f"model.mlm_loss_scaling is {scaling!r}.", suggest(str(scaling), MLM_LOSS_SCALINGS)
+            )
         self.mlm_loss_scaling: str = scaling
         self.mlm_loss_weight: float = params.get("mlm_loss_weight", 1.0)
         self.has_nsp = not params["disable_nsp"]
@@ -99,7 +101,7 @@ class BertForPreTraining(nn.Module):
         """The training loss; no logits exist but those of a chunk of masked tokens."""
         hidden = self.encode_batch(batch)
         chosen = self.mlm.transform(take_positions(hidden, batch["masked_lm_positions"]))
-        weights = batch["masked_lm_weights"].to(torch.float32)
+        weights = batch["masked_lm_weights"].to(torch.promote_types(chosen.dtype, torch.float32))
         scaled = self.scale_weights(weights, batch)
         loss = head_cross_entropy(chosen, *self.head_weight(), batch["labels"], weights=scaled)
         return loss + self.sentence_loss(self.score_sentences(hidden), batch)
@@ -137,7 +139,8 @@ class BertForSequenceClassification(nn.Module):
             raise UserError(f"model.problem_type is {chosen!r}.", suggest(str(chosen), PROBLEM_TYPES))
         if chosen == "single_label_classification" and num_labels < 2:
             raise UserError(
-                f"model.num_labels is {num_labels} for a classification.", "Give 2 or more, or problem_type regression."
+                f"model.num_labels is {num_labels} for a classification.",
+                "Give 2 or more, or problem_type regression.",
             )
         self.num_labels: int = num_labels
         self.problem_type: str = chosen or (PROBLEM_TYPES[0] if num_labels > 1 else PROBLEM_TYPES[2])

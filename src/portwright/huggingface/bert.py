@@ -1,0 +1,283 @@
+"""BERT: masked tokens and the next sentence, and the heads of fine-tuning that HuggingFace has too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.huggingface.mapping import Entry, Family, Params
+from portwright.networks.bert_heads import (
+    PROBLEM_TYPES,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+# Their names of activations, and ours; where one of ours has two of theirs, the first is written.
+_ACTIVATIONS = {
+    **{
+        name: name
+        for name in ("gelu", "relu", "silu", "tanh", "sigmoid", "mish", "relu6", "leaky_relu", "linear")
+    },
+    **{name: name for name in ("gelu_new", "gelu_fast", "quick_gelu", "swish")},
+    "gelu_pytorch_tanh": "gelu_new",
+    "relu2": "squared_relu",
+}
+_SAME_KEYS = {  # theirs: ours
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "filter_size",
+    "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
+    "max_position_embeddings": "max_position_embeddings",
+    "type_vocab_size": "num_segments",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "pad_token_id": "pad_token_id",
+}
+CONFIG_DEFAULTS: dict[str, Any] = {  # what a config.json that leaves a key out means
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+_NOT_MODELLED = {  # keys whose other values make another network
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+    "is_encoder_decoder": False,
+}
+
+
+def encoder_params(
+    config: Mapping[str, Any], defaults: Mapping[str, Any] = CONFIG_DEFAULTS
+) -> dict[str, Any]:
+    """The encoder's part of the model section; refuses what makes another network."""
+    for key, modelled in _NOT_MODELLED.items():
+        value = config.get(key, modelled)
+        if value != modelled and value is not None:
+            raise UnsupportedError(
+                f"config.json has {key}: {value!r}, which this BERT does not model.",
+                f"Only {modelled!r} converts.",
+            )
+    params = {ours: config.get(theirs, defaults[theirs]) for theirs, ours in _SAME_KEYS.items()}
+    if params["pad_token_id"] is None:
+        raise UnsupportedError(
+            "config.json has pad_token_id: null, and this BERT has a padding token.",
+            "Write the number of the padding token there.",
+        )
+    name = config.get("hidden_act", "gelu")
+    if name not in _ACTIVATIONS:
+        raise UserError(f"config.json has hidden_act: {name!r}.", suggest(str(name), _ACTIVATIONS))
+    return {
+        **params,
+        "encoder_nonlinearity": _ACTIVATIONS[name],
+        "use_segment_embedding": True,
+        "positions_after_padding": False,
+    }
+
+
+def encoder_config(params: Params) -> dict[str, Any]:
+    """Their config of the encoder; refuses what HuggingFace's does not model."""
+    if params.get("attention_style") is not None:
+        raise UnsupportedError(
+            f"model.attention_style is {params['attention_style']!r}, and HuggingFace's BERT has no Linformer.",
+            "Only models without it convert.",
+        )
+    if not params["use_segment_embedding"]:
+        raise UnsupportedError(
+            "model.use_segment_embedding is false, and HuggingFace's BERT always adds a segment.",
+            "Only models with segments convert.",
+        )
+    name = params["encoder_nonlinearity"]
+    theirs = next((key for key, ours in _ACTIVATIONS.items() if ours == name), None)
+    if theirs is None:
+        raise UnsupportedError(
+            f"model.encoder_nonlinearity is {name!r}, which HuggingFace's BERT does not know.",
+            suggest(str(name), _ACTIVATIONS.values()),
+        )
+    return {**{key: params[ours] for key, ours in _SAME_KEYS.items()}, "hidden_act": theirs}
+
+
+def encoder_entries(params: Params, root: str = "bert", pooler: str | None = None) -> list[Entry]:
+    """The encoder's tensors; `root` is the name of theirs, `pooler` that of the dense layer over the first token."""
+    base, count = f"{root}.embeddings", params["num_hidden_layers"]
+    entries = [
+        Entry("bert.embeddings.word_embeddings.weight", f"{base}.word_embeddings.weight"),
+        Entry("bert.embeddings.position_embeddings.weight", f"{base}.position_embeddings.weight"),
+        Entry("bert.embeddings.segment_embeddings.weight", f"{base}.token_type_embeddings.weight"),
+    ]
+    ours, theirs = "bert.encoder.layers.{i}", f"{root}.encoder.layer.{{i}}"
+    for kind in ("weight", "bias"):
+        parts = tuple(f"{theirs}.attention.self.{part}.{kind}" for part in ("query", "key", "value"))
+        entries += [
+            Entry(f"bert.embeddings_norm.{kind}", f"{base}.LayerNorm.{kind}"),
+            Entry(f"{ours}.self_attn.in_proj_{kind}", parts, count=count),
+            Entry(
+                f"{ours}.self_attn.out_proj.{kind}", f"{theirs}.attention.output.dense.{kind}", count=count
+            ),
+            Entry(f"{ours}.norm1.{kind}", f"{theirs}.attention.output.LayerNorm.{kind}", count=count),
+            Entry(f"{ours}.linear1.{kind}", f"{theirs}.intermediate.dense.{kind}", count=count),
+            Entry(f"{ours}.linear2.{kind}", f"{theirs}.output.dense.{kind}", count=count),
+            Entry(f"{ours}.norm2.{kind}", f"{theirs}.output.LayerNorm.{kind}", count=count),
+        ]
+    return entries + (same_layer("bert.pooler.dense", pooler) if pooler else [])
+
+
+def same_layer(ours: str, theirs: str) -> list[Entry]:
+    return [Entry(f"{ours}.{kind}", f"{theirs}.{kind}") for kind in ("weight", "bias")]
+
+
+def mlm_entries(params: Params, dense: str, norm: str, head: str) -> list[Entry]:
+    """The head for masked tokens; untied, its biases are the decoder's, and the name beside it is dead."""
+    entries = [*same_layer("mlm.dense", dense), *same_layer("mlm.norm", norm)]
+    if params.get("share_embedding_weights", True):
+        return [*entries, Entry("mlm.bias", f"{head}.bias")]
+    return [
+        *entries,
+        Entry("mlm.decoder.weight", f"{head}.decoder.weight"),
+        Entry("mlm.bias", f"{head}.decoder.bias"),
+    ]
+
+
+def _pretraining_entries(params: Params) -> list[Entry]:
+    entries = mlm_entries(
+        params, "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"
+    )
+    if params["disable_nsp"]:
+        return [*encoder_entries(params), *entries]
+    encoder = encoder_entries(params, pooler="bert.pooler.dense")
+    return [*encoder, *entries, *same_layer("nsp", "cls.seq_relationship")]
+
+
+def _pretraining_params(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **encoder_params(config),
+        "share_embedding_weights": config.get("tie_word_embeddings", True),
+        "disable_nsp": "BertForMaskedLM" in (config.get("architectures") or ()),
+    }
+
+
+def _pretraining_config(params: Params) -> dict[str, Any]:
+    return {
+        **encoder_config(params),
+        "tie_word_embeddings": params.get("share_embedding_weights", True),
+        "architectures": ["BertForMaskedLM" if params["disable_nsp"] else "BertForPreTraining"],
+    }
+
+
+def label_params(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """How many labels there are, their names unless these only count, and the head's dropout."""
+    names: Mapping[Any, str] | None = config.get("id2label")
+    count = config.get("num_labels", 2) if names is None else len(names)
+    found: dict[str, Any] = {key: count, "task_dropout": config.get("classifier_dropout")}
+    if names is not None:
+        ordered = [names.get(i, names.get(str(i))) for i in range(count)]
+        if None in ordered:
+            raise UserError(
+                f"config.json has id2label {dict(names)!r}.", f"Number its labels from 0 to {count - 1}."
+            )
+        found["label_names"] = None if ordered == [f"LABEL_{i}" for i in range(count)] else ordered
+    return found
+
+
+def label_config(params: Params, key: str) -> dict[str, Any]:
+    names = params.get("label_names") or [f"LABEL_{i}" for i in range(params[key])]
+    if len(names) != params[key]:
+        raise UserError(f"model.label_names has {len(names)} names.", f"model.{key} is {params[key]}.")
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "classifier_dropout": params.get("task_dropout"),
+    }
+
+
+def problem_params(config: Mapping[str, Any]) -> dict[str, Any]:
+    problem = config.get("problem_type")
+    if problem is not None and problem not in PROBLEM_TYPES:
+        raise UserError(f"config.json has problem_type {problem!r}.", suggest(str(problem), PROBLEM_TYPES))
+    return {"problem_type": problem}
+
+
+_IGNORED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+
+FAMILIES = (
+    Family(
+        name="bert",
+        model_type="bert",
+        architectures={"bert": ("BertForPreTraining", "BertForMaskedLM")},
+        entries=_pretraining_entries,
+        params_of=_pretraining_params,
+        config_of=_pretraining_config,
+        # Published files of a BertForMaskedLM hold the parts of the next sentence as well, which that class leaves there.
+        ignored=(*_IGNORED, "bert.pooler.dense.*", "cls.seq_relationship.*", "cls.predictions.bias"),
+        tied=(
+            ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+            ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+        ),
+        prefix="bert.",
+        network=BertForPreTraining,
+    ),
+    Family(
+        name="bert_classifier",
+        model_type="bert",
+        architectures={"bert_classifier": "BertForSequenceClassification"},
+        entries=lambda params: [
+            *encoder_entries(params, pooler="bert.pooler.dense"),
+            *same_layer("classifier", "classifier"),
+        ],
+        params_of=lambda config: {
+            **encoder_params(config),
+            **label_params(config, "num_labels"),
+            **problem_params(config),
+            "task_dropout_before_pooler": False,
+        },
+        config_of=lambda params: {
+            **encoder_config(params),
+            **label_config(params, "num_labels"),
+            "problem_type": params.get("problem_type"),
+            "architectures": ["BertForSequenceClassification"],
+        },
+        ignored=_IGNORED,
+        prefix="bert.",
+        network=BertForSequenceClassification,
+    ),
+    Family(
+        name="bert_token_classifier",
+        model_type="bert",
+        architectures={"bert_token_classifier": "BertForTokenClassification"},
+        entries=lambda params: [*encoder_entries(params), *same_layer("classifier", "classifier")],
+        params_of=lambda config: {**encoder_params(config), **label_params(config, "num_classes")},
+        config_of=lambda params: {
+            **encoder_config(params),
+            **label_config(params, "num_classes"),
+            "architectures": ["BertForTokenClassification"],
+        },
+        ignored=(*_IGNORED, "bert.pooler.dense.*"),
+        prefix="bert.",
+        network=BertForTokenClassification,
+    ),
+    Family(
+        name="bert_qa",
+        model_type="bert",
+        architectures={"bert_qa": "BertForQuestionAnswering"},
+        entries=lambda params: [*encoder_entries(params), *same_layer("qa_outputs", "qa_outputs")],
+        params_of=encoder_params,
+        config_of=lambda params: {**encoder_config(params), "architectures": ["BertForQuestionAnswering"]},
+        ignored=(*_IGNORED, "bert.pooler.dense.*"),
+        prefix="bert.",
+        network=BertForQuestionAnswering,
+    ),
+)
