@@ -53,6 +53,13 @@ class Bert(nn.Module):
             self._keep_padding_position()
         self.embeddings_norm = nn.LayerNorm(width, eps=params["layer_norm_epsilon"])
         self.embeddings_dropout = nn.Dropout(params["dropout_rate"])
+        options: BlockOptions = {
+            "attention_dropout_rate": params["attention_dropout_rate"],
+            "attention_initializer": drawn,
+            "ffn_initializer": drawn,
+            "use_ff_layer1_dropout": False,
+        }
+        options.update(_attention_options(params))
         layer = TransformerEncoderLayer(
             width,
             heads,
@@ -61,16 +68,12 @@ class Bert(nn.Module):
             params["encoder_nonlinearity"],
             params["layer_norm_epsilon"],
             batch_first=True,
-            attention_dropout_rate=params["attention_dropout_rate"],
-            attention_initializer=drawn,
-            ffn_initializer=drawn,
-            use_ff_layer1_dropout=False,
-            **_attention_options(params),
+            **options,
         )
         # Torch's encoder would zero padded positions in evaluation alone, and BERT's never does.
         self.encoder = TransformerEncoder(layer, params["num_hidden_layers"], enable_nested_tensor=False)
         for item in self.encoder.layers:  # copies of one layer until now
-            item.reset_parameters()  # type: ignore[operator]
+            item.reset_parameters()
         self._share_mixtures(params)
         self.pooler = Pooler(width, drawn) if add_pooler else None
 
