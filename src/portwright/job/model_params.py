@@ -80,3 +80,6 @@ class GptDecoderParams(GptParams):
         False,
         description="with a window: dense and banded layers by turns, as in GPT-3, the first dense; else all are banded",
     )
+    bos_token_id: int | None = Field(None, ge=0, description="the token that texts begin with")
+    eos_token_id: int | list[int] | None = Field(None, description="the tokens that end a generated text")
+    pad_token_id: int | None = Field(None, ge=0, description="the token that fills up short texts")

@@ -46,8 +46,10 @@ class Gpt(nn.Module):
         super().__init__()
         chosen = {**_DEFAULTS, **params}
         width, depth, heads = chosen["hidden_size"], chosen["num_hidden_layers"], chosen["num_heads"]
+        self.vocab_size: int = chosen["vocab_size"]
+        self.max_generated_positions: int = chosen["max_position_embeddings"]
         self.rotary_dim: int | None = chosen["rotary_dim"]
-        _check_widths(width, heads, self.rotary_dim)
+        _check_sizes(chosen)
         self.window: int | None = chosen["attention_sliding_window_length"]
         self.every_other_is_dense: bool = chosen["sliding_window_every_other_decoder_layer"]
         self.loss_scaling: str = chosen["loss_scaling"]
@@ -216,7 +218,11 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def _check_widths(width: int, heads: int, rotary_dim: int | None) -> None:
+def _check_sizes(params: Mapping[str, Any]) -> None:
+    width, heads, rotary_dim = params["hidden_size"], params["num_heads"], params["rotary_dim"]
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "filter_size"):
+        if not isinstance(params[name], int) or params[name] < 1:
+            raise UserError(f"model.{name} is {params[name]!r}.", "Give a whole number above 0.")
     if width % heads:
         raise UserError(
             f"model.hidden_size is {width} and num_heads {heads}.", "Take heads that divide the width."
