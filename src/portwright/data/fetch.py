@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
+from portwright.data.draws import Draws
 from portwright.data.failures import Failure, describe, name_sample, name_samples
+from portwright.data.gather import GatherDataset, Indices, check_indices
+from portwright.data.seeding import derive_seed
 
 Mark = Callable[
     [int], None
 ]  # told the place in its batch of the sample that comes next; -1: none in particular
+IndexKind = Literal["list", "tensor", "array"]  # what a fetch takes its indices in, at its quickest
 
 
 class SampleFetch:
     """Reads samples one by one, or by the data set's `__getitems__`, and collates them, as DataLoader does."""
 
-    takes_tensors = False
+    takes: IndexKind = "list"
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], is_batched: bool) -> None:
         self.dataset = dataset
         self._collate_fn = collate_fn
         self._is_batched = is_batched
 
-    def __call__(self, indices: Any, mark: Mark | None = None) -> Any:
+    def __call__(self, indices: Any, epoch: int, mark: Mark | None = None) -> Any:
         """Gives the batch, or the Failure that stands in its place."""
         if not self._is_batched:
             return self._fetch_whole(indices)
@@ -36,7 +41,7 @@ class SampleFetch:
             try:
                 samples = getitems(indices)
             except Exception as error:
-                return _load_failure(self._find_unreadable(getitems, indices), error)
+                return _load_failure(find_unreadable(dataset, getitems, indices), error)
         else:
             try:
                 for index in indices:
@@ -63,14 +68,6 @@ class SampleFetch:
         except Exception as error:
             return Failure("collate", where, error, describe(error))
 
-    def _find_unreadable(self, getitems: Callable[[list[Any]], Any], indices: Sequence[Any]) -> str:
-        for index in indices:
-            try:
-                getitems([index])
-            except Exception:
-                return name_sample(self.dataset, index)
-        return name_samples(indices)
-
     def _find_uncollatable(self, indices: Sequence[Any], samples: Any) -> str:
         named = list(indices)
         if not isinstance(samples, (list, tuple)) or len(samples) != len(named):
@@ -94,7 +91,7 @@ class SampleFetch:
 class TensorFetch:
     """Gathers a whole batch of a TensorDataset by one operation a tensor."""
 
-    takes_tensors = True
+    takes: IndexKind = "tensor"
 
     def __init__(
         self, tensors: tuple[torch.Tensor, ...], chosen: torch.Tensor | None, careful: SampleFetch
@@ -104,7 +101,7 @@ class TensorFetch:
         self._chosen = chosen  # what a Subset selects
         self._careful = careful
 
-    def __call__(self, indices: Any, mark: Mark | None = None) -> Any:
+    def __call__(self, indices: Any, epoch: int, mark: Mark | None = None) -> Any:
         try:
             places = indices if isinstance(indices, torch.Tensor) else torch.tensor(indices)
             if places.dtype != torch.int64:
@@ -114,7 +111,36 @@ class TensorFetch:
             return [_gather(tensor, places) for tensor in self._tensors]
         except (IndexError, RuntimeError, TypeError, ValueError):
             # Indices from the user's sampler: negative ones are fine one by one, bad ones are named there.
-            return self._careful(indices.tolist() if isinstance(indices, torch.Tensor) else indices, mark)
+            listed = indices.tolist() if isinstance(indices, torch.Tensor) else indices
+            return self._careful(listed, epoch, mark)
+
+
+class GatherFetch:
+    """Asks a GatherDataset for a whole batch, with draws that depend on the run's seed, the epoch and the samples."""
+
+    takes: IndexKind = "array"
+
+    def __init__(self, dataset: Any, inner: GatherDataset, chosen: Indices | None, seed: int) -> None:
+        self.dataset = dataset
+        self.inner = inner
+        self._chosen = chosen  # what a Subset selects
+        self._seed = derive_seed(seed, "draws")
+        self._length = len(inner)
+
+    def __call__(self, indices: Any, epoch: int, mark: Mark | None = None) -> Any:
+        try:
+            return self._gather(indices, epoch)
+        except Exception as error:
+            where = find_unreadable(self.dataset, lambda few: self._gather(few, epoch), indices)
+            return _load_failure(where, error)
+
+    def _gather(self, indices: Any, epoch: int) -> dict[str, torch.Tensor]:
+        if type(indices) is not np.ndarray:
+            limit = self._length if self._chosen is None else len(self._chosen)
+            indices = check_indices(indices, limit)
+        if self._chosen is not None:
+            indices = self._chosen[indices]
+        return self.inner.tensors(indices, Draws(self._seed, epoch, indices))
 
 
 def _gather(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -123,7 +149,10 @@ def _gather(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, places)
 
 
-def make_fetch(loader: DataLoader[Any]) -> SampleFetch | TensorFetch:
+Fetch = SampleFetch | TensorFetch | GatherFetch
+
+
+def make_fetch(loader: DataLoader[Any], seed: int) -> Fetch:
     """Chooses the quickest way to make the batches that this DataLoader would make."""
     collate_fn: Any = loader.collate_fn
     careful = SampleFetch(loader.dataset, collate_fn, loader.batch_sampler is not None)
@@ -139,13 +168,31 @@ def make_fetch(loader: DataLoader[Any]) -> SampleFetch | TensorFetch:
             return careful
         chosen = inner if chosen is None else inner[chosen]
         dataset = dataset.dataset
+    if chosen is not None and not _is_within(chosen, len(dataset)):
+        return careful
+    if isinstance(dataset, GatherDataset) and _gathers_its_samples(type(dataset)):
+        return GatherFetch(loader.dataset, dataset, None if chosen is None else chosen.numpy(), seed)
     if type(dataset) is not TensorDataset or not dataset.tensors:
         return careful
     if any(type(tensor) is not torch.Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
         return careful
-    if chosen is not None and not _is_within(chosen, len(dataset)):
-        return careful
     return TensorFetch(dataset.tensors, chosen, careful)
+
+
+def _gathers_its_samples(kind: type[GatherDataset]) -> bool:
+    """Whether a sample of it is what `gather` says, and not what a subclass makes of that."""
+    return kind.__getitem__ is GatherDataset.__getitem__ and kind.__getitems__ is GatherDataset.__getitems__
+
+
+def find_unreadable(dataset: Any, read: Callable[[list[Any]], Any], indices: Sequence[Any]) -> str:
+    """Names the sample of a batch that cannot be read, by reading each alone."""
+    listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
+    for index in listed:
+        try:
+            read([index])
+        except Exception:
+            return name_sample(dataset, index)
+    return name_samples(listed)
 
 
 def _as_indices(indices: Any) -> torch.Tensor | None:

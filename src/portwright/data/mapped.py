@@ -41,12 +41,13 @@ class MapSource:
         samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
         self._num_replicas = shared.count_replicas(*samplers)
         self._num_parts = shared.world_size if self._num_replicas == 1 else 1
-        self._fetch = make_fetch(loader)
+        self._fetch = make_fetch(loader, shared.seed)
         self._order = make_order(
             loader,
             name=shared.name,
             seed=shared.seed,
-            as_tensors=self._fetch.takes_tensors and loader.num_workers == 0,
+            # A tensor would go to a worker by shared memory, a file for each.
+            kind="list" if self._fetch.takes == "tensor" and loader.num_workers else self._fetch.takes,
         )
         self._splitter = shared.make_splitter() if self._num_parts > 1 else None
         self._shards = Shards(self._order, shared, self._num_parts, self._num_replicas, self._what)
@@ -111,7 +112,7 @@ class MapSource:
         if self._loader.num_workers == 0 and not pinned:
             fetch = self._fetch
             for task, counts in self._shards.read(epoch, start):
-                if finished := self._finish(task, counts, fetch(task.indices)):
+                if finished := self._finish(task, counts, fetch(task.indices, epoch)):
                     yield finished
             return
         in_flight = self._shards.aim(epoch, start)
@@ -145,7 +146,7 @@ class MapSource:
 
     def _in_turn(self) -> Iterator[Any]:
         for task in self._shards:
-            yield self._fetch(task.indices)
+            yield self._fetch(task.indices, task.epoch)
 
     def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         try:
@@ -211,7 +212,7 @@ class MapSource:
         for task, counts in self._shards.read(epoch, number):
             seed = derive_seed(self._shared.seed, epoch, task.number, task.offset)  # as in a worker
             with RandomStream(seed, spotless=True):
-                batch = self._fetch(task.indices)
+                batch = self._fetch(task.indices, epoch)
             finished = self._finish(task, counts, batch)
             return None if finished is None else finished[1]
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from portwright.data.failures import describe, too_short_error
+from portwright.data.fetch import IndexKind
 from portwright.data.seeding import RandomStream, derive_seed, make_generator
 from portwright.errors import UserError
 
@@ -53,7 +54,7 @@ def iterates_like(thing: Any, base: type) -> bool:
     return type(thing).__iter__ is base.__iter__ or is_resumed_by_itself(thing)  # type: ignore[attr-defined]
 
 
-def make_order(loader: DataLoader[Any], *, name: str, seed: int, as_tensors: bool) -> Order:
+def make_order(loader: DataLoader[Any], *, name: str, seed: int, kind: IndexKind) -> Order:
     """Takes over the sampling of a map-style DataLoader."""
     sampler: Any = loader.sampler
     batch_size, drop_last = None, False
@@ -63,11 +64,11 @@ def make_order(loader: DataLoader[Any], *, name: str, seed: int, as_tensors: boo
         plain: Any = loader.batch_sampler
         sampler, batch_size, drop_last = plain.sampler, plain.batch_size, plain.drop_last
     if iterates_like(sampler, SequentialSampler):
-        return FixedOrder(_length(sampler, name), batch_size, drop_last, None, as_tensors)
+        return FixedOrder(_length(sampler, name), batch_size, drop_last, None, kind)
     if iterates_like(sampler, RandomSampler) and not sampler.replacement:
         num_samples = _length(sampler.data_source, name)
         if sampler.num_samples == num_samples:
-            return FixedOrder(num_samples, batch_size, drop_last, seed, as_tensors)
+            return FixedOrder(num_samples, batch_size, drop_last, seed, kind)
     return DrawnOrder(sampler, batch_size, drop_last, name=name, seed=seed, is_batched=batch_size is not None)
 
 
@@ -93,7 +94,7 @@ class FixedOrder:
         batch_size: int | None,
         drop_last: bool,
         shuffle_seed: int | None,
-        as_tensors: bool,
+        kind: IndexKind,
     ) -> None:
         self.batch_size = batch_size
         self.is_batched = batch_size is not None
@@ -109,7 +110,7 @@ class FixedOrder:
             self.last_size = None  # one index is a whole batch, of unknown size
         self._num_samples = num_samples
         self._shuffle_seed = shuffle_seed
-        self._as_tensors = as_tensors
+        self._kind = kind
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
         stride, num_samples = self._stride, self._num_samples
@@ -118,15 +119,26 @@ class FixedOrder:
             permuted = torch.randperm(
                 num_samples, generator=make_generator(derive_seed(self._shuffle_seed, epoch))
             )
+        if not self.is_batched:
+            for number in range(start, self._count):
+                yield number, number if permuted is None else int(permuted[number])
+            return
+        cut = self._cut_range if permuted is None else _cutter(permuted, self._kind)
         for number in range(start, self._count):
             low = number * stride
-            high = min(low + stride, num_samples)
-            if not self.is_batched:
-                yield number, low if permuted is None else int(permuted[low])
-            elif permuted is None:
-                yield number, torch.arange(low, high) if self._as_tensors else list(range(low, high))
-            else:
-                yield number, permuted[low:high] if self._as_tensors else permuted[low:high].tolist()
+            yield number, cut(low, min(low + stride, num_samples))
+
+    def _cut_range(self, low: int, high: int) -> Any:
+        if self._kind == "array":
+            return np.arange(low, high)
+        return torch.arange(low, high) if self._kind == "tensor" else list(range(low, high))
+
+
+def _cutter(permuted: torch.Tensor, kind: IndexKind) -> Callable[[int, int], Any]:
+    if kind == "list":
+        return lambda low, high: permuted[low:high].tolist()
+    cut = permuted if kind == "tensor" else permuted.numpy()
+    return lambda low, high: cut[low:high]
 
 
 class DrawnOrder:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
-from portwright.data.fetch import SampleFetch, TensorFetch
+from portwright.data.fetch import Fetch
 from portwright.data.seeding import derive_seed, seed_process
 from portwright.job.signals import shield_worker
 
@@ -60,7 +60,7 @@ class Progress:
 class WorkerFetch(Dataset[Any]):
     """Makes batches inside a worker, with random numbers that depend on the batch and not on the worker."""
 
-    def __init__(self, fetch: SampleFetch | TensorFetch, seed: int, progress: Progress) -> None:
+    def __init__(self, fetch: Fetch, seed: int, progress: Progress) -> None:
         self.fetch = fetch
         self.init_failure: Failure | None = None
         self._seed = seed
@@ -78,7 +78,7 @@ class WorkerFetch(Dataset[Any]):
         worker = info.id
         self._progress.begin(worker, task.number)
         seed_process(derive_seed(self._seed, task.epoch, task.number, task.offset))
-        batch = self.fetch(task.indices, lambda sample: self._progress.mark(worker, sample))
+        batch = self.fetch(task.indices, task.epoch, lambda sample: self._progress.mark(worker, sample))
         return make_portable(batch) if type(batch) is Failure else batch
 
 
