@@ -81,11 +81,31 @@ class KVCache:
         held[:, :, self.length : new_length] = new
         return held
 
-    def reorder(self, batch_indices: Tensor) -> None:
-        """Makes row i continue what was row `batch_indices[i]`, as beam search asks."""
-        if self._key is not None and self._value is not None:
-            self._key = self._key.index_select(0, batch_indices)
-            self._value = self._value.index_select(0, batch_indices)
+    def reorder(self, batch_indices: Tensor, start: int = 0) -> None:
+        """Makes row i continue what was row `batch_indices[i]`, as beam search asks.
+
+        With `start` the caller says that rows which change places are alike before that position, as beams of one
+        prompt are: only what comes after is moved, in place.
+        """
+        if self._key is None or self._value is None:
+            return
+        has_grad = torch.is_grad_enabled() and (self._key.requires_grad or self._value.requires_grad)
+        if start and batch_indices.shape[0] == self._key.shape[0] and self._has_room and not has_grad:
+            for held in (self._key, self._value):
+                moved = held[:, :, start : self.length]
+                moved.copy_(moved.index_select(0, batch_indices))
+            return
+        self._key = self._reordered(self._key, batch_indices)
+        self._value = self._reordered(self._value, batch_indices)
+
+    def _reordered(self, held: Tensor, batch_indices: Tensor) -> Tensor:
+        """Rows in another order or number; of the room for more only the size is taken along."""
+        kept = held[:, :, : self.length]
+        if held.shape[2] == self.length or (torch.is_grad_enabled() and held.requires_grad):
+            return kept.index_select(0, batch_indices)
+        moved = held.new_empty(batch_indices.shape[0], *held.shape[1:])
+        moved[:, :, : self.length] = kept.index_select(0, batch_indices)
+        return moved
 
     def crop(self, length: int) -> None:
         """Forgets the positions from `length` on."""

@@ -1,0 +1,145 @@
+"""What a generation begins with: prompts as tensors, their padding, and whether the network has room for more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from portwright.errors import UserError
+from portwright.generation.options import GenerationOptions
+from portwright.generation.source import is_encoder_decoder
+from portwright.layers.embedding import EmbeddingLayer
+
+
+def left_pad(
+    prompts: Sequence[Sequence[int]], pad_token_id: int = 0, *, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask of prompts of different lengths, padded on the left as `generate` wants them."""
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise UserError(
+            f"{'No prompt' if not prompts else 'An empty prompt'} was given.", "Give each at least one token."
+        )
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), pad_token_id, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
+        mask[row, longest - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def check_inputs(
+    network: nn.Module,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    attention_mask: Tensor | None,
+    options: GenerationOptions,
+) -> tuple[Tensor, Tensor | None]:
+    """Ids as int64 and a mask, None where there is no padding, both where the network is."""
+    parameter = next(network.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    ids = _to_ids(input_ids).to(device)
+    mask = _find_mask(ids, options) if attention_mask is None else _to_mask(attention_mask, ids).to(device)
+    is_token = mask != 0
+    num_tokens = is_token.sum(dim=1)
+    if bool((num_tokens == 0).any()):
+        raise UserError(
+            f"Prompt {int(torch.nonzero(num_tokens == 0)[0])} is padding from end to end.",
+            "Give each at least one token, and in attention_mask 1 for each.",
+        )
+    # A decoder goes on from the last column, so that a token has to stand there in every row.
+    if not is_encoder_decoder(network) and bool((is_token[:, :-1] & ~is_token[:, 1:]).any()):
+        raise UserError(
+            "A prompt has padding behind a token.",
+            "Pad on the left, as portwright.generation.left_pad does.",
+        )
+    _check_ids(network, ids, options)
+    _check_room(network, int(num_tokens.max()), options)
+    return ids, None if bool(is_token.all()) else mask
+
+
+def _to_ids(input_ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
+    if not isinstance(input_ids, Tensor):
+        try:
+            input_ids = torch.tensor(input_ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"input_ids is a {type(input_ids).__name__} that makes no tensor.",
+                "Give ids of shape [batch, length]; for prompts of different lengths see left_pad.",
+            ) from error
+    if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in _INTEGERS:
+        raise UserError(
+            f"input_ids has shape {tuple(input_ids.shape)} and dtype {input_ids.dtype}.",
+            "Give integer ids of shape [batch, length] with at least one prompt and one token.",
+        )
+    return input_ids.long()
+
+
+def _to_mask(attention_mask: Tensor, ids: Tensor) -> Tensor:
+    if attention_mask.shape != ids.shape:
+        raise UserError(
+            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(ids.shape)}.",
+            "Give one entry a token: 1, or 0 for padding.",
+        )
+    return (attention_mask != 0).long()
+
+
+def _find_mask(ids: Tensor, options: GenerationOptions) -> Tensor:
+    pad = options.pad_token_id
+    if pad is None or pad in options.eos_ids:  # the prompt may hold end tokens as text
+        return torch.ones_like(ids)
+    return (ids != pad).long()
+
+
+def _check_ids(network: nn.Module, ids: Tensor, options: GenerationOptions) -> None:
+    read, written = _embeddings_of(network)
+    if read is not None:
+        size = read.word_embeddings.num_embeddings
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= size:
+            raise UserError(
+                f"input_ids has the token {lowest if lowest < 0 else highest}, and the network knows {size}.",
+                f"Give ids from 0 to {size - 1}; does the tokenizer belong to this network?",
+            )
+    if written is not None:
+        size = written.word_embeddings.num_embeddings
+        for name, chosen in (
+            ("eos_token_id", options.eos_ids),
+            ("pad_token_id", (options.pad_token_id or 0,)),
+        ):
+            if any(each >= size for each in chosen):
+                raise UserError(
+                    f"{name}={getattr(options, name)} is outside of the network's vocabulary of {size}.",
+                    f"Give ids from 0 to {size - 1}.",
+                )
+
+
+def _check_room(network: nn.Module, longest: int, options: GenerationOptions) -> None:
+    _, written = _embeddings_of(network)
+    if written is None or written.position_embedding_type not in _COUNTED_POSITIONS:
+        return
+    room = written.max_position_embeddings
+    begun = 1 if is_encoder_decoder(network) else longest
+    wanted = begun + options.max_new_tokens - 1  # the last new token needs no position
+    if room is not None and wanted > room:
+        raise UserError(
+            f"A prompt of {begun} tokens and max_new_tokens={options.max_new_tokens} need {wanted} positions, and the "
+            f"network has {room}.",
+            f"Set max_new_tokens to {room - begun + 1} at most." if room >= begun else "Shorten the prompt.",
+        )
+
+
+def _embeddings_of(network: nn.Module) -> tuple[EmbeddingLayer | None, EmbeddingLayer | None]:
+    """Those of what is read and of what is written, where the network has them under the names of ours."""
+    read = getattr(network, "embeddings", getattr(network, "encoder_embeddings", None))
+    written = getattr(network, "decoder_embeddings", None)
+    written = read if written is None else written
+    return (
+        read if isinstance(read, EmbeddingLayer) else None,
+        written if isinstance(written, EmbeddingLayer) else None,
+    )
+
+
+_COUNTED_POSITIONS = ("learned", "fixed", "rotary")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
