@@ -21,6 +21,10 @@ class Seq2SeqLossParams(PrecisionParams):
     eos_token_id: int = Field(1, ge=0, description="ends a generated sequence")
     decoder_start_token_id: int = Field(0, ge=0, description="begins a generated sequence")
     max_generated_tokens: PositiveInt = Field(64, description="the most that --mode predict generates")
+    eval_exact_match: bool = Field(
+        False,
+        description="evaluation generates too, and tells the share of targets that are met token for token",
+    )
 
 
 class T5Params(Seq2SeqLossParams):
