@@ -582,3 +582,10 @@ def test_a_compiled_model_may_call_its_metrics() -> None:
         compiled(torch.tensor([0, 1]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     assert metric.compute() == 0.5
     assert float(metric._sums["total"]) == 6
+
+
+def test_a_metric_of_classes_is_made_on_a_device_whose_values_cannot_be_read() -> None:
+    with torch.device("meta"):  # as a model is made for a compiled target
+        metric = DiceCoefficientMetric(3, "dice_made_on_meta", ignore_classes=[0])
+    metric(labels=torch.tensor([0, 1, 2, 1]), predictions=torch.tensor([0, 1, 2, 2]))
+    assert metric.compute() == pytest.approx(2 / 3)

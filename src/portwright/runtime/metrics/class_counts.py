@@ -80,8 +80,8 @@ class ClassCountMetric(Metric):
 
 
 def mask_classes(num_classes: int, ignored: Sequence[int] | None) -> Tensor:
-    """True for the classes that enter a mean."""
-    mask = torch.ones(num_classes, dtype=torch.bool)
+    """True for the classes that enter a mean; on the host, wherever the model is being made."""
+    chosen = [True] * num_classes
     for class_index in ignored or ():
         if (
             isinstance(class_index, bool)
@@ -92,10 +92,10 @@ def mask_classes(num_classes: int, ignored: Sequence[int] | None) -> Tensor:
                 f"Class {class_index!r} is to be ignored, but classes are 0..{num_classes - 1}.",
                 "Name only classes that exist.",
             )
-        mask[class_index] = False
-    if not mask.any():
+        chosen[class_index] = False
+    if not any(chosen):
         raise UserError(f"All {num_classes} classes are to be ignored.", "Leave at least one to report on.")
-    return mask
+    return torch.tensor(chosen, device="cpu")
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:

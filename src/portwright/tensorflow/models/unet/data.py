@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from portwright import UserError
-from portwright.tensorflow.models_common.pipeline import Arrays, dataset_of_arrays, dataset_of_records
+from portwright.images.textures import make_textures
+from portwright.tensorflow.models_common.pipeline import dataset_of_arrays, dataset_of_records
 
 Features = dict[str, tf.Tensor]
 
@@ -62,29 +62,3 @@ def flip(image: tf.Tensor, mask: tf.Tensor, seed: int, number: tf.Tensor) -> tup
     turned = tf.random.stateless_uniform([image.shape[0]], draw) < 0.5
     image = tf.where(turned[:, None, None, None], tf.reverse(image, [2]), image)
     return image, tf.where(turned[:, None, None], tf.reverse(mask, [2]), mask)
-
-
-def make_textures(num_samples: int, shape: list[int], num_classes: int, seed: int) -> Arrays:
-    """Smooth noise, about zero, with an ellipse of another grain in each; a class beyond the background has a grain of its own."""
-    random = np.random.default_rng(seed)
-    height, width, _ = shape
-    rows, columns = np.mgrid[:height, :width]
-    images = np.empty((num_samples, *shape), np.float32)
-    masks = np.empty((num_samples, height, width, 1), np.uint8)
-    for index in range(num_samples):
-        kind = int(random.integers(1, num_classes))
-        centre = random.uniform(0.25, 0.75, 2) * (height, width)
-        radii = random.uniform(0.08, 0.25, 2) * (height, width)
-        angle = random.uniform(0, np.pi)
-        down, across = rows - centre[0], columns - centre[1]
-        u, v = (
-            down * np.cos(angle) + across * np.sin(angle),
-            across * np.cos(angle) - down * np.sin(angle),
-        )
-        inside = (u / radii[0]) ** 2 + (v / radii[1]) ** 2 <= 1
-        noise = random.normal(size=shape)
-        texture = sum(np.roll(noise, shift, axis) for shift in range(3) for axis in range(2)) / 6
-        grain = 0.8 * random.normal(size=shape) + kind / 2
-        images[index] = np.clip(np.where(inside[..., None], texture + grain, texture), -3, 3) / 3
-        masks[index, ..., 0] = np.where(inside, kind, 0)
-    return {"image": images, "mask": masks}

@@ -1,0 +1,57 @@
+"""How images lie in memory, and twice their resolution, in forms that are fast where torch runs them and legal elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether torch's own kernels run at once: what is captured, compiled or lowered shall be plain ops without copies by hand."""
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+        return False
+    return type(x) is Tensor and x.device.type in ("cpu", "cuda")
+
+
+def put_channels_last(images: Tensor) -> Tensor:
+    """The memory format that convolutions are fast in; torch passes it on from layer to layer.
+
+    One channel lies the same way in both formats, and torch tells them apart by a stride that nobody steps over: it is set by hand.
+    """
+    if not is_eager(images):
+        return images
+    if images.shape[1] == 1:
+        _, _, height, width = images.shape
+        return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def double_bilinear(x: Tensor) -> Tensor:
+    """F.interpolate(x, scale_factor=2, mode="bilinear"), also where a target has no such kernel.
+
+    A factor of two makes of it three quarters of a pixel and a quarter of its neighbour, which are slices and sums.
+    """
+    if is_eager(x):
+        return F.interpolate(x, scale_factor=2, mode="bilinear")
+    return _double_along(_double_along(x, 2), 3)
+
+
+def _double_along(x: Tensor, dim: int) -> Tensor:
+    size = x.shape[dim]
+    before = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, size - 1)], dim)
+    after = torch.cat([x.narrow(dim, 1, size - 1), x.narrow(dim, size - 1, 1)], dim)
+    near = 0.75 * x
+    pairs = [(near + 0.25 * beside).unsqueeze(dim + 1) for beside in (before, after)]
+    return torch.cat(pairs, dim + 1).flatten(dim, dim + 1)
+
+
+def fit(x: Tensor, height: int, width: int) -> Tensor:
+    """Cuts or pads with zeros, evenly on both sides, to a height and width; `x` itself where it fits."""
+    down, across = height - x.shape[2], width - x.shape[3]
+    if not down and not across:
+        return x
+    if down <= 0 and across <= 0:
+        return x[:, :, -down // 2 : -down // 2 + height, -across // 2 : -across // 2 + width]
+    return F.pad(x, [across // 2, across - across // 2, down // 2, down - down // 2])
