@@ -7,6 +7,7 @@ and NAME.tgt.
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,15 +158,14 @@ def _read_table(path: Path, keys: Keys, delimiter: str) -> Records:
 
 def _read_arrow(path: Path, keys: Keys) -> Records:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise UserError(
             f"{path} needs pyarrow, which is not installed.", "pip install 'portwright[arrow]'"
         ) from error
     try:
         if path.suffix.lower() == ".parquet":
-            table = pyarrow.parquet.read_table(path)
+            table = parquet.read_table(path)
         else:
             with pyarrow.OSFile(str(path)) as source:
                 table = _open_arrow(pyarrow, source).read_all()

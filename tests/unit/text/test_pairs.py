@@ -82,7 +82,7 @@ def test_parallel_files(tmp_path):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     assert read_pairs(tmp_path) == (["x", *SOURCES], ["y", *TARGETS])
     assert read_parallel(tmp_path / "b.tgt", tmp_path / "b.src") == (TARGETS, SOURCES)
-    with pytest.raises(UserError, match="has 1 lines and .* 4"):
+    with pytest.raises(UserError, match=r"has 1 lines and .* 4"):
         read_parallel(tmp_path / "a.src", tmp_path / "b.tgt")
     (tmp_path / "a.tgt").unlink()
     with pytest.raises(UserError, match=r"no a\.tgt beside it"):
