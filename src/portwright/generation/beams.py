@@ -141,4 +141,5 @@ def _fill_token(options: GenerationOptions) -> int:
 
 def _pick(tensor: Tensor, places: Tensor) -> Tensor:
     """Of each prompt's entries [batch, entries, length] those at `places`."""
-    return torch.take_along_dim(tensor, places[:, :, None], dim=1)
+    picked: Tensor = tensor.take_along_dim(places[:, :, None], dim=1)
+    return picked

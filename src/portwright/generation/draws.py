@@ -14,7 +14,8 @@ def draw_uniforms(seed: int, num_rows: int, num_steps: int, device: torch.device
     drawn = np.empty((num_rows, num_steps))
     for row in range(num_rows):
         # Counter-based and numpy's: neither torch's generators nor the device have a say in it.
-        drawn[row] = np.random.Generator(np.random.Philox(key=[seed, row])).random(num_steps)
+        key = np.array([seed, row], dtype=np.uint64)
+        drawn[row] = np.random.Generator(np.random.Philox(key=key)).random(num_steps)
     return torch.from_numpy(np.floor(drawn.T * _RESOLUTION) / _RESOLUTION).to(device)
 
 
