@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from pydantic import Field, PositiveInt
 
-from pydantic import BaseModel, Field, PositiveInt
+from portwright.job import input_params
+from portwright.job.input_params import fill_defaults
+
+__all__ = ["InputParams", "TextInputParams", "fill_defaults"]
 
 
-class InputParams(BaseModel):
+class InputParams(input_params.InputParams):
     batch_size: PositiveInt = Field(32, description="samples of a step; a short last batch is left out")
     data_dir: str | list[str] | None = Field(
         None, description="folders with your *.tfrecord* files; without it, data is generated"
-    )
-    shuffle: bool | None = Field(
-        None, description="a new order each epoch; left out: in training, not in evaluation"
     )
     shuffle_seed: int | None = Field(None, description="left out: runconfig's seed decides")
     shuffle_buffer: PositiveInt | None = Field(
@@ -39,12 +38,3 @@ class TextInputParams(InputParams):
     do_lower: bool = Field(True, description="text in lower case")
     max_sequence_length: PositiveInt = Field(64, description="tokens of a sample")
     num_samples: PositiveInt | None = Field(None, description="of text, take no more than these")
-
-
-def fill_defaults(params: dict[str, Any], schema: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
-    """Puts what the classes of PARAMS_SCHEMA have as default where params say nothing."""
-    for section, kind in schema.items():
-        given = params.setdefault(section, {})
-        for name, field in kind.model_fields.items():
-            given.setdefault(name, field.get_default(call_default_factory=True))
-    return params

@@ -1,0 +1,180 @@
+"""What is learned from text, and the rows of a store that it needs; preparing and training on the fly share this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from portwright.data.draws import Draws
+from portwright.errors import UserError, suggest
+from portwright.text import packing, spans
+from portwright.text.masking import MaskRules, mask_tokens
+from portwright.text.sentences import full_sentences, sentence_pairs, split_sentences
+from portwright.text.tokenizer import Ids, Tokenizer
+
+ObjectiveName = Literal["causal", "masked", "pairs", "spans"]
+OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a piece of one that is too long to be held in memory: only its last piece is `whole`."""
+
+    text: str
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How rows are made of documents. `sequence_length` is what the model sees of a row: for spans, the input's."""
+
+    name: str
+    sequence_length: int
+    packed: bool = True  # causal: without gaps
+    static: bool = False  # masked, pairs: masked when prepared, `dup_factor` times
+    dup_factor: int = 1
+    mask_probability: float = 0.15
+    max_predictions: int = 20
+    whole_word: bool = False
+    noise_density: float = spans.NOISE_DENSITY
+    mean_span: float = spans.MEAN_SPAN_LENGTH
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name not in OBJECTIVES:
+            raise UserError(f"'{self.name}' is no objective.", suggest(self.name, OBJECTIVES))
+        least = {"causal": 1, "masked": 4, "pairs": 5, "spans": 4}[self.name]
+        if self.sequence_length < least:
+            raise UserError(
+                f"sequence_length is {self.sequence_length}.",
+                f"{self.name} needs at least {least} tokens a row.",
+            )
+        if self.static and self.name not in ("masked", "pairs"):
+            raise UserError(f"static masking is asked for, and {self.name} masks nothing.", "Leave it out.")
+        if self.dup_factor < 1 or (self.dup_factor > 1 and not self.static and self.name != "pairs"):
+            raise UserError(
+                f"dup_factor is {self.dup_factor}.", "It is 1, or more with static masking or with pairs."
+            )
+
+    @property
+    def kind(self) -> str:
+        """The kind of tokenizer that is trained for it."""
+        return {"causal": "gpt", "masked": "bert", "pairs": "bert", "spans": "t5"}[self.name]
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row in the store."""
+        if self.name == "causal":
+            return self.sequence_length + 1
+        if self.name == "spans":
+            return spans.raw_length_for(self.sequence_length, self.noise_density, self.mean_span)
+        return self.sequence_length
+
+    def fields(self, vocab_size: int) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype and shape of what a record holds; ids take two bytes where they can."""
+        ids = "uint16" if vocab_size <= 1 << 16 else "int32"
+        fields: list[tuple[str, str, tuple[int, ...]]] = [
+            ("tokens", ids, (self.width,)),
+            ("length", "int32", ()),
+        ]
+        if self.name == "pairs":
+            fields += [("first_length", "int32", ()), ("next_sentence_label", "int32", ())]
+        if self.static:
+            shape = (self.max_predictions,)
+            fields += [
+                ("masked_lm_positions", "int32", shape),
+                ("masked_lm_ids", ids, shape),
+                ("num_predictions", "int32", ()),
+            ]
+        return fields
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raises where the tokenizer lacks a special token that the objective puts into rows."""
+        needed = {"causal": ("eos",), "spans": ("eos", "pad")}.get(self.name, ("pad", "cls", "sep", "mask"))
+        for role in needed:
+            tokenizer.id_of(role)
+        if self.name == "spans":
+            num_spans = int(spans.noise_of(self.width, self.noise_density, self.mean_span)[1])
+            if num_spans > len(tokenizer.sentinel_ids):
+                raise UserError(
+                    f"{tokenizer.source} has {len(tokenizer.sentinel_ids)} sentinels <extra_id_N>, and rows of "
+                    f"{self.sequence_length} tokens have {num_spans} spans.",
+                    f"Take extra_ids of at least {num_spans}, or shorter rows.",
+                )
+
+    def rows(self, documents: Sequence[Document], tokenizer: Tokenizer, part: int = 0) -> Arrays:
+        """The rows of some documents; `part` tells these from others of the same data, for random numbers."""
+        if self.name in ("masked", "pairs"):
+            return self._masked_rows(documents, tokenizer, part)
+        encoded = tokenizer.encode_batch([document.text for document in documents])
+        if self.name == "spans":
+            return packing.chunk_rows(packing.join_documents(encoded, None), self.width, tokenizer.pad_id)
+        end = np.asarray([tokenizer.eos_id], np.int32)
+        streams = [
+            np.concatenate([ids, end]) if document.whole else ids
+            for document, ids in zip(documents, encoded, strict=True)
+            if len(ids)
+        ]
+        if self.packed:
+            stream = packing.join_documents(streams, None)
+            return packing.pack_rows(stream, self.sequence_length, tokenizer.pad_id)
+        return packing.stack_rows(
+            [packing.pack_rows(stream, self.sequence_length, tokenizer.pad_id) for stream in streams],
+            self.width,
+        )
+
+    def _masked_rows(self, documents: Sequence[Document], tokenizer: Tokenizer, part: int) -> Arrays:
+        sentences = _encode_sentences(documents, tokenizer)
+        ids = tokenizer.id_of("cls"), tokenizer.id_of("sep"), tokenizer.id_of("pad")
+        if self.name == "masked":
+            tables = [full_sentences(sentences, self.width, *ids)]
+            if self.static:
+                tables *= self.dup_factor
+        else:
+            tables = [
+                sentence_pairs(sentences, self.width, *ids, Random(f"{self.seed}:{part}:{turn}"))
+                for turn in range(self.dup_factor)
+            ]
+        if self.static:
+            rules = MaskRules.of(
+                tokenizer, self.mask_probability, self.max_predictions, whole_word=self.whole_word
+            )
+            tables = [_mask_once(table, rules, self.seed, part, turn) for turn, table in enumerate(tables)]
+        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Objective:
+        return cls(**values)
+
+
+def _encode_sentences(documents: Sequence[Document], tokenizer: Tokenizer) -> list[list[Ids]]:
+    texts = [split_sentences(document.text) for document in documents]
+    flat = tokenizer.encode_batch([sentence for sentences in texts for sentence in sentences])
+    encoded: list[list[Ids]] = []
+    place = 0
+    for sentences in texts:
+        mine = flat[place : place + len(sentences)]
+        place += len(sentences)
+        encoded.append([ids for ids in mine if len(ids)])
+    return encoded
+
+
+def _mask_once(table: Arrays, rules: MaskRules, seed: int, part: int, turn: int) -> Arrays:
+    draws = Draws(seed, turn, np.arange(len(table["tokens"])) + (part << 32))
+    tokens, positions, weights, labels = mask_tokens(table["tokens"], table["length"], draws, rules)
+    return {
+        **table,
+        "tokens": tokens,
+        "masked_lm_positions": positions,
+        "masked_lm_ids": labels,
+        "num_predictions": weights.sum(axis=1).astype(np.int32),
+    }

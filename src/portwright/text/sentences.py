@@ -1,0 +1,163 @@
+"""Rows for masked language models: full sentences as RoBERTa takes them, and BERT's pairs of which half belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from portwright.errors import UserError
+from portwright.text.packing import Arrays, pad_rows
+
+Ids = npt.NDArray[np.int32]
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|(?=\n)")
+_SHORT_SHARE = (
+    0.1  # of BERT's pairs that are made shorter than there is room, so that short texts are no surprise
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences and lines, blanks before them among them; what is blank altogether goes with the next."""
+    pieces: list[str] = []
+    waiting = ""
+    for piece in _SENTENCE_END.split(text):
+        waiting += piece
+        if waiting.strip():
+            pieces.append(waiting)
+            waiting = ""
+    return pieces
+
+
+def full_sentences(
+    documents: Sequence[Sequence[Ids]], width: int, cls_id: int, sep_id: int, pad_id: int
+) -> Arrays:
+    """Rows `cls ... sep` of as many whole sentences as fit, across documents, which one more `sep` holds apart.
+
+    A sentence that is longer than a row goes on in the next one; no token is lost.
+    """
+    room = _room(width, 2)
+    rows: list[Ids] = []
+    current: list[Ids] = []
+    size = 0
+    separator = np.asarray([sep_id], np.int32)
+
+    def close() -> None:
+        nonlocal current, size
+        if size:
+            rows.append(np.concatenate([np.asarray([cls_id], np.int32), *current, separator]))
+        current, size = [], 0
+
+    for document in documents:
+        if size and size + 1 < room:
+            current.append(separator)
+            size += 1
+        elif size:
+            close()
+        for sentence in document:
+            if size + len(sentence) > room and size:
+                if len(current) and current[-1] is separator:
+                    current.pop()
+                    size -= 1
+                close()
+            for start in range(0, len(sentence), room):
+                piece = sentence[start : start + room]
+                if size + len(piece) > room:
+                    close()
+                current.append(piece)
+                size += len(piece)
+    if current and current[-1] is separator:
+        current.pop()
+        size -= 1
+    close()
+    return pad_rows(rows, width, pad_id)
+
+
+def sentence_pairs(
+    documents: Sequence[Sequence[Ids]], width: int, cls_id: int, sep_id: int, pad_id: int, random: Random
+) -> Arrays:
+    """Rows `cls A sep B sep`: B follows A (next_sentence_label 0) or is of another document (1), each half of the time.
+
+    `first_length` counts the tokens up to the first `sep`. The procedure is BERT's: where B is foreign, what would
+    have followed A comes again later; too long a pair is cut at random at its beginning or end.
+    """
+    room = _room(width, 3)
+    documents = [kept for each in documents if (kept := _short_parts(each, room // 2))]
+    if len(documents) < 2:
+        raise UserError(
+            f"Pairs of sentences need at least two documents that are not empty; there are {len(documents)}.",
+            "Give more documents, or say what one is (--split line, or paragraph).",
+        )
+    rows: list[list[int]] = []
+    first_lengths: list[int] = []
+    labels: list[int] = []
+    for number, given in enumerate(documents):
+        document, start = list(given), 0
+        while start < len(document):
+            goal = random.randint(2, room) if random.random() < _SHORT_SHARE else room
+            end, size = start, 0
+            while end < len(document) and (end == start or size + len(document[end]) <= goal):
+                size += len(document[end])
+                end += 1
+            if end - start == 1 and size > 1:  # else every lone sentence would have a foreign second
+                document[start:end] = np.array_split(document[start], 2)
+                end += 1
+            cut = start + random.randint(1, end - start - 1) if end - start > 1 else end
+            first = _join(document[start:cut])
+            foreign = cut == end or random.random() < 0.5
+            if foreign:
+                second = _foreign(documents, number, max(goal - len(first), 1), random)
+                start = cut  # what was to follow has not been seen
+            else:
+                second = _join(document[cut:end])
+                start = end
+            _shorten(first, second, room, random)
+            rows.append([cls_id, *first, sep_id, *second, sep_id])
+            first_lengths.append(len(first) + 2)
+            labels.append(int(foreign))
+    return {
+        **pad_rows(rows, width, pad_id),
+        "first_length": np.asarray(first_lengths, np.int32),
+        "next_sentence_label": np.asarray(labels, np.int32),
+    }
+
+
+def _short_parts(sentences: Sequence[Ids], most: int) -> list[Ids]:
+    """Sentences without the empty ones, those of more than `most` tokens in pieces."""
+    return [sentence[at : at + most] for sentence in sentences for at in range(0, len(sentence), most)]
+
+
+def _foreign(documents: Sequence[Sequence[Ids]], number: int, goal: int, random: Random) -> list[int]:
+    other = documents[(number + 1 + random.randrange(len(documents) - 1)) % len(documents)]
+    taken: list[int] = []
+    for sentence in other[random.randrange(len(other)) :]:
+        taken.extend(sentence.tolist())
+        if len(taken) >= goal:
+            break
+    return taken
+
+
+def _shorten(first: list[int], second: list[int], room: int, random: Random) -> None:
+    while len(first) + len(second) > room:
+        longer = first if len(first) > len(second) else second
+        excess = min(len(first) + len(second) - room, max(abs(len(first) - len(second)), 1))
+        from_front = random.randint(0, excess)
+        del longer[len(longer) - (excess - from_front) :]
+        del longer[:from_front]
+
+
+def _join(sentences: Sequence[Ids]) -> list[int]:
+    return [number for sentence in sentences for number in sentence.tolist()]
+
+
+def _room(width: int, num_special: int) -> int:
+    room = width - num_special
+    if room < 2:
+        raise UserError(
+            f"a sequence of {width} tokens has room for {max(room, 0)} beside the special ones.",
+            f"Take a sequence length of at least {num_special + 2}.",
+        )
+    return room
