@@ -9,21 +9,11 @@ from torch import Tensor, nn
 from portwright import gpu_kernels
 
 
-class NormReLU(nn.Module):
-    """relu(norm(x)); in training on a GPU, batch norm and ReLU of an image in channels_last are one kernel.
-
-    The norm stays a module of its own, so that it may be frozen, synchronised or put in another's place as everywhere.
-    """
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        norm = self.norm
-        if isinstance(norm, nn.BatchNorm2d) and _may_fuse(norm, x):
-            return _fused(norm, x)
-        return F.relu(norm(x), inplace=True)
+def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
+    """relu(norm(x)); in training on a GPU, batch norm and ReLU of images in channels_last are one kernel."""
+    if isinstance(norm, nn.BatchNorm2d) and _may_fuse(norm, x):
+        return _fused(norm, x)
+    return F.relu(norm(x), inplace=True)
 
 
 def _may_fuse(norm: nn.BatchNorm2d, x: Tensor) -> bool:
