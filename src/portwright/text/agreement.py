@@ -30,8 +30,11 @@ def check_tokenizer(tokenizer: Tokenizer, section: str, model: Mapping[str, Any]
             f"Set model.vocab_size to at least {tokenizer.size}, or take the tokenizer that belongs to the model.",
         )
     for key, role in _IDS.items():
-        if key in model and role in tokenizer.roles and model[key] != tokenizer.roles[role]:
+        said = model.get(key)
+        if said is None or role not in tokenizer.roles:
+            continue
+        if tokenizer.roles[role] not in (said if isinstance(said, list) else [said]):
             raise UserError(
-                f"{section}: model.{key} is {model[key]} and that of {tokenizer.source} is {tokenizer.roles[role]}.",
+                f"{section}: model.{key} is {said} and that of {tokenizer.source} is {tokenizer.roles[role]}.",
                 f"Set model.{key} to {tokenizer.roles[role]}, or take the tokenizer that belongs to the model.",
             )
