@@ -18,6 +18,7 @@ from portwright.layers import (
     TransformerEncoderLayer,
 )
 from portwright.layers.cache import DecoderLayerCache
+from portwright.networks.head_loss import takes_custom_ops
 from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
 
 
@@ -83,12 +84,14 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """What the output layer is applied to; arguments as those of `decode`."""
         num_past, length = past_of(past_kv), decoder_input_ids.shape[1]
+        x = self._target_embeddings()(decoder_input_ids, past_length=num_past)
         mask: Tensor | None = None
-        is_causal = decoder_attention_mask is None and num_past == 0  # a kernel hides what is later by itself
+        # A kernel hides what is later by itself; taken apart for another target, it would do so with ops that few know.
+        is_causal = decoder_attention_mask is None and num_past == 0 and takes_custom_ops(x)
         if not is_causal:
             mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
         hidden: Tensor = self.decoder(
-            self._target_embeddings()(decoder_input_ids, past_length=num_past),
+            x,
             memory,
             tgt_mask=mask,
             memory_mask=padding_mask(attention_mask),

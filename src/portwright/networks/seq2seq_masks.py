@@ -25,8 +25,9 @@ def causal_mask(
     """
     mask: Tensor | None = None
     if length > 1:
-        later = torch.ones(length, num_past + length, dtype=torch.bool, device=device).triu(1 + num_past)
-        mask = later[None, None]
+        # A comparison, not triu: of the two, every target's compiler takes this one.
+        keys, queries = torch.arange(num_past + length, device=device), torch.arange(length, device=device)
+        mask = (keys[None, :] > queries[:, None] + num_past)[None, None]
     if attention_mask is None:
         return mask
     if attention_mask.shape[1] not in (length, num_past + length):
