@@ -318,6 +318,70 @@ def checkpoints(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+@app.command(short_help="Bring a HuggingFace checkpoint in, or take one of ours back.")
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="--from hf: a HuggingFace folder. --to hf: a checkpoint, a model_dir or a model folder."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(help="The folder to make; with --weights-only a file.")
+    ] = None,
+    given_from: Annotated[str | None, typer.Option("--from", help="What comes in: hf.")] = None,
+    given_to: Annotated[str | None, typer.Option("--to", help="What to write: hf.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Our model, such as bert_classifier; left out where config.json says it."),
+    ] = None,
+    params: Annotated[
+        Path | None, typer.Option("--params", "-p", help="--to: the params of the model, if not beside it.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Convert weights to float32, bfloat16, float16; left out: every bit stays."),
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="--to: the most that a file may hold.")] = "5GB",
+    weights_only: Annotated[
+        bool,
+        typer.Option("--weights-only", help="--from: write one .safetensors file instead of a model folder."),
+    ] = False,
+    new_head: Annotated[
+        bool,
+        typer.Option(
+            "--new-head", help="--from: draw what the checkpoint lacks, and leave out what it has too much."
+        ),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run transformers and our network on one batch and compare.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="--check: how far logits may be apart, by the largest of them if above 1.")
+    ] = 1e-4,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion made.")] = False,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="Show the tensors of both sides; write nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring a HuggingFace checkpoint in as a model folder that runs, or take a checkpoint of ours back, bit for bit.
+
+    Status 1 where --check finds a difference.
+
+    portwright convert --from hf bert-base-uncased/ mybert --check
+
+    portwright convert --to hf mybert/model_dir/checkpoint_1000 bert-tuned
+    """
+    from portwright.huggingface.command import Options, convert_and_print
+
+    options = Options(
+        source, out, model, params, dtype, shard_size, weights_only, new_head, check, tolerance, force, only_list
+    )  # fmt: skip
+    if not convert_and_print(given_from, given_to, options, as_json):
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
 Targets = Annotated[
     list[str] | None,
     typer.Option("--target", "-t", help="A target, such as csx, ipu or rdu; may be given several times."),

@@ -6,7 +6,7 @@ weights, what is missing or too much) is handled here, once for all families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,9 @@ class Family:
     tied: tuple[tuple[str, str], ...] = ()  # (name that entries use, other name that older files have too)
     prefix: str = ""  # of the base model inside of one with a head: "bert."; files may lack it
     network: Callable[[Params], nn.Module] | None = None  # ours, to know the shapes before reading
+    by_tensors: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] | None = (
+        None  # params that config.json leaves open, told by the names in the file
+    )
 
     def classes(self, folder: str) -> tuple[str, ...]:
         """The HuggingFace classes that a folder of ours reads, the one to write first."""

@@ -61,6 +61,7 @@ class StoredShards(Iterable[Shard]):
         self._files: list[
             tuple[Path, Mapping[str, tuple[TensorSpec, int]], dict[str, tuple[str, TensorSpec]]]
         ] = []
+        self._keys: dict[Path, dict[str, str]] = {}
         self._mapped: Mapping[str, torch.Tensor] = {}
 
     def __iter__(self) -> Iterator[Shard]:
@@ -71,6 +72,18 @@ class StoredShards(Iterable[Shard]):
                 yield Shard(name, restore(tensor, other_form))
         for name, tensor in self._mapped.items():
             yield Shard(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+
+    def read(self, name: str) -> torch.Tensor:
+        """One shard's tensor, in memory of its own."""
+        if name in self._mapped:
+            return self._mapped[name].detach().clone(memory_format=torch.contiguous_format)
+        for path, places, originals in self._files:
+            if name in self._keys[path]:
+                key = self._keys[path][name]
+                _, spec = originals[key]
+                tensor = next(tensor for _, tensor in read_tensors(path, {key: places[key]}))
+                return restore(tensor, spec.dtype if spec.dtype != tensor.dtype else None)
+        raise KeyError(name)
 
     def add_file(self, path: Path, kind_file: str, notes: Mapping[str, Mapping[str, str]]) -> None:
         """Adds the tensors of a safetensors file under the names that `kind_file` stands for."""
@@ -83,6 +96,7 @@ class StoredShards(Iterable[Shard]):
             originals[key] = (shard_name_of(kind_file, note.get("name", key)), spec)
         self.specs.update(originals.values())
         self._files.append((path, places, originals))
+        self._keys[path] = {name: key for key, (name, _) in originals.items()}
 
     def add_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Adds tensors that are in memory or mapped from a file."""
@@ -141,7 +155,9 @@ def _read_folder(path: Path, weights_only: bool) -> LoadedCheckpoint:
     for name in (MODEL_FILE,) if weights_only else (*FILE_OF_KIND.values(), EXTRA_FILE):
         if name in verified:
             shards.add_file(path / name, name, state["stored"].get(name, {}))
-    return LoadedCheckpoint(path, state["step"], shards, None if weights_only else state["counters"])
+    # Counters of a run are never empty: without any it is weights that were converted from elsewhere.
+    counters = None if weights_only else state["counters"] or None
+    return LoadedCheckpoint(path, state["step"], shards, counters)
 
 
 def _read_file(path: Path, weights_only: bool) -> LoadedCheckpoint:

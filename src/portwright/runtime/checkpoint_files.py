@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,10 @@ _CHUNK_BYTES = 4 << 20  # larger gains nothing
 _MOST_PARTS = 1000  # that one call may write; the system's limit is 1024
 
 
+def element_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()  # torch 2.0.1 has no dtype.itemsize
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """What can be known of a tensor without reading it."""
@@ -45,18 +50,30 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * element_bytes(self.dtype)
+
 
 def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> FileEntry:
     """Writes a safetensors file of tensors in storable form, hashing on the way."""
+    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
+    return write_one_by_one(path, specs, dict(tensors).__getitem__)
+
+
+def write_one_by_one(
+    path: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor]
+) -> FileEntry:
+    """Writes a safetensors file whose tensors are asked for when their turn comes, hashing on the way."""
     # Wider elements first, so that each tensor lies at a multiple of its element's size, as readers want it.
-    ordered = sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = sorted(specs.items(), key=lambda item: (-element_bytes(item[1].dtype), item[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
+    for name, spec in ordered:
+        end = offset + spec.num_bytes
         header[name] = {
-            "dtype": CODE_OF_DTYPE[tensor.dtype],
-            "shape": list(tensor.shape),
+            "dtype": CODE_OF_DTYPE[spec.dtype],
+            "shape": list(spec.shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -64,7 +81,10 @@ def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> Fi
     text += b" " * (-len(text) % 8)
     with _HashedFile(path) as file:
         file.write(memoryview(len(text).to_bytes(8, "little") + text))
-        for _, tensor in ordered:
+        for name, spec in ordered:
+            tensor = read(name)
+            if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+                raise ValueError(f"'{name}' was to be {spec}, and is {tuple(tensor.shape)}, {tensor.dtype}")
             if tensor.numel():
                 file.write(_bytes_of(tensor))
         return file.finish()

@@ -1,0 +1,211 @@
+"""Our side of a conversion: a model folder with its params, and the checkpoints in it."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from portwright.discover import find_models, find_targets
+from portwright.errors import UserError
+from portwright.huggingface.weights import CONFIG_FILE, Weights
+from portwright.job.params import load_params
+from portwright.job.user_schema import schema_of_namespace
+from portwright.runtime.checkpoint import find_last_good, list_checkpoints, read_checkpoint
+from portwright.runtime.checkpoint_format import MANIFEST_FILE
+
+CARRIED_FOLDER = "huggingface"  # in a model folder: what came with the weights, to go back with them
+_CARRIED_NAMES = (
+    CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_TOKENIZERS = ("tokenizer.json", "vocab.txt")
+_PARAMS_FILE = Path("configs") / "params.yaml"
+
+
+@dataclass(frozen=True)
+class OurModel:
+    """Weights of ours and what is known about where they lie."""
+
+    weights: Weights
+    path: Path  # of the checkpoint
+    step: int
+    params_file: Path | None
+    carried: Path | None  # the folder of what came with them
+
+
+def open_ours(path: Path, params_file: Path | None) -> OurModel:
+    """A checkpoint, the newest good one of a model_dir or of a model folder, or a file of weights."""
+    checkpoint = _find_checkpoint(path)
+    loaded = read_checkpoint(checkpoint, weights_only=True)
+    specs = {
+        name.removeprefix("model/"): spec
+        for name, spec in loaded.shards.specs.items()
+        if name.startswith("model/")
+    }
+    weights = Weights(specs, lambda name: loaded.shards.read(f"model/{name}"))
+    return OurModel(
+        weights,
+        checkpoint,
+        loaded.step,
+        params_file if params_file is not None else _find_params(checkpoint),
+        _find_carried(checkpoint),
+    )
+
+
+def _find_checkpoint(path: Path) -> Path:
+    if not path.is_dir() or (path / MANIFEST_FILE).is_file():
+        return path
+    for folder in (path, path / "model_dir"):
+        if list_checkpoints(folder):
+            notes: list[str] = []
+            found = find_last_good(folder, notes.append)
+            if found is None:
+                raise UserError(f"no checkpoint in {folder} is good: {' '.join(notes)}", "Give another.")
+            return found.path
+    if (path / CONFIG_FILE).is_file():
+        raise UserError(
+            f"'{path}' is a HuggingFace folder, not one of ours.", "Bring it in with --from hf, not --to."
+        )
+    raise UserError(
+        f"'{path}' has no checkpoint.",
+        "Give a checkpoint folder, a model_dir, or a model folder that was trained.",
+    )
+
+
+def _find_params(checkpoint: Path) -> Path | None:
+    """The params that a run of this checkpoint kept, else those of the model folder around it."""
+    run_dir = checkpoint.parent
+    candidates = [run_dir / "train" / "params_train.yaml"]
+    candidates += [folder / _PARAMS_FILE for folder in (run_dir, run_dir.parent)]
+    return next((each for each in candidates if each.is_file()), None)
+
+
+def _find_carried(checkpoint: Path) -> Path | None:
+    around = (checkpoint.parent, checkpoint.parent.parent)
+    return next((f / CARRIED_FOLDER for f in around if (f / CARRIED_FOLDER / CONFIG_FILE).is_file()), None)
+
+
+def read_model_section(params_file: Path, folder: str) -> dict[str, Any]:
+    """The section `model:` of a params file as a run would see it: checked, and with the reference model's defaults."""
+    reference = reference_folder(folder)
+    beside = params_file.resolve().parent.parent
+    namespace = _run_utils(beside if (beside / "utils.py").is_file() else reference)
+    params = load_params(
+        params_file,
+        default_params_fn=namespace.get("set_defaults"),
+        user_schemas=schema_of_namespace(namespace, "utils.py") or {},
+        known_target_sections=[name for target in find_targets().values() for name in target.sections],
+    )
+    section = params.values.get("model")
+    if not section:
+        raise UserError(
+            f"{params_file} has no section 'model'.", "Give the params of the model with --params."
+        )
+    return dict(section)
+
+
+def _run_utils(folder: Path) -> dict[str, Any]:
+    sys.path.insert(0, str(folder))
+    try:
+        return runpy.run_path(str(folder / "utils.py"))
+    except Exception as error:  # a user's own file may do anything
+        raise UserError(
+            f"{folder / 'utils.py'} cannot be imported: {type(error).__name__}: {error}.", "Correct it first."
+        ) from error
+    finally:
+        sys.path.remove(str(folder))
+
+
+def reference_folder(name: str) -> Path:
+    models = find_models()
+    if name not in models:
+        raise UserError(
+            f"there is no reference model '{name}' to make a folder from.",
+            "Write the weights alone: --weights-only OUT.safetensors.",
+        )
+    return models[name]
+
+
+def make_folder(
+    folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path, source: str
+) -> None:
+    """Fills an empty folder with a reference model, the section of another size in its params, and what came along."""
+    shutil.copytree(
+        reference_folder(name),
+        folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__", "model_dir"),
+    )
+    params_file = folder / _PARAMS_FILE
+    text = params_file.read_text("utf-8")
+    inputs = _fitting_inputs(yaml.safe_load(text), section, final, theirs)
+    text = replace_section(text, "model", section)
+    for input_name, values in inputs.items():
+        text = replace_section(text, input_name, values)
+    heading = f"# Converted from {source} by `portwright convert`; the section model: is that of the weights in model_dir.\n"
+    params_file.write_text(heading + text, "utf-8")
+    carry(theirs, folder / CARRIED_FOLDER)
+
+
+def _fitting_inputs(
+    params: Mapping[str, Any], section: Mapping[str, Any], final: Path, theirs: Path
+) -> dict[str, dict[str, Any]]:
+    """The input sections with the tokenizer that belongs to the weights, and no longer sequences than they know."""
+    longest = section.get("max_position_embeddings")
+    tokenizer = next((name for name in _TOKENIZERS if (theirs / name).is_file()), None)
+    fitting = {}
+    for name in ("train_input", "eval_input"):
+        values = dict(params.get(name) or {})
+        before = dict(values)
+        if tokenizer is not None and "tokenizer" in values:
+            values["tokenizer"] = str(final.resolve() / CARRIED_FOLDER / tokenizer)
+        if longest is not None and values.get("max_sequence_length", 0) > longest:
+            values["max_sequence_length"] = longest
+        if values != before:
+            fitting[name] = values
+    return fitting
+
+
+def replace_section(text: str, name: str, values: Mapping[str, Any]) -> str:
+    """A params file with one section replaced; the text of the others, comments and all, stays."""
+    wanted = {**(yaml.safe_load(text) or {}), name: dict(values)}
+    lines = text.splitlines(keepends=True)
+    dumped = yaml.safe_dump({name: dict(values)}, sort_keys=False, allow_unicode=True, width=100)
+    start = next((i for i, line in enumerate(lines) if line.startswith(f"{name}:")), None)
+    if start is None:
+        made = text.rstrip("\n") + "\n\n" + dumped
+    else:
+        # The next line that begins at the margin; comments above it belong to it.
+        end = next((i for i in range(start + 1, len(lines)) if lines[i][:1] not in " \t\r\n"), len(lines))
+        gap = "\n" if end < len(lines) else ""
+        made = "".join(lines[:start]) + dumped + gap + "".join(lines[end:])
+    if yaml.safe_load(made) != wanted:  # a layout that lines cannot tell apart: comments go, values stay
+        made = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True, width=100)
+    return made
+
+
+def carry(source: Path, target: Path) -> list[str]:
+    """Copies config, generation settings and tokenizer; gives the names of what was there."""
+    target.mkdir(parents=True, exist_ok=True)
+    names = [name for name in _CARRIED_NAMES if (source / name).is_file()]
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names

@@ -1,0 +1,171 @@
+"""The tensors of a HuggingFace folder, found and described without being read, and read one at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portwright.errors import UserError
+from portwright.runtime.checkpoint_files import TensorSpec, read_specs, read_tensors
+from portwright.runtime.checkpoint_find import describe_head
+from portwright.runtime.checkpoint_legacy import check_safetensors, read_legacy
+
+CONFIG_FILE = "config.json"
+SAFETENSORS_FILE = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+TORCH_FILE = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+# As transformers looks for them: the first that is there is taken.
+_CHOICES = (SAFETENSORS_FILE, SAFETENSORS_INDEX, TORCH_FILE, TORCH_INDEX)
+_FOREIGN = {
+    "tf_model.h5": "TensorFlow's",
+    "flax_model.msgpack": "Flax's",
+    "model.onnx": "ONNX's",
+    "consolidated.00.pth": "the authors' own layout",
+}
+_DOWNLOAD = "Download the whole folder again (huggingface-cli download NAME --local-dir DIR)."
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by name: what each is, and how to read one into memory of its own."""
+
+    specs: Mapping[str, TensorSpec]
+    read: Callable[[str], torch.Tensor]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: spec.shape for name, spec in self.specs.items()}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a HuggingFace folder."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"'{folder}' {what}.", "Give the folder that holds config.json and the weights.")
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        names = ", ".join(sorted(each.name for each in folder.iterdir())[:8]) or "nothing"
+        raise UserError(
+            f"'{folder}' has no {CONFIG_FILE} (it has {names}).",
+            "Give a folder as save_pretrained writes it, or as the hub holds it.",
+        )
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds a {type(config).__name__}, not a table of settings.", _DOWNLOAD)
+    return config
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        what = describe_head(path.read_bytes()[:64]) or str(error)
+        raise UserError(f"{path} is not JSON: {what}.", _DOWNLOAD) from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}.", _DOWNLOAD
+        ) from error
+
+
+def open_folder(folder: Path) -> Weights:
+    """The weights of a HuggingFace folder: whole or in shards, safetensors or torch's files, never unpickled freely."""
+    chosen = next((name for name in _CHOICES if (folder / name).is_file()), None)
+    if chosen is None:
+        raise _no_weights(folder)
+    if chosen in (SAFETENSORS_INDEX, TORCH_INDEX):
+        weight_map = _read_index(folder / chosen)
+        files = [folder / name for name in dict.fromkeys(weight_map.values())]
+    else:
+        weight_map, files = None, [folder / chosen]
+    opened = (
+        _open_safetensors(files)
+        if chosen.endswith(("safetensors", SAFETENSORS_INDEX))
+        else _open_torch(files)
+    )
+    if weight_map is not None:
+        _check_index(folder / chosen, weight_map, opened)
+    return opened
+
+
+def _open_safetensors(files: Iterable[Path]) -> Weights:
+    specs: dict[str, TensorSpec] = {}
+    places: dict[str, tuple[Path, tuple[TensorSpec, int]]] = {}
+    for path in files:
+        _refuse_other_content(path)
+        check_safetensors(path)
+        for name, place in read_specs(path).items():
+            if name in specs:
+                raise UserError(f"'{name}' is in {places[name][0].name} and in {path.name}.", _DOWNLOAD)
+            specs[name] = place[0]
+            places[name] = (path, place)
+
+    def read(name: str) -> torch.Tensor:
+        path, place = places[name]
+        return next(tensor for _, tensor in read_tensors(path, {name: place}))
+
+    return Weights(specs, read)
+
+
+def _open_torch(files: Iterable[Path]) -> Weights:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in files:
+        _refuse_other_content(path)
+        for name, tensor in read_legacy(path).weights.items():
+            if name in tensors:
+                raise UserError(f"'{name}' is in {path.name} and in another file of the index.", _DOWNLOAD)
+            tensors[name] = tensor.detach()
+    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    return Weights(specs, lambda name: tensors[name].contiguous())
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    index = read_json(path)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{path} has no weight_map.", _DOWNLOAD)
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{path} puts '{name}' in {file!r}, which is no file beside it.", _DOWNLOAD)
+    missing = sorted({file for file in weight_map.values() if not (path.parent / file).is_file()})
+    if missing:
+        raise UserError(f"{path.parent} lacks {', '.join(missing)}, which {path.name} names.", _DOWNLOAD)
+    return dict(weight_map)
+
+
+def _check_index(path: Path, weight_map: Mapping[str, str], opened: Weights) -> None:
+    lost = sorted(name for name in weight_map if name not in opened.specs)
+    if lost:
+        listed = ", ".join(lost[:8]) + (f" and {len(lost) - 8} more" if len(lost) > 8 else "")
+        raise UserError(f"{path.name} names tensors that its files do not hold: {listed}.", _DOWNLOAD)
+
+
+def _refuse_other_content(path: Path) -> None:
+    with path.open("rb") as file:
+        what = describe_head(file.read(64))
+    if what:
+        raise UserError(f"{path} holds no weights: {what}.", _DOWNLOAD)
+
+
+def _no_weights(folder: Path) -> UserError:
+    names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    variants = [name for name in names if re.fullmatch(r"(model|pytorch_model)\..+\.(safetensors|bin)", name)]
+    if variants:
+        cure = f"Rename {variants[0]} to {SAFETENSORS_FILE if variants[0].endswith('s') else TORCH_FILE}."
+        return UserError(f"'{folder}' has only variants of the weights: {', '.join(variants)}.", cure)
+    foreign = [f"{name} ({whose})" for name, whose in _FOREIGN.items() if name in names]
+    if foreign:
+        return UserError(
+            f"'{folder}' has no {' or '.join(_CHOICES[:3])}, only {', '.join(foreign)}.",
+            "Save it with transformers from PyTorch: AutoModel.from_pretrained(DIR).save_pretrained(OTHER).",
+        )
+    return UserError(
+        f"'{folder}' has no weights: none of {', '.join(_CHOICES)} (it has {', '.join(names[:8]) or 'nothing'}).",
+        _DOWNLOAD,
+    )
