@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from portwright.data.ahead import Pace, make_ahead
 from portwright.data.failures import (
     Failure,
     describe,
@@ -20,10 +21,10 @@ from portwright.data.failures import (
     raise_failure,
     too_short_error,
 )
-from portwright.data.fetch import make_fetch
+from portwright.data.fetch import Fetch, GatherFetch, make_fetch
 from portwright.data.order import make_order
 from portwright.data.seeding import RandomStream, derive_seed
-from portwright.data.shards import Shards
+from portwright.data.shards import Counted, Shards
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples
 from portwright.data.workers import Progress, Task, WorkerFetch, copy_loader, pin, pins
@@ -51,6 +52,7 @@ class MapSource:
         )
         self._splitter = shared.make_splitter() if self._num_parts > 1 else None
         self._shards = Shards(self._order, shared, self._num_parts, self._num_replicas, self._what)
+        self._pace = Pace() if isinstance(self._fetch, GatherFetch) else None
         self._parallel: DataLoader[Any] | None = None
         self._progress: Progress | None = None
         self._generator = torch.Generator()
@@ -109,11 +111,8 @@ class MapSource:
         if self.end is not None and start > self.end:
             raise too_short_error(self._shared.name, self._what, start)
         pinned = pins(self._loader)
-        if self._loader.num_workers == 0 and not pinned:
-            fetch = self._fetch
-            for task, counts in self._shards.read(epoch, start):
-                if finished := self._finish(task, counts, fetch(task.indices, epoch)):
-                    yield finished
+        if self._loader.num_workers == 0 and (not pinned or self._pace is not None):
+            yield from self._read_here(epoch, start, pinned)
             return
         in_flight = self._shards.aim(epoch, start)
         if self._loader.num_workers == 0:
@@ -125,6 +124,35 @@ class MapSource:
             for batch in batches:
                 if finished := self._finish(*in_flight.popleft(), batch):
                     yield finished
+
+    def _read_here(self, epoch: int, start: int, pinned: bool) -> Iterator[Numbered]:
+        """Batches made in this process, and ahead of need where a data set gathers them and that pays."""
+        fetch, pace = self._fetch, self._pace
+        counted = self._shards.read(epoch, start)
+        if pace is not None:
+            if pinned:
+                fetch = _pinning(fetch)
+            yield from self._try_out(counted, fetch, pace)
+            if pace.pays:
+                for (task, counts), batch in make_ahead(counted, lambda each: fetch(each[0].indices, epoch)):
+                    if finished := self._finish(task, counts, batch):
+                        yield finished
+                return
+        for task, counts in counted:
+            if finished := self._finish(task, counts, fetch(task.indices, epoch)):
+                yield finished
+
+    def _try_out(self, counted: Iterator[Counted], fetch: Any, pace: Pace) -> Iterator[Numbered]:
+        while not pace.is_known and (following := next(counted, None)) is not None:
+            task, counts = following
+            batch = pace.watch(lambda task=task: fetch(task.indices, task.epoch))  # type: ignore[misc]
+            if pace.draws:
+                self._shared.note(
+                    f"{self._what} draws from the process's random numbers: a sample's depend on what was drawn "
+                    "before, and batches are not made ahead. Draw from the draws that gather and transform get."
+                )
+            if finished := self._finish(task, counts, batch):
+                yield finished
 
     def _finish(self, task: Task, counts: Counts | None, batch: Any) -> Numbered | None:
         if type(batch) is Failure:
@@ -220,3 +248,11 @@ class MapSource:
     def close(self) -> None:
         self._parallel = None
         self._shards.in_flight.clear()
+
+
+def _pinning(fetch: Fetch) -> Any:
+    def fetch_pinned(indices: Any, epoch: int) -> Any:
+        batch = fetch(indices, epoch)
+        return batch if type(batch) is Failure else {name: each.pin_memory() for name, each in batch.items()}
+
+    return fetch_pinned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -195,16 +196,19 @@ def copy_loader(
         options["timeout"] = loader.timeout
         # The state that an iterable keeps in a worker from epoch to epoch could not be restored.
         options["persistent_workers"] = loader.persistent_workers and sampler is not None
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=sampler,
-        collate_fn=as_is,
-        num_workers=loader.num_workers,
-        pin_memory=pins(loader),
-        generator=generator,
-        **options,
-    )
+    with warnings.catch_warnings():
+        # Said already when the user made the loader that this one is a copy of.
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            collate_fn=as_is,
+            num_workers=loader.num_workers,
+            pin_memory=pins(loader),
+            generator=generator,
+            **options,
+        )
 
 
 class _Given(IterableDataset[Any]):
