@@ -134,8 +134,9 @@ def _open(path: Path) -> Any:
     from PIL import Image
 
     try:
-        opened = Image.open(path)
-        opened.load()
+        with path.open("rb") as stream:
+            opened = Image.open(stream)
+            opened.load()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise UserError(
             f"{path} cannot be read as an image: {error}.", "Fetch it again, or leave it out."

@@ -48,10 +48,11 @@ def _double_along(x: Tensor, dim: int) -> Tensor:
 
 
 def fit(x: Tensor, height: int, width: int) -> Tensor:
-    """Cuts or pads with zeros, evenly on both sides, to a height and width; `x` itself where it fits."""
+    """Cuts, or pads with zeros, evenly on both sides (an odd row at the end) to a height and width; `x` itself where it fits."""
     down, across = height - x.shape[2], width - x.shape[3]
     if not down and not across:
         return x
+    top, left = int(down / 2), int(across / 2)
     if down <= 0 and across <= 0:
-        return x[:, :, -down // 2 : -down // 2 + height, -across // 2 : -across // 2 + width]
-    return F.pad(x, [across // 2, across - across // 2, down // 2, down - down // 2])
+        return x[:, :, -top : height - top, -left : width - left]
+    return F.pad(x, [left, across - left, top, down - top])
