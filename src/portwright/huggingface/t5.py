@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -94,6 +94,13 @@ def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def share_head(params: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Tells by the file whether a model that does not scale has a head of its own."""
+    if params["scale_decoder_outputs"]:
+        return params
+    return {**params, "share_embedding_weights": not any(name.endswith("lm_head.weight") for name in names)}
+
+
 def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model section; `tie_word_embeddings` is told to old releases as it is, and scaling to new ones."""
     options = T5Params(**params)
@@ -180,4 +187,5 @@ FAMILY = Family(
         ("shared.weight", "lm_head.weight"),
     ),
     network=_network,
+    by_tensors=share_head,
 )
