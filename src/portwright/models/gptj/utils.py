@@ -1,0 +1,35 @@
+"""Defaults and the schema of this model's own params; the names are the model zoo's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from portwright.job.input_params import CausalInputParams, fill_defaults
+from portwright.job.model_params import GptDecoderParams
+from portwright.job.params import get_params as read_params
+
+
+class ModelParams(GptDecoderParams):
+    rotary_dim: PositiveInt = Field(  # type: ignore[assignment]
+        8, description="of a head, how many dimensions are turned by their position; even"
+    )
+    share_embedding_weights: bool = False
+    use_bias_in_output: bool = True
+    initializer_range: PositiveFloat | None = Field(
+        None, description="standard deviation of the first weights; left out: as GPT-J's own code drew them"
+    )
+
+
+# run() checks these sections against the classes, so that a misspelt key is an error with its line.
+PARAMS_SCHEMA = {"train_input": CausalInputParams, "eval_input": CausalInputParams, "model": ModelParams}
+
+
+def get_params(params_file: str | Path) -> dict[str, Any]:
+    return set_defaults(read_params(params_file))
+
+
+def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
+    return fill_defaults(params, PARAMS_SCHEMA)
