@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from portwright import __version__
 from portwright.cli_data import data_app
+from portwright.cli_generate import generate
 from portwright.errors import ExitStatus, PortwrightError
 
 app = typer.Typer(
@@ -35,6 +36,12 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _complete_models(incomplete: str) -> list[str]:
+    from portwright.job.model_list import complete_models
+
+    return complete_models(incomplete)
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -49,7 +56,12 @@ def new(
     name: Annotated[str, typer.Argument(help="The folder to make, such as mymodel.")],
     framework: Annotated[str, typer.Option(help="pytorch or tensorflow")] = "pytorch",
     model: Annotated[
-        str | None, typer.Option("--from", help="Reference model to start from; see `portwright models`.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="Reference model to start from; see `portwright models`.",
+            autocompletion=_complete_models,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +90,12 @@ def new(
 )
 def run(
     context: typer.Context,
-    path: Annotated[str, typer.Argument(help="A run.py, a folder with one, or a reference model's name.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A run.py, a folder with one, or a reference model's name.", autocompletion=_complete_models
+        ),
+    ],
     compat: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +106,7 @@ def run(
 ) -> None:
     """Run a model folder's run.py with the rest of the command line: portwright run DIR CPU --mode train.
 
-    Without --params, the folder's configs/params.yaml is used.
+    Without --params, the folder's configs/params.yaml is used; --params small means its configs/params_small.yaml.
     """
     from portwright.job.run_script import run_script
 
@@ -99,17 +116,21 @@ def run(
     run_script(path, context.args, compat=compat)
 
 
-@app.command()
+@app.command(short_help="List the reference models and their sizes.")
 def models(as_json: Json = False) -> None:
-    """List the reference models; those of TensorFlow are named tensorflow/NAME."""
-    from portwright.discover import find_all_models
+    """List the reference models: parameters of the config that runs by itself, what each is, and names for --params.
 
-    found = find_all_models()
+    Those of TensorFlow are named tensorflow/NAME.
+    """
+    import shutil
+
+    from portwright.job.model_list import describe_models, render_models
+
+    rows = describe_models()
     if as_json:
-        _print_json({"models": [{"name": name, "path": str(path)} for name, path in found.items()]})
+        _print_json({"models": rows})
         return
-    for name, path in found.items():
-        print(f"{name:<24}{path}")
+    print("\n".join(render_models(rows, shutil.get_terminal_size((110, 24)).columns)))
 
 
 @app.command(short_help="List the targets and what can run here.")
@@ -148,7 +169,11 @@ def env(
 @app.command(short_help="Say whether a model runs and fits on a target, and what to change.")
 def plan(
     subject: Annotated[
-        str, typer.Argument(help="A model folder, a run.py, FILE.py:CALLABLE, or a reference model's name.")
+        str,
+        typer.Argument(
+            help="A model folder, a run.py, FILE.py:CALLABLE, or a reference model's name.",
+            autocompletion=_complete_models,
+        ),
     ],
     target: Annotated[str, typer.Option(help="Targets with commas between them, or all.")],
     params: Annotated[
@@ -636,6 +661,9 @@ def emulate(
     from portwright.emulate.script import emulate_script
 
     raise typer.Exit(emulate_script(target, script or [], copies=copies, json_path=json_file))
+
+
+app.command(short_help="Generate text with a trained model.")(generate)
 
 
 @app.command(short_help="Put files back as they were before the last port.")

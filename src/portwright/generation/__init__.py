@@ -13,18 +13,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from portwright.generation.api import Generated, generate, left_pad
+    from portwright.generation.api import Generated, generate
+    from portwright.generation.inputs import left_pad, right_pad
     from portwright.generation.options import GenerationOptions
     from portwright.generation.streaming import TextStream
 
 _PUBLIC = {
     "generate": "portwright.generation.api",
     "Generated": "portwright.generation.api",
-    "left_pad": "portwright.generation.api",
+    "left_pad": "portwright.generation.inputs",
+    "right_pad": "portwright.generation.inputs",
     "GenerationOptions": "portwright.generation.options",
     "TextStream": "portwright.generation.streaming",
 }
-__all__ = ["Generated", "GenerationOptions", "TextStream", "generate", "left_pad"]
+__all__ = ["Generated", "GenerationOptions", "TextStream", "generate", "left_pad", "right_pad"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.generation.beams import search_beams
-from portwright.generation.inputs import check_inputs, left_pad
+from portwright.generation.inputs import check_inputs
 from portwright.generation.options import GenerationOptions
 from portwright.generation.sampling import OnTokens, decode_rows
 from portwright.generation.scores import make_processors
 from portwright.generation.source import make_source
 from portwright.generation.stopping import Decode, StopRule
-
-__all__ = ["Generated", "generate", "left_pad"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,15 @@ def generate(
     attention_mask: Tensor | None = None,
     options: GenerationOptions | None = None,
     *,
+    first_sample: int = 0,
     decode: Decode | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Generated:
     """Continues prompts, or answers an encoder's inputs, token by token.
 
     `attention_mask` is 1 at tokens and 0 at padding, which for a decoder is on the left; without one, padding is found
-    by `pad_token_id` unless that ends sequences too. `decode` turns ids into text, for `stop_strings`. `on_tokens` is
+    by `pad_token_id` unless that ends sequences too. `first_sample` numbers the samples of prompts that come in several
+    batches, so that none draws as another does. `decode` turns ids into text, for `stop_strings`. `on_tokens` is
     called with every step's tokens [rows]. The network's training flags and torch's generators stay as they are.
     """
     options = GenerationOptions() if options is None else options
@@ -79,7 +79,9 @@ def generate(
             seed = options.seed
             if options.do_sample and seed is None:
                 seed = secrets.randbits(32)
-            sequences, scores = decode_rows(source, options, processors, stop, seed or 0, on_tokens)
+            sequences, scores = decode_rows(
+                source, options, processors, stop, seed or 0, first_sample, on_tokens
+            )
     # Out of inference mode again, so that they can be computed with like any tensor.
     return Generated(
         sequences.clone(), scores.clone(), source.prompt.shape[1], seed if options.do_sample else None

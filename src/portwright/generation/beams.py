@@ -98,7 +98,7 @@ def search_beams(
         running, running_scores = _pick(candidates, chosen), going_on.gather(1, chosen)
 
         ends_well = ends & is_of_the_best
-        final = scores / (num_new**options.length_penalty)
+        final = scores / _length_factor(num_new, options)
         is_full = ended.is_real.all(dim=1, keepdim=True) & (options.early_stopping is True)
         for is_out in (is_full, ~can_improve, ~ends_well):
             final = final + is_out.float() * _OUT_OF_THE_RUNNING
@@ -126,10 +126,14 @@ def _may_improve(running_scores: Tensor, ended: _Ended, num_new: int, options: G
     """Whether a running beam may yet beat the worst of a prompt's ended sequences; [batch, 1]."""
     is_for_long = options.early_stopping == "never" and options.length_penalty > 0.0
     best_length = options.max_new_tokens if is_for_long else num_new
-    best_running = running_scores[:, :1] / (best_length**options.length_penalty)
+    best_running = running_scores[:, :1] / _length_factor(best_length, options)
     worst = ended.scores.min(dim=1, keepdim=True).values
     to_beat = torch.where(ended.is_real, worst, _OUT_OF_THE_RUNNING)
     return (best_running > to_beat).any(dim=1, keepdim=True)
+
+
+def _length_factor(num_new: int, options: GenerationOptions) -> float:
+    return float(num_new**options.length_penalty)
 
 
 def _fill_token(options: GenerationOptions) -> int:

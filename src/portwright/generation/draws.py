@@ -9,12 +9,14 @@ from torch import Tensor
 _RESOLUTION = 2.0**32  # coarser than what rounding in a sum of probabilities can move
 
 
-def draw_uniforms(seed: int, num_rows: int, num_steps: int, device: torch.device) -> Tensor:
+def draw_uniforms(
+    seed: int, num_rows: int, num_steps: int, device: torch.device, first_row: int = 0
+) -> Tensor:
     """Numbers in [0, 1) of shape [steps, rows]; a row's stay the same whatever other rows there are."""
     drawn = np.empty((num_rows, num_steps))
     for row in range(num_rows):
         # Counter-based and numpy's: neither torch's generators nor the device have a say in it.
-        key = np.array([seed, row], dtype=np.uint64)
+        key = np.array([seed, first_row + row], dtype=np.uint64)
         drawn[row] = np.random.Generator(np.random.Philox(key=key)).random(num_steps)
     return torch.from_numpy(np.floor(drawn.T * _RESOLUTION) / _RESOLUTION).to(device)
 

@@ -13,21 +13,29 @@ from portwright.generation.source import is_encoder_decoder
 from portwright.layers.embedding import EmbeddingLayer
 
 
-def left_pad(
-    prompts: Sequence[Sequence[int]], pad_token_id: int = 0, *, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask of prompts of different lengths, padded on the left as `generate` wants them."""
+def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask of prompts of different lengths, as a decoder wants them: they end in one column."""
+    return _pad(prompts, pad_token_id, is_left=True)
+
+
+def right_pad(prompts: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask of prompts of different lengths, as an encoder wants them: they begin in one column."""
+    return _pad(prompts, pad_token_id, is_left=False)
+
+
+def _pad(prompts: Sequence[Sequence[int]], pad_token_id: int, *, is_left: bool) -> tuple[Tensor, Tensor]:
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise UserError(
-            f"{'No prompt' if not prompts else 'An empty prompt'} was given.", "Give each at least one token."
+            f"{'An empty prompt' if prompts else 'No prompt'} was given.", "Give each at least one token."
         )
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), pad_token_id, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.long)
-        mask[row, longest - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
+        place = slice(longest - len(prompt), None) if is_left else slice(0, len(prompt))
+        ids[row, place] = torch.as_tensor(prompt, dtype=torch.long)
+        mask[row, place] = 1
+    return ids, mask
 
 
 def check_inputs(
@@ -115,19 +123,29 @@ def _check_ids(network: nn.Module, ids: Tensor, options: GenerationOptions) -> N
                 )
 
 
-def _check_room(network: nn.Module, longest: int, options: GenerationOptions) -> None:
+def room_for_new(network: nn.Module, prompt_length: int) -> int | None:
+    """How many tokens can follow a prompt; None where the network has no bound."""
     _, written = _embeddings_of(network)
     if written is None or written.position_embedding_type not in _COUNTED_POSITIONS:
-        return
+        return None
+    begun = 1 if is_encoder_decoder(network) else prompt_length
     room = written.max_position_embeddings
-    begun = 1 if is_encoder_decoder(network) else longest
-    wanted = begun + options.max_new_tokens - 1  # the last new token needs no position
-    if room is not None and wanted > room:
+    return None if room is None else room - begun + 1  # the last new token needs no position
+
+
+def _check_room(network: nn.Module, longest: int, options: GenerationOptions) -> None:
+    room = room_for_new(network, longest)
+    if room is None or options.max_new_tokens <= room:
+        return
+    if room < 1:
         raise UserError(
-            f"A prompt of {begun} tokens and max_new_tokens={options.max_new_tokens} need {wanted} positions, and the "
-            f"network has {room}.",
-            f"Set max_new_tokens to {room - begun + 1} at most." if room >= begun else "Shorten the prompt.",
+            f"A prompt has {longest} tokens, and the network has {longest + room - 1} positions.",
+            "Shorten the prompt.",
         )
+    raise UserError(
+        f"max_new_tokens={options.max_new_tokens} is more than the network's positions leave after a prompt of {longest}: {room}.",
+        f"Set max_new_tokens to {room} at most, or shorten the prompt.",
+    )
 
 
 def _embeddings_of(network: nn.Module) -> tuple[EmbeddingLayer | None, EmbeddingLayer | None]:

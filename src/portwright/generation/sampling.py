@@ -26,6 +26,7 @@ def decode_rows(
     processors: Sequence[Processor],
     stop: StopRule,
     seed: int,
+    first_sample: int = 0,
     on_tokens: OnTokens | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sequences [rows, length], prompts included, and the sum of the log probabilities of each one's new tokens."""
@@ -42,7 +43,9 @@ def decode_rows(
     totals = torch.zeros(num_rows, dtype=torch.float32, device=device)
     ended = torch.zeros(num_rows, dtype=torch.bool, device=device)
     length_when_ended = torch.full((num_rows,), sequences.shape[1], device=device)
-    uniforms = draw_uniforms(seed, num_rows, options.max_new_tokens, device) if options.do_sample else None
+    uniforms: Tensor | None = None
+    if options.do_sample:
+        uniforms = draw_uniforms(seed, num_rows, options.max_new_tokens, device, first_sample)
     looks_at_once = device.type == "cpu" or on_tokens is not None or stop.reads_text
     pad = options.pad_id if options.pad_id is not None else 0
 

@@ -623,6 +623,29 @@ def test_a_cache_can_be_reordered_cropped_and_cleared():
         KVCache(max_length=0)
 
 
+@pytest.mark.parametrize("max_length", [None, 8])
+def test_a_cache_moves_in_place_what_beams_differ_in(max_length):
+    cache = KVCache(max_length)
+    prompt = torch.arange(4.0).view(2, 1, 2, 1)
+    cache.append(prompt, -prompt)
+    cache.reorder(torch.tensor([0, 0, 1, 1]))  # two beams a prompt, and room for more as before
+    first = cache.append(*(torch.tensor([10.0, 11, 12, 13]).view(4, 1, 1, 1),) * 2)[0]
+    held = cache._key
+    cache.reorder(torch.tensor([1, 1, 3, 2]), start=2)
+    assert cache.key.flatten(1).tolist() == [[0, 1, 11], [0, 1, 11], [2, 3, 13], [2, 3, 12]]
+    assert cache.value.flatten(1).tolist() == [[-0.0, -1, 11], [-0.0, -1, 11], [-2, -3, 13], [-2, -3, 12]]
+    if max_length is not None:
+        assert cache._key is held
+        assert held.shape[2] == 8
+        assert first.flatten(1)[0].tolist() == [0, 1, 11]
+    # Pairs from outside are not written to.
+    key = torch.arange(3.0).view(3, 1, 1, 1)
+    of_pair = KVCache.of((key, key))
+    of_pair.reorder(torch.tensor([2, 2, 2]), start=0)
+    assert of_pair.key.flatten().tolist() == [2, 2, 2]
+    assert key.flatten().tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("style", ["no-share", "share-headwise", "share-kv", "share-layerwise"])
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_linformer_mixes_keys_and_values(style, need_weights):

@@ -1,0 +1,124 @@
+"""Text to a network's tokens and back, with the tokenizer that it was trained with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from portwright.errors import UserError
+from portwright.generation.loading import TrainedNetwork
+from portwright.generation.source import is_encoder_decoder
+from portwright.text.agreement import check_tokenizer
+from portwright.text.tokenizer import Tokenizer
+from portwright.text.tokenizer_files import load_tokenizer
+
+_CARRIED_FOLDER = "huggingface"  # where `portwright convert` puts the tokenizer that came with the weights
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+class Vocabulary:
+    """A tokenizer that was found to belong to a network, and the tokens that begin and end its texts."""
+
+    def __init__(self, tokenizer: Tokenizer, network: nn.Module, model: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self._answers = is_encoder_decoder(network)
+        said = model.get("eos_token_id")
+        told = [] if said is None else [said] if isinstance(said, int) else list(said)
+        self.eos_ids: list[int] = told or ([tokenizer.roles["eos"]] if "eos" in tokenizer.roles else [])
+        pad = model.get("pad_token_id")
+        self.pad_id: int = pad if pad is not None else tokenizer.roles.get("pad", (self.eos_ids or [0])[0])
+
+    def encode(self, prompt: str) -> list[int]:
+        """Ids of a prompt; an encoder's end with the end token, a decoder's empty one is the token between texts."""
+        ids: list[int] = []
+        place = 0
+        for match in _SENTINEL.finditer(prompt) if self.tokenizer.sentinel_ids else ():
+            ids += self.tokenizer.encode(prompt[place : match.start()]).tolist()
+            number = int(match[1])
+            if number >= len(self.tokenizer.sentinel_ids):
+                raise UserError(
+                    f"The prompt has {match[0]}, and the tokenizer {len(self.tokenizer.sentinel_ids)} sentinels.",
+                    f"Take <extra_id_0> to <extra_id_{len(self.tokenizer.sentinel_ids) - 1}>.",
+                )
+            ids.append(self.tokenizer.sentinel_ids[number])
+            place = match.end()
+        ids += self.tokenizer.encode(prompt[place:]).tolist()
+        if self._answers or not ids:
+            ids += self.eos_ids[:1]
+        if not ids:
+            raise UserError(
+                "The prompt is empty, and the tokenizer has no end token to begin with.", "Give a prompt."
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text up to the first end token."""
+        ended = next((place for place, token in enumerate(ids) if token in self.eos_ids), len(ids))
+        return self.tokenizer.decode(ids[:ended])
+
+
+def find_vocabulary(trained: TrainedNetwork, given: Path | None) -> Vocabulary:
+    """The tokenizer that was given, that came with converted weights, or that training used; a wrong one is told."""
+    model = _model_section(trained)
+    if given is not None:
+        tokenizer = load_tokenizer(given)
+        _compare(tokenizer, _noted(trained), str(trained.params_file))
+    else:
+        noted = _noted(trained)
+        tokenizer = noted if noted is not None else _made_in_training(trained, model)
+    check_tokenizer(tokenizer, "generate", model)
+    return Vocabulary(tokenizer, trained.network, model)
+
+
+def _model_section(trained: TrainedNetwork) -> dict[str, Any]:
+    model = dict(trained.params.get("model") or {})
+    sizes = [model[name] for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size") if name in model]
+    if not sizes:
+        raise UserError(
+            f"{trained.params_file} has no model.vocab_size.", "Say there how many tokens the model knows."
+        )
+    return {**model, "vocab_size": min(sizes)}
+
+
+def _noted(trained: TrainedNetwork) -> Tokenizer | None:
+    """The tokenizer that lies in a file which the params, their data or a conversion name."""
+    options = trained.params.get("train_input") or {}
+    if options.get("tokenizer"):
+        return load_tokenizer(options["tokenizer"])
+    for around in (trained.checkpoint.parent, trained.checkpoint.parent.parent, trained.folder):
+        folder = around / _CARRIED_FOLDER
+        if any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            return load_tokenizer(folder)
+    return None
+
+
+def _made_in_training(trained: TrainedNetwork, model: Mapping[str, Any]) -> Tokenizer:
+    """What the data section makes anew from the same text, or has kept beside it."""
+    from portwright.networks import T5, Gpt, Seq2Seq
+    from portwright.text.sources import choose_tokenizer, find_source, pair_tokenizer
+
+    options = trained.params.get("train_input") or {}
+    size = model["vocab_size"]
+    if isinstance(trained.network, Seq2Seq):
+        return pair_tokenizer(options, "train_input", size)
+    kinds = {Gpt: "gpt", T5: "t5"}
+    kind = next((kind for network, kind in kinds.items() if isinstance(trained.network, network)), None)
+    if kind is None:
+        raise UserError(
+            f"Which tokenizer {type(trained.network).__name__} was trained with is not noted.",
+            "Give it with --tokenizer, or note it as train_input.tokenizer.",
+        )
+    return choose_tokenizer(find_source(options, "train_input"), kind, size, options)
+
+
+def _compare(given: Tokenizer, noted: Tokenizer | None, where: str) -> None:
+    if noted is not None and noted.fingerprint != given.fingerprint:
+        raise UserError(
+            f"{given.source} is not {noted.source}, which {where} says the model was trained with.",
+            "Leave --tokenizer out, or give the same one.",
+        )
