@@ -24,10 +24,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a piece of one that is too long to be held in memory: only its last piece is `whole`."""
+    """A text, or a piece of one that is too long to be held in memory."""
 
     text: str
-    whole: bool = True
+    whole: bool = True  # it ends here
+    begun: bool = False  # its beginning is in a piece before this one
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Objective:
         streams = [
             np.concatenate([ids, end]) if document.whole else ids
             for document, ids in zip(documents, encoded, strict=True)
-            if len(ids)
+            if len(ids) or document.begun
         ]
         if self.packed:
             stream = packing.join_documents(streams, None)

@@ -1,0 +1,235 @@
+"""Inputs cut into units of work, one after another, however large they are.
+
+A unit becomes a shard. Where units begin depends on the bytes of the inputs alone, so that any number of processes
+makes the same shards.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from portwright.errors import UserError
+from portwright.text.inputs import InputFile
+from portwright.text.tables import TablePart, import_pyarrow, table_parts
+
+Split = Literal["file", "paragraph", "line"]
+
+LONGEST_RECORD = 256 << 20  # bytes of a line of JSON or CSV: it has to fit into memory several times
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Some bytes of a file of text, whole records (of a text that is one document: whole lines)."""
+
+    path: Path
+    format: str
+    data: bytes
+    first_byte: int
+    first_line: int  # from 1
+    is_last: bool
+    heading: bytes = b""  # of CSV, where the part is not the first
+    damage: str = ""  # why the file ends here, before its time
+
+
+Part = TextPart | TablePart
+
+
+@dataclass
+class Unit:
+    """What one process makes one shard of."""
+
+    number: int
+    parts: list[Part] = field(default_factory=list)
+    num_bytes: int = 0
+
+
+def feed_units(files: Sequence[InputFile], unit_bytes: int, split: Split) -> Iterator[tuple[Unit, int]]:
+    """Units of about `unit_bytes` of text, each with the bytes of input files that are used up by then."""
+    unit = Unit(0)
+    used = 0
+    for file in files:
+        if file.is_table:
+            for rows in table_parts(file, unit_bytes):
+                if unit.parts and unit.num_bytes + rows.num_bytes > unit_bytes:
+                    yield unit, used
+                    unit = Unit(unit.number + 1)
+                unit.parts.append(rows)
+                unit.num_bytes += rows.num_bytes
+        else:
+            for part, consumed in _TextFile(file, split).parts(unit, unit_bytes):
+                if part is None:
+                    yield unit, used + consumed
+                    unit = Unit(unit.number + 1)
+                else:
+                    unit.parts.append(part)
+                    unit.num_bytes += len(part.data)
+        used += file.num_bytes
+    if unit.parts:
+        yield unit, used
+
+
+class _TextFile:
+    """One file of text, read once from its beginning to its end."""
+
+    def __init__(self, file: InputFile, split: Split) -> None:
+        self.file, self.split = file, split
+        self.damage = ""
+        self.ended = False
+
+    def parts(self, unit: Unit, unit_bytes: int) -> Iterator[tuple[TextPart | None, int]]:
+        """Parts for the unit at hand; None asks for the next unit. The number is how far the file is read."""
+        room = unit_bytes - unit.num_bytes
+        buffer, first_byte, first_line = b"", 0, 1
+        heading = b""
+        with _open_raw(self.file) as raw:
+            stream = _decompressed(self.file, raw)
+            while True:
+                if room <= 0:
+                    yield None, raw.tell()
+                    room = unit_bytes
+                buffer += self._read(stream, max(room + 1 - len(buffer), 0))
+                if self.ended and len(buffer) <= room:
+                    if buffer or not first_byte or self.damage:
+                        yield self._part(buffer, first_byte, first_line, heading, is_last=True), raw.tell()
+                    return
+                cut = _last_cut(buffer, room, self.file.format, self.split)
+                if cut == 0:
+                    if room < unit_bytes:  # what does not fit here may fit into the next unit
+                        room = 0
+                        continue
+                    buffer, cut = self._grow(stream, buffer, room)
+                if cut == len(buffer):
+                    buffer += self._read(stream, 1)  # so that the file's last part is known to be it
+                data, buffer = buffer[:cut], buffer[cut:]
+                is_last = self.ended and not buffer
+                yield self._part(data, first_byte, first_line, heading, is_last=is_last), raw.tell()
+                if is_last:
+                    return
+                if self.file.format in ("csv", "tsv") and not first_byte:
+                    heading = data[: _first_cut(data, self.file.format, self.split) or len(data)]
+                first_byte += len(data)
+                first_line += data.count(b"\n")
+                room -= len(data)
+
+    def _grow(self, stream: IO[bytes], buffer: bytes, step: int) -> tuple[bytes, int]:
+        """Reads on until a record that is longer than a unit is whole; running text is cut at a blank instead."""
+        while not (cut := _first_cut(buffer, self.file.format, self.split)):
+            if self.ended:
+                return buffer, len(buffer)
+            if self.file.format == "text" and self.split != "line":
+                return buffer, _blank_cut(buffer)
+            if len(buffer) > LONGEST_RECORD:
+                raise UserError(
+                    f"'{self.file.path}': a record of more than {LONGEST_RECORD >> 20} MiB.",
+                    "A record is a line; is this the format that the file's ending says?",
+                )
+            buffer += self._read(stream, max(step, len(buffer)))
+        return buffer, cut
+
+    def _read(self, stream: IO[bytes], size: int) -> bytes:
+        """Exactly `size` bytes, unless the file ends before."""
+        pieces, missing = [], size
+        while missing > 0 and not self.ended:
+            try:
+                piece = stream.read(min(missing, 1 << 22))
+            except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+                self.damage, piece = _explain_damage(self.file, error), b""
+            if not piece:
+                self.ended = True
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def _part(
+        self, data: bytes, first_byte: int, first_line: int, heading: bytes, *, is_last: bool
+    ) -> TextPart:
+        return TextPart(
+            self.file.path,
+            self.file.format,
+            data,
+            first_byte,
+            first_line,
+            is_last,
+            heading,
+            self.damage if is_last else "",
+        )
+
+
+def _open_raw(file: InputFile) -> IO[bytes]:
+    try:
+        return file.path.open("rb")
+    except OSError as error:
+        raise UserError(f"'{file.path}' cannot be read: {error.strerror}.", "Check the file.") from error
+
+
+def _decompressed(file: InputFile, raw: IO[bytes]) -> Any:
+    if file.compression == "gz":
+        return gzip.GzipFile(fileobj=raw)
+    if file.compression == "bz2":
+        return bz2.BZ2File(raw)
+    if file.compression == "xz":
+        return lzma.LZMAFile(raw)
+    if file.compression == "zst":
+        pyarrow = import_pyarrow(file.path)
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
+    return raw
+
+
+def _explain_damage(file: InputFile, error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the compressed file is truncated"
+    if file.compression is None and isinstance(error, OSError):
+        return f"it cannot be read ({error.strerror or error})"
+    return f"the compressed file is damaged ({error})"
+
+
+def _last_cut(data: bytes, limit: int, format: str, split: Split) -> int:
+    """Where the last whole record within `limit` bytes ends; 0: nowhere."""
+    if format in ("csv", "tsv"):
+        ends = _csv_ends(data[:limit])
+        return int(ends[-1]) + 1 if len(ends) else 0
+    if format == "text" and split == "paragraph":
+        return max(_after(data.rfind(mark, 0, limit), mark) for mark in (b"\n\n", b"\n\r\n"))
+    return data.rfind(b"\n", 0, limit) + 1
+
+
+def _first_cut(data: bytes, format: str, split: Split) -> int:
+    """Where the first whole record ends; 0: nowhere."""
+    if format in ("csv", "tsv"):
+        ends = _csv_ends(data)
+        return int(ends[0]) + 1 if len(ends) else 0
+    if format == "text" and split == "paragraph":
+        found = [_after(data.find(mark), mark) for mark in (b"\n\n", b"\n\r\n")]
+        return min((end for end in found if end), default=0)
+    return data.find(b"\n") + 1
+
+
+def _after(place: int, mark: bytes) -> int:
+    return place + len(mark) if place >= 0 else 0
+
+
+def _csv_ends(data: bytes) -> Any:
+    """Line feeds that end a record: those outside of quotes."""
+    letters = np.frombuffer(data, np.uint8)
+    outside = np.cumsum(letters == ord('"')) % 2 == 0
+    return np.flatnonzero((letters == ord("\n")) & outside)
+
+
+def _blank_cut(data: bytes) -> int:
+    """After the last blank, or else before a letter's first byte: a text without lines must be cut somewhere."""
+    blank = max(data.rfind(b" "), data.rfind(b"\n"))
+    if blank >= 0:
+        return blank + 1
+    cut = len(data)
+    while cut > 1 and len(data) - cut < 3 and data[cut - 1] & 0xC0 == 0x80:
+        cut -= 1
+    return cut - 1 if cut > 1 and data[cut - 1] >= 0xC0 else len(data)

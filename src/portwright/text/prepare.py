@@ -1,0 +1,405 @@
+"""`portwright data prepare`: text of any size into a store of packed rows, in parallel, and on from where it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from portwright.data.manifest import MANIFEST, read_manifest
+from portwright.errors import UserError, suggest
+from portwright.job.atomic import atomic_write_text, clean_leftovers, explain_os_error
+from portwright.text.documents import BadRecord, read_documents
+from portwright.text.feed import Split, Unit, feed_units
+from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
+from portwright.text.objectives import Objective
+from portwright.text.preparing import Settings, ShardReport, Worker, run_unit, skipped_file, start_worker
+from portwright.text.tokenizer import Tokenizer
+from portwright.text.tokenizer_files import load_tokenizer
+from portwright.text.tokenizer_training import KINDS, train_tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+JOB_FILE = "prepare.json"  # what is being made here, while it is
+SKIPPED_FILE = "skipped.json"
+SPLITS: tuple[str, ...] = ("file", "paragraph", "line")
+UNIT_BYTES = 16 << 20
+SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on
+_SAMPLE_STEP = 1 << 20
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What a store is made of and how; `workers` alone does not change a byte of it."""
+
+    objective: Objective
+    tokenizer: str = "train"  # or a path
+    tokenizer_kind: str | None = None  # of one that is trained; left out: the objective's
+    vocab_size: int = 8192
+    num_sentinels: int = 100
+    do_lower: bool = True
+    split: str | None = None  # left out: file, and paragraph for pairs
+    text_key: str = "text"
+    skip_bad: bool = False
+    unit_bytes: int = UNIT_BYTES
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            raise UserError(f"split is '{self.split}'.", suggest(self.split, SPLITS))
+        if self.tokenizer_kind is not None and self.tokenizer_kind not in KINDS:
+            raise UserError(
+                f"'{self.tokenizer_kind}' is no kind of tokenizer.", suggest(self.tokenizer_kind, KINDS)
+            )
+        if self.workers < 1:
+            raise UserError(f"workers is {self.workers}.", "Give at least 1.")
+        if self.unit_bytes < 1:
+            raise UserError(f"shards of {self.unit_bytes} bytes of text are asked for.", "Give at least 1.")
+
+    @property
+    def kind(self) -> str:
+        return self.tokenizer_kind or self.objective.kind
+
+    @property
+    def documents(self) -> Split:
+        chosen = self.split or default_split(self.objective)
+        return "line" if chosen == "line" else "paragraph" if chosen == "paragraph" else "file"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What lies in the folder now."""
+
+    folder: Path
+    num_rows: int
+    num_shards: int
+    num_bad: int
+    was_done: bool  # before this call
+    num_kept: int  # shards that an earlier call had made
+    num_tokens: int  # in rows that this call made
+    tokenizer: Tokenizer
+
+
+OnProgress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+
+
+def default_split(objective: Objective) -> Split:
+    return "paragraph" if objective.name == "pairs" else "file"
+
+
+def prepare(
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    options: PrepareOptions,
+    *,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Prepared:
+    """Makes the store `out`, or the rest of it.
+
+    A store that is there whole is left as it is; one of other inputs or options is an error without `force`. Processes
+    are spawned where `workers` is more than 1.
+    """
+    folder = Path(out).expanduser()
+    files = find_inputs(inputs)
+    report = on_progress or (lambda what, done, total: None)
+    with _locked(folder):
+        clean_leftovers(folder)
+        asked = _describe(files, options, report)
+        found = _found(folder)
+        if found is not None and found != asked:
+            if not force:
+                raise UserError(
+                    f"'{folder}' was made of other inputs or options ({_difference(found, asked)}).",
+                    "Prepare into another folder, or replace what is there: --force.",
+                )
+            _remove_store(folder)
+            found = None
+        if found is not None and (folder / MANIFEST).is_file():
+            return _done(folder)
+        _refuse_foreign_files(folder)
+        atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
+        tokenizer = _settle_tokenizer(folder, files, options, asked, report)
+        options.objective.check_tokenizer(tokenizer)
+        settings = Settings(
+            str(folder),
+            str(folder / TOKENIZER_FILE),
+            options.objective,
+            options.documents,
+            options.text_key,
+            options.skip_bad,
+            asked,
+        )
+        return _make(folder, files, options, settings, tokenizer, report)
+
+
+def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnProgress) -> dict[str, Any]:
+    """All that the store's bytes depend on."""
+    total, done = total_bytes(files), 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        report("looking at inputs", done, total)
+
+    listed = [
+        {"name": file.name, "bytes": file.num_bytes, "sha256": sha256_of(file, count)} for file in files
+    ]
+    trained = {"kind": options.kind, "vocab_size": options.vocab_size, "do_lower": options.do_lower}
+    if options.kind == "t5":
+        trained["num_sentinels"] = options.num_sentinels
+    given = None
+    if options.tokenizer != "train":
+        loaded = load_tokenizer(options.tokenizer, do_lower=options.do_lower)
+        given = _with_sentinels(loaded, options).fingerprint
+    return {
+        "command": "portwright data prepare",
+        "objective": options.objective.to_json(),
+        "tokenizer": {"fingerprint": given} if given else {"trained": trained},
+        "split": options.documents,
+        "text_key": options.text_key,
+        "skip_bad": options.skip_bad,
+        "shard_text_bytes": options.unit_bytes,
+        "inputs": listed,
+    }
+
+
+def _found(folder: Path) -> dict[str, Any] | None:
+    """What the folder was made of, as far as it is."""
+    if (folder / MANIFEST).is_file():
+        return dict(read_manifest(folder).header.made_by)
+    try:
+        content = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    for key in asked:
+        if found.get(key) != asked[key]:
+            one, other = found.get(key), asked[key]
+            if isinstance(one, dict) and isinstance(other, dict):
+                inner = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+                return f"{key}.{inner} was {one.get(inner)!r} and is {other.get(inner)!r}"
+            if key == "inputs":
+                before = {each["name"]: each for each in one or []}
+                names = [each["name"] for each in other if before.get(each["name"]) != each]
+                names += [name for name in before if name not in {each["name"] for each in other}]
+                return f"other files or contents: {', '.join(names[:3]) or 'their order'}"
+            return f"{key} was {one!r} and is {other!r}"
+    return "by another command"
+
+
+def _settle_tokenizer(
+    folder: Path,
+    files: Sequence[InputFile],
+    options: PrepareOptions,
+    asked: dict[str, Any],
+    report: OnProgress,
+) -> Tokenizer:
+    """Puts the tokenizer into the folder, and reads it from there, as every process will."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        if options.tokenizer == "train":
+            made = train_tokenizer(
+                options.kind,
+                sample_texts(files, options, report),
+                options.vocab_size,
+                num_sentinels=options.num_sentinels if options.kind == "t5" else 0,
+                do_lower=options.do_lower,
+            )
+        else:
+            made = _with_sentinels(load_tokenizer(options.tokenizer, do_lower=options.do_lower), options)
+        atomic_write_text(path, made.to_json() + "\n")
+    tokenizer = load_tokenizer(path)
+    wanted = asked["tokenizer"].get("fingerprint")
+    if wanted is not None and tokenizer.fingerprint != wanted:
+        raise UserError(
+            f"{tokenizer.source} is not the tokenizer that was asked for ({tokenizer.fingerprint}, not {wanted}).",
+            "Replace what is in the folder: --force.",
+        )
+    return tokenizer
+
+
+def _with_sentinels(tokenizer: Tokenizer, options: PrepareOptions) -> Tokenizer:
+    return tokenizer.with_sentinels(options.num_sentinels) if options.objective.name == "spans" else tokenizer
+
+
+def sample_texts(
+    files: Sequence[InputFile], options: PrepareOptions, report: OnProgress | None = None
+) -> Iterator[str]:
+    """Text to train a tokenizer on: all of it, or pieces spread evenly over very much."""
+    total = total_bytes(files)
+    every = max(1, math.ceil(total / SAMPLE_BYTES))
+    for unit, used in feed_units(files, min(options.unit_bytes, _SAMPLE_STEP), options.documents):
+        if report is not None:
+            report("training the tokenizer", used, total)
+        if unit.number % every:
+            continue
+        for record in read_documents(unit, options.documents, options.text_key):
+            if not isinstance(record, BadRecord):
+                yield record.text
+            elif not options.skip_bad:
+                raise record.as_error()
+
+
+def _make(
+    folder: Path,
+    files: Sequence[InputFile],
+    options: PrepareOptions,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    report: OnProgress,
+) -> Prepared:
+    writer = settings.writer(tokenizer)
+    total = total_bytes(files)
+    kept = num_units = num_tokens = 0
+
+    def missing() -> Iterator[Unit]:
+        nonlocal kept, num_units
+        for unit, used in feed_units(files, options.unit_bytes, options.documents):
+            num_units = unit.number + 1
+            if writer.has_shard(unit.number):
+                kept += 1
+            else:
+                yield unit
+            report("preparing", used, total)
+
+    for shard in _run_units(missing(), settings, options.workers):
+        num_tokens += shard.num_tokens
+    _check_unchanged(files)
+    skipped = _gather_skipped(folder, num_units)
+    manifest = writer.finish(num_units)
+    if not manifest.num_records:
+        (folder / MANIFEST).unlink()
+        raise UserError(
+            f"{len(files)} input files make no row: {skipped} records are bad, and the others too short.",
+            "Look at the inputs, and at the bad records without --skip-bad.",
+        )
+    (folder / JOB_FILE).unlink(missing_ok=True)
+    report("preparing", total, total)
+    return Prepared(folder, manifest.num_records, num_units, skipped, False, kept, num_tokens, tokenizer)
+
+
+def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Iterator[ShardReport]:
+    """Reports of all units, as they come; few units are held in memory at once."""
+    if workers == 1:
+        yield from map(Worker(settings), units)
+        return
+    context = multiprocessing.get_context("spawn")  # torch or TensorFlow may have threads here
+    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(settings,))
+    try:
+        waiting: set[Future[ShardReport | tuple[str, str]]] = set()
+        for unit in units:
+            waiting.add(pool.submit(run_unit, unit))
+            if len(waiting) > workers:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from map(_result, done)
+        yield from map(_result, waiting)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(future: Future[ShardReport | tuple[str, str]]) -> ShardReport:
+    try:
+        result = future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process died; it may have been killed for memory.",
+            "Run the same command again, with fewer --workers: it goes on where it stopped.",
+        ) from error
+    if isinstance(result, tuple):
+        raise UserError(*result)
+    return result
+
+
+def _check_unchanged(files: Sequence[InputFile]) -> None:
+    for file in files:
+        if not file.path.is_file() or file.path.stat().st_size != file.num_bytes:
+            raise UserError(
+                f"'{file.path}' was changed while it was read.", "Run it again when it is written."
+            )
+
+
+def _gather_skipped(folder: Path, num_units: int) -> int:
+    """Puts the shards' lists of bad records into one file; they stay until then, so that a later call counts them too."""
+    count, records = 0, []
+    pieces = [path for number in range(num_units) if (path := skipped_file(folder, number)).is_file()]
+    for path in pieces:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        count += content["count"]
+        records += content["records"]
+    if count:
+        text = json.dumps({"count": count, "records": records}, ensure_ascii=False, indent=1)
+        atomic_write_text(folder / SKIPPED_FILE, text + "\n")
+    return count
+
+
+def _done(folder: Path) -> Prepared:
+    (folder / JOB_FILE).unlink(missing_ok=True)
+    manifest = read_manifest(folder)
+    skipped = 0
+    if (folder / SKIPPED_FILE).is_file():
+        skipped = int(json.loads((folder / SKIPPED_FILE).read_text(encoding="utf-8"))["count"])
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    num_shards = len(manifest.shards)
+    return Prepared(folder, manifest.num_records, num_shards, skipped, True, num_shards, 0, tokenizer)
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """The manifest first: what is half removed must not look whole."""
+    patterns = (
+        MANIFEST,
+        "shard-*.bin",
+        "shard-*.json",
+        "skipped-*.json",
+        SKIPPED_FILE,
+        TOKENIZER_FILE,
+        JOB_FILE,
+    )
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def _remove_store(folder: Path) -> None:
+    atomic_write_text(folder / JOB_FILE, "{}\n")  # goes last: what is half removed is known to be ours
+    for path in _own_files(folder):
+        path.unlink(missing_ok=True)
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    if (folder / JOB_FILE).is_file():
+        return
+    others = sorted(path.name for path in folder.iterdir())
+    if others:
+        raise UserError(
+            f"'{folder}' is not empty: it holds {', '.join(others[:3])}.", "Prepare into a folder of its own."
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time prepares a folder; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process prepares '{folder}'.", "Wait for it, or end it.") from error
+        yield
+    finally:
+        os.close(descriptor)
