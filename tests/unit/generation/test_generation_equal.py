@@ -14,7 +14,7 @@ import torch
 
 from portwright.generation import GenerationOptions, generate
 from portwright.huggingface.mapping import to_ours
-from portwright.huggingface.registry import family_of_folder
+from portwright.huggingface.registry import find_families
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,7 +78,7 @@ def make_pair(folder: str, rng: random.Random) -> tuple[Any, torch.nn.Module]:
     theirs.generation_config = transformers.GenerationConfig(
         decoder_start_token_id=0 if folder == "t5" else None
     )
-    family = family_of_folder(folder)
+    family = find_families()[folder]
     params = family.params_of(theirs.config.to_dict())
     assert family.network is not None
     ours = family.network(params).double()
