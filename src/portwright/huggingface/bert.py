@@ -89,8 +89,14 @@ def encoder_params(
     }
 
 
-def encoder_config(params: Params) -> dict[str, Any]:
+def encoder_config(params: Params, positions_after_padding: bool = False) -> dict[str, Any]:
     """Their config of the encoder; refuses what HuggingFace's does not model."""
+    if params["positions_after_padding"] is not positions_after_padding:
+        raise UnsupportedError(
+            f"model.positions_after_padding is {str(params['positions_after_padding']).lower()}, and HuggingFace's "
+            f"{'RoBERTa counts' if positions_after_padding else 'BERT does not count'} positions from padding's.",
+            "Only models with it convert to RoBERTa, and only those without it to BERT.",
+        )
     if params.get("attention_style") is not None:
         raise UnsupportedError(
             f"model.attention_style is {params['attention_style']!r}, and HuggingFace's BERT has no Linformer.",

@@ -25,7 +25,13 @@ from portwright.huggingface.model_folder import (
     reference_folder,
 )
 from portwright.huggingface.place import atomic_file, require_place
-from portwright.huggingface.registry import convertible_folders, family_of_folder, folder_of_config
+from portwright.huggingface.registry import (
+    families_of,
+    family_to_read,
+    family_to_write,
+    folder_of_config,
+    names_to_choose,
+)
 from portwright.huggingface.turned import as_ours, as_theirs, list_moves, parse_dtype, render_moves
 from portwright.huggingface.weights import CONFIG_FILE, Weights, open_folder, read_config
 from portwright.huggingface.writing import check_storable, write_checkpoint, write_file, write_folder
@@ -75,9 +81,7 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
 def bring_in(options: Options, on_bytes: Callable[[int, int], None]) -> dict[str, Any]:
     """A HuggingFace folder as a model folder of ours with a checkpoint, or as one file of weights."""
     config = read_config(options.source)
-    folder = options.model or folder_of_config(config)
-    family = family_of_folder(folder)
-    _refuse_other_type(config, family, folder)
+    folder, family = family_to_read(options.model or folder_of_config(config), config)
     if options.check:
         if options.new_head:
             raise UserError(
@@ -115,7 +119,9 @@ def bring_in(options: Options, on_bytes: Callable[[int, int], None]) -> dict[str
     else:
         reference_folder(folder)
         with atomic_directory(out) as temporary:
-            make_folder(temporary, out, folder, section, options.source, options.source.resolve().name)
+            notes += make_folder(
+                temporary, out, folder, section, options.source, options.source.resolve().name
+            )
             read_model_section(temporary / "configs" / "params.yaml", folder)  # a run must take them too
             write_checkpoint(temporary / "model_dir" / "checkpoint_0", ours, lambda n: on_bytes(n, total))
         made["checkpoint"] = str(out / "model_dir" / "checkpoint_0")
@@ -135,9 +141,7 @@ def take_back(options: Options, on_bytes: Callable[[int, int], None]) -> dict[st
         require_transformers()
     shard_bytes = parse_bytes(options.shard_size)
     model = open_ours(options.source, options.params)
-    folder = options.model or _folder_of(model, options.source)
-    family = family_of_folder(folder)
-    section = _section_of(model, folder, family)
+    folder, family, section = _describe(model, options)
     theirs, moves = as_theirs(model.weights, family, section, parse_dtype(options.dtype))
     config = make_config(family, folder, section, theirs, model.carried)
     made = _account("to hf", options, folder, family, model.weights, list_moves(moves, model.weights), [])
@@ -158,35 +162,33 @@ def take_back(options: Options, on_bytes: Callable[[int, int], None]) -> dict[st
     return made
 
 
-def _folder_of(model: OurModel, source: Path) -> str:
-    """Which model of ours a checkpoint is of, where the command line does not say it."""
-    if model.carried is not None:
-        return folder_of_config(read_config(model.carried))
-    folders = convertible_folders()
+def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:
+    """The folder, family and model section of a checkpoint of ours."""
+    carried = read_config(model.carried) if model.carried is not None else None
+    name = options.model or (
+        folder_of_config(carried) if carried is not None else _name_around(options.source)
+    )
+    if model.params_file is not None:
+        section: Params = read_model_section(model.params_file, families_of(name)[0][0])
+        return *family_to_write(name, section), section
+    if carried is None:
+        raise UserError(
+            f"'{model.path}' has no params beside it.", "Give the model's params with --params FILE."
+        )
+    folder, family = family_to_read(name, carried)
+    return folder, family, family.params_of(carried)
+
+
+def _name_around(source: Path) -> str:
+    """A folder that has kept the name of the reference model says which it is."""
+    names = names_to_choose()
     around = [source.resolve(), *source.resolve().parents[:2]]
-    found = next((each.name for each in around if each.name in folders), None)
+    found = next((each.name for each in around if each.name in names), None)
     if found is None:
         raise UserError(
-            f"'{source}' does not say which model it is of.", f"Name it: --model. {suggest('', folders)}"
+            f"'{source}' does not say which model it is of.", f"Name it: --model. {suggest('', names)}"
         )
     return found
-
-
-def _section_of(model: OurModel, folder: str, family: Family) -> Params:
-    if model.params_file is not None:
-        return read_model_section(model.params_file, folder)
-    if model.carried is not None:
-        return family.params_of(read_config(model.carried))
-    raise UserError(f"'{model.path}' has no params beside it.", "Give the model's params with --params FILE.")
-
-
-def _refuse_other_type(config: Mapping[str, Any], family: Family, folder: str) -> None:
-    given = config.get("model_type")
-    if given is not None and given != family.model_type:
-        raise UserError(
-            f"config.json says model_type {given!r}, and the model '{folder}' reads {family.model_type!r}.",
-            "Leave --model out, or give another folder.",
-        )
 
 
 def _with_fresh(ours: Weights, family: Family, section: Params) -> tuple[Weights, list[str]]:

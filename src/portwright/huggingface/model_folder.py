@@ -36,7 +36,7 @@ _CARRIED_NAMES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-_TOKENIZERS = ("tokenizer.json", "vocab.txt")
+_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 _PARAMS_FILE = Path("configs") / "params.yaml"
 
 
@@ -146,8 +146,11 @@ def reference_folder(name: str) -> Path:
 
 def make_folder(
     folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path, source: str
-) -> None:
-    """Fills an empty folder with a reference model, the section of another size in its params, and what came along."""
+) -> list[str]:
+    """Fills an empty folder with a reference model, the section of another size in its params, and what came along.
+
+    `final` is the name that the folder will have. Gives what a user should know about it.
+    """
     shutil.copytree(
         reference_folder(name),
         folder,
@@ -155,33 +158,48 @@ def make_folder(
         ignore=shutil.ignore_patterns("__pycache__", "model_dir"),
     )
     params_file = folder / _PARAMS_FILE
-    text = params_file.read_text("utf-8")
-    inputs = _fitting_inputs(yaml.safe_load(text), section, final, theirs)
-    text = replace_section(text, "model", section)
-    for input_name, values in inputs.items():
-        text = replace_section(text, input_name, values)
-    heading = f"# Converted from {source} by `portwright convert`; the section model: is that of the weights in model_dir.\n"
-    params_file.write_text(heading + text, "utf-8")
+    if not params_file.is_file():
+        raise UserError(f"the reference model '{name}' has no {_PARAMS_FILE}.", "Reinstall Portwright.")
     carry(theirs, folder / CARRIED_FOLDER)
-
-
-def _fitting_inputs(
-    params: Mapping[str, Any], section: Mapping[str, Any], final: Path, theirs: Path
-) -> dict[str, dict[str, Any]]:
-    """The input sections with the tokenizer that belongs to the weights, and no longer sequences than they know."""
-    longest = section.get("max_position_embeddings")
-    tokenizer = next((name for name in _TOKENIZERS if (theirs / name).is_file()), None)
-    fitting = {}
-    for name in ("train_input", "eval_input"):
-        values = dict(params.get(name) or {})
-        before = dict(values)
-        if tokenizer is not None and "tokenizer" in values:
-            values["tokenizer"] = str(final.resolve() / CARRIED_FOLDER / tokenizer)
-        if longest is not None and values.get("max_sequence_length", 0) > longest:
-            values["max_sequence_length"] = longest
+    text = replace_section(params_file.read_text("utf-8"), "model", section)
+    kinds = schema_of_namespace(_run_utils(folder), "utils.py") or {}
+    tokenizer = final.resolve() / CARRIED_FOLDER if _has_tokenizer(theirs) else None
+    notes = []
+    for input_name in ("train_input", "eval_input"):
+        known = getattr(kinds.get(input_name), "model_fields", {})
+        before = (yaml.safe_load(text) or {}).get(input_name) or {}
+        values = _fit_input(before, known, section, tokenizer)
         if values != before:
-            fitting[name] = values
-    return fitting
+            text = replace_section(text, input_name, values)
+        if tokenizer is None and "tokenizer" in known and not values.get("tokenizer"):
+            notes.append(
+                f"{theirs} has no tokenizer.json, vocab.json or vocab.txt: set {input_name}.tokenizer, or a new one is trained "
+                "whose tokens are not those of the weights"
+            )
+    heading = f"# Converted from {source} by `portwright convert`; the weights that belong to `model:` are in model_dir.\n"
+    params_file.write_text(heading + text, "utf-8")
+    return notes
+
+
+def _fit_input(
+    given: Mapping[str, Any], known: Mapping[str, Any], section: Mapping[str, Any], tokenizer: Path | None
+) -> dict[str, Any]:
+    """An input section with the tokenizer that belongs to the weights, and no longer sequences than they know."""
+    values = dict(given)
+    if tokenizer is not None and "tokenizer" in known:
+        values["tokenizer"] = str(tokenizer)
+    longest = section.get("max_position_embeddings")
+    if longest is not None and section.get("positions_after_padding"):
+        longest -= section["pad_token_id"] + 1
+    if longest is not None and "max_sequence_length" in known:
+        default = known["max_sequence_length"].get_default()
+        if (values.get("max_sequence_length") or default or 0) > longest:
+            values["max_sequence_length"] = longest
+    return values
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS)
 
 
 def replace_section(text: str, name: str, values: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from portwright.errors import UserError, suggest
-from portwright.huggingface.mapping import Family
+from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.huggingface.mapping import Family, Params
 
 
 @cache
@@ -30,18 +30,54 @@ def find_families() -> dict[str, Family]:
     return dict(sorted(found.items()))
 
 
-def convertible_folders() -> dict[str, Family]:
-    """Our model folders that convert, each with its family."""
-    return {folder: family for family in find_families().values() for folder in family.architectures}
+def names_to_choose() -> list[str]:
+    """What `--model` may be: a folder of ours that converts, or a family."""
+    families = find_families()
+    return sorted({*families, *(folder for family in families.values() for folder in family.architectures)})
 
 
-def family_of_folder(folder: str) -> Family:
-    folders = convertible_folders()
-    if folder not in folders:
+def families_of(name: str) -> list[tuple[str, Family]]:
+    """The families of a folder, which may be several (bert_classifier: BERT's and RoBERTa's), or the one of that name.
+
+    Each comes with the folder that it goes to.
+    """
+    families = find_families()
+    found = [(name, family) for family in families.values() if name in family.architectures]
+    if not found and name in families:
+        found = [(next(iter(families[name].architectures)), families[name])]
+    if not found:
         raise UserError(
-            f"no HuggingFace conversion is known for the model '{folder}'.", suggest(folder, folders)
+            f"no HuggingFace conversion is known for the model '{name}'.", suggest(name, names_to_choose())
         )
-    return folders[folder]
+    return found
+
+
+def family_to_read(name: str, config: Mapping[str, Any]) -> tuple[str, Family]:
+    """The folder and the family that read a config.json, for a model by its name."""
+    choices = families_of(name)
+    given = config.get("model_type")
+    for folder, family in choices:
+        if given is None or given == family.model_type:
+            return folder, family
+    types = " or ".join(repr(family.model_type) for _, family in choices)
+    raise UserError(
+        f"config.json says model_type {given!r}, and the model '{name}' reads {types}.",
+        "Leave --model out, or give another folder.",
+    )
+
+
+def family_to_write(name: str, params: Params) -> tuple[str, Family]:
+    """The folder and the family that a model section can be written by."""
+    refused: UserError | UnsupportedError | None = None
+    for folder, family in families_of(name):
+        try:
+            family.config_of(params)
+        except (UserError, UnsupportedError) as error:
+            refused = refused or error
+        else:
+            return folder, family
+    assert refused is not None
+    raise refused
 
 
 def folder_of_config(config: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portwright.errors import UnsupportedError
 from portwright.huggingface.bert import (
     CONFIG_DEFAULTS,
     encoder_config,
@@ -33,13 +32,9 @@ def _params(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config(params: Params, architecture: str) -> dict[str, Any]:
-    if not params["positions_after_padding"]:
-        raise UnsupportedError(
-            "model.positions_after_padding is false, and HuggingFace's RoBERTa counts positions from padding's.",
-            "Only models with it convert to RoBERTa; a BERT converts without it.",
-        )
     # Beginning and end are published so; no network reads them.
-    return {**encoder_config(params), "bos_token_id": 0, "eos_token_id": 2, "architectures": [architecture]}
+    encoder = encoder_config(params, positions_after_padding=True)
+    return {**encoder, "bos_token_id": 0, "eos_token_id": 2, "architectures": [architecture]}
 
 
 def _masked_entries(params: Params) -> list[Entry]:
