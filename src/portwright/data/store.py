@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,6 +49,11 @@ class Store:
         self._block_records = header.block_records
         self._shards = [shard for shard in self.manifest.shards if shard.records]
         self._starts = np.cumsum([0] + [shard.records for shard in self._shards], dtype=np.int64)
+        sizes = {shard.records for shard in self._shards[:-1]}
+        is_even = len(sizes) == 1 and self._shards[-1].records <= max(sizes)
+        self._even_size = (
+            sizes.pop() if is_even else 0
+        )  # of all shards but the last: a division finds a record
         self._columns: list[Arrays] = []
         self._sums: list[dict[str, npt.NDArray[np.uint32]]] = []
         for shard in self._shards:
@@ -126,25 +130,30 @@ class Store:
     def _gather_across(self, indices: Indices) -> Arrays:
         if not len(indices):
             return {field.name: np.empty((0, *field.shape), dtype=field.on_disk) for field in self.fields}
-        shard_of = np.searchsorted(self._starts, indices, side="right") - 1
-        local = indices - self._starts[shard_of]
+        if self._even_size:
+            shard_of = indices // self._even_size
+        else:
+            shard_of = np.searchsorted(self._starts, indices, side="right") - 1
+        local = indices - self._starts.take(shard_of)
         if not self._all_seen:
-            self._look_at(self._first_block[shard_of] + local // self._block_records)
-        order = np.argsort(shard_of, kind="stable")
+            self._look_at(self._first_block.take(shard_of) + local // self._block_records)
+        small = (
+            shard_of.astype(np.uint16) if len(self._shards) < 65536 else shard_of
+        )  # numpy sorts 16 bits by radix
+        order = small.argsort(kind="stable")
+        local = local.take(order)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        local = local[order]
-        bounds = np.searchsorted(shard_of[order], np.arange(len(self._shards) + 1))
-        parts = [
-            (number, low, high) for number, (low, high) in enumerate(pairwise(bounds.tolist())) if high > low
-        ]
+        counts = np.bincount(small, minlength=len(self._shards)).tolist()
         batch: Arrays = {}
         for field in self.fields:
             together = np.empty((len(indices), *field.shape), dtype=field.on_disk)
-            for number, low, high in parts:
-                column = self._columns[number][field.name]
-                # Not mode="raise", which copies through a buffer when out is given; numbers are in range here.
-                column.take(local[low:high], axis=0, out=together[low:high], mode="clip")
+            low = 0
+            for columns, count in zip(self._columns, counts, strict=True):
+                if count:
+                    # Not mode="raise", which copies through a buffer when out is given; numbers are in range here.
+                    columns[field.name].take(local[low : low + count], 0, together[low : low + count], "clip")
+                    low += count
             batch[field.name] = together.take(back, axis=0)
         return batch
 

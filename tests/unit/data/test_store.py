@@ -332,3 +332,16 @@ def test_a_shard_name_cannot_leave_the_folder(store_folder: Path) -> None:
     resealed(store_folder)
     with pytest.raises(UserError, match="no plain file name"):
         Store(store_folder)
+
+
+def test_shards_of_any_sizes_are_gathered_from(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path, [Field("x", "int64", (2,))], made_by={})
+    sizes = [3, 0, 50, 1, 7]
+    rows = np.arange(2 * sum(sizes)).reshape(-1, 2)
+    start = 0
+    for number, size in enumerate(sizes):
+        writer.write_shard(number, {"x": rows[start : start + size]})
+        start += size
+    writer.finish(len(sizes))
+    indices = np.random.default_rng(1).integers(0, len(rows), 200)
+    np.testing.assert_array_equal(Store(tmp_path).gather(indices)["x"], rows[indices])
