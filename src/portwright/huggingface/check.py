@@ -7,7 +7,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.huggingface.mapping import Family, Params
+from portwright.huggingface.their_names import is_ignored
 from portwright.huggingface.weights import Weights, read_config
 
 _BATCH, _LENGTH, _SEED = 3, 24, 0
@@ -33,8 +34,8 @@ class Checked:
     loss: float | None  # of theirs
     loss_difference: float | None
     tolerance: float
-    missing_keys: tuple[str, ...]
-    unexpected_keys: tuple[str, ...]
+    missing_keys: tuple[str, ...] = ()  # what transformers did not find in its files
+    unexpected_keys: tuple[str, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -92,7 +93,16 @@ def check(theirs: Path, ours: Weights, family: Family, params: Params, tolerance
     with torch.no_grad(), _quiet():
         their_outputs = _by_name(model.eval()(**batch))
         our_outputs = _call(network.eval(), batch)
-    return _compare(name, model.config, batch, their_outputs, our_outputs, loading, tolerance)
+    unexpected = [
+        each
+        for each in map(str, loading.get("unexpected_keys") or ())
+        if not is_ignored(each, family.prefix, family.ignored)  # buffers of older releases
+    ]
+    return replace(
+        _compare(name, model.config, batch, their_outputs, our_outputs, tolerance),
+        missing_keys=tuple(sorted(map(str, loading.get("missing_keys") or ()))),
+        unexpected_keys=tuple(sorted(unexpected)),
+    )
 
 
 def _with_head(name: str, known: list[str]) -> str:
@@ -151,7 +161,6 @@ def _compare(
     batch: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     ours: list[Tensor],
-    loading: Mapping[str, Any],
     tolerance: float,
 ) -> Checked:
     shapes = [tuple(each.shape) for each in theirs.values()], [tuple(each.shape) for each in ours]
@@ -176,8 +185,6 @@ def _compare(
         losses[0],
         None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1]),
         tolerance,
-        tuple(sorted(map(str, loading.get("missing_keys") or ()))),
-        tuple(sorted(map(str, loading.get("unexpected_keys") or ()))),
     )
 
 

@@ -35,6 +35,8 @@ def make_config(
             removed = before.keys() - told.keys()
             made = {**{key: value for key, value in original.items() if key not in removed}, **changed}
             made.setdefault("model_type", family.model_type)
+            if not set(original.get("architectures") or ()) & set(family.classes(folder)):  # a new head
+                made["architectures"] = told.get("architectures", [family.classes(folder)[0]])
             return _with_dtype(made, weights, [key for key in _DTYPE_KEYS if key in made])
     return _with_dtype(made, weights, _DTYPE_KEYS[:1])
 

@@ -215,9 +215,19 @@ def replace_section(text: str, name: str, values: Mapping[str, Any]) -> str:
         end = next((i for i in range(start + 1, len(lines)) if lines[i][:1] not in " \t\r\n"), len(lines))
         gap = "\n" if end < len(lines) else ""
         made = "".join(lines[:start]) + dumped + gap + "".join(lines[end:])
-    if yaml.safe_load(made) != wanted:  # a layout that lines cannot tell apart: comments go, values stay
-        made = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True, width=100)
-    return made
+    # In a layout that lines cannot tell apart the comments go, and the values stay.
+    return (
+        made
+        if _means(made, wanted)
+        else yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True, width=100)
+    )
+
+
+def _means(text: str, wanted: object) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == wanted)
+    except yaml.YAMLError:
+        return False
 
 
 def carry(source: Path, target: Path) -> list[str]:

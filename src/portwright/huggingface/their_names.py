@@ -43,7 +43,7 @@ def find_names(
             used.update(places)
             equal += [(places[0], place) for place in places[1:]]
     rest = [name for name in available if name not in used]
-    return Found(names, [name for name in rest if not _is_ignored(name, prefix, ignored)], equal)
+    return Found(names, [name for name in rest if not is_ignored(name, prefix, ignored)], equal)
 
 
 def _spellings(name: str, prefix: str) -> Iterator[str]:
@@ -57,6 +57,7 @@ def _spellings(name: str, prefix: str) -> Iterator[str]:
                     yield wrapper + base.removesuffix(new) + old
 
 
-def _is_ignored(name: str, prefix: str, ignored: Sequence[str]) -> bool:
+def is_ignored(name: str, prefix: str, ignored: Sequence[str]) -> bool:
+    """Whether a name is one of the patterns, with or without the base model's prefix."""
     spellings = (name, f"{prefix}{name}", name.removeprefix(prefix) if prefix else name)
     return any(fnmatchcase(each, pattern) for each in spellings for pattern in ignored)
