@@ -12,7 +12,7 @@ from portwright.errors import ExitStatus
 
 data_app = typer.Typer(
     name="data",
-    help="Check data that a training run reads, and measure how quickly they come.",
+    help="Prepare the data that a training run reads, check them, and measure how quickly they come.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,3 +34,92 @@ def check(
         print("\n".join(report.lines()))
     if report.problems:
         raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
+@data_app.command(short_help="Turn text into packed token shards.")
+def prepare(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...", help="Files and folders: text, JSONL, CSV, Parquet, Arrow, also compressed."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder of the store; data_dir of a model's input.")],
+    objective: Annotated[
+        str, typer.Option(help="What is learned: causal (GPT), masked (RoBERTa), pairs (BERT), spans (T5).")
+    ],
+    sequence_length: Annotated[
+        int, typer.Option(help="Tokens of a sample; for spans, of the encoder's input.")
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="tokenizer.json, vocab.json, vocab.txt, a folder with one, or `train`.")
+    ] = "train",
+    tokenizer_kind: Annotated[
+        str | None,
+        typer.Option(help="Of one that is trained: gpt, bert, roberta, t5; left out: the objective's."),
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(help="Tokens of a tokenizer that is trained.")] = 8192,
+    extra_ids: Annotated[int, typer.Option(help="Sentinels of T5, where the tokenizer has none.")] = 100,
+    do_lower: Annotated[bool, typer.Option(help="Lower case, for vocab.txt and a trained bert.")] = True,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="What is a document in text files: file, paragraph or line; left out: file, for pairs paragraph."
+        ),
+    ] = None,
+    text_key: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    pad: Annotated[
+        bool, typer.Option("--pad", help="causal: each document padded on its own, not packed.")
+    ] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="masked, pairs: mask now, not in training.")
+    ] = False,
+    dup_factor: Annotated[int, typer.Option(help="Times that text is taken, with other masks or pairs.")] = 1,
+    max_predictions: Annotated[int, typer.Option(help="Static masks: the most tokens of a sample.")] = 20,
+    mask_probability: Annotated[float, typer.Option(help="Static masks: the share of tokens.")] = 0.15,
+    whole_word: Annotated[bool, typer.Option("--whole-word", help="Static masks: whole words.")] = False,
+    seed: Annotated[int, typer.Option(help="Of pairs and static masks.")] = 1,
+    shard_text: Annotated[str, typer.Option(help="Text that becomes a shard, as 16MiB.")] = "16MiB",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; the store is the same with any. Left out: one a CPU.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad records out, and count them.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a store of other inputs or options.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize text into a store of fixed-length rows, in parallel; run again, it goes on where it was stopped."""
+    from portwright.text.prepare_command import prepare_and_tell
+
+    lines, details = prepare_and_tell(
+        inputs,
+        out,
+        objective={
+            "name": objective,
+            "sequence_length": sequence_length,
+            "packed": not pad,
+            "static": static,
+            "dup_factor": dup_factor,
+            "max_predictions": max_predictions,
+            "mask_probability": mask_probability,
+            "whole_word": whole_word,
+            "seed": seed,
+        },
+        options={
+            "tokenizer": tokenizer,
+            "tokenizer_kind": tokenizer_kind,
+            "vocab_size": vocab_size,
+            "num_sentinels": extra_ids,
+            "do_lower": do_lower,
+            "split": split,
+            "text_key": text_key,
+            "skip_bad": skip_bad,
+        },
+        shard_text=shard_text,
+        workers=workers,
+        force=force,
+    )
+    print(json.dumps(details, indent=2) if as_json else "\n".join(lines))

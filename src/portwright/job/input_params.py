@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
@@ -34,6 +34,9 @@ class TextInputParams(LoaderInputParams):
         "or one trained on the text and kept beside it",
     )
     text_key: str = Field("text", description="the key or column that holds a document's text")
+    split: Literal["file", "paragraph", "line"] | None = Field(
+        None, description="what is a document in *.txt; left out: file, for pairs of sentences paragraph"
+    )
     max_sequence_length: PositiveInt = Field(64, description="tokens of a sample")
     num_samples: PositiveInt | None = Field(None, description="take no more than these")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from portwright.data.gather import GatherDataset, Transform
 
 Section = Mapping[str, Any]
-Made = tuple["GatherDataset", Tokenizer]
+Made = tuple["GatherDataset", Tokenizer | None]  # None: samples in files, and no tokenizer named
 
 _GENERATED_PAIRS = 20_000
 
@@ -50,10 +50,11 @@ def causal_lm(options: Section, section: str, model: Section) -> Made:
     objective = Objective("causal", length, packed=options["pack_sequences"])
     source = find_source(options, section)
     tokenizer = choose_tokenizer(source, objective.kind, model["vocab_size"], options)
-    objective.check_tokenizer(tokenizer)
-    check_tokenizer(tokenizer, section, model)
-    transform = CausalBatch(tokenizer.eos_id, options["document_mask"])
-    return _dataset(source, objective, tokenizer, transform, options), tokenizer
+    transform = None
+    if tokenizer is not None:
+        _check(objective, tokenizer, section, model)
+        transform = CausalBatch(tokenizer.eos_id, options["document_mask"])
+    return _dataset(source, objective, tokenizer, transform, options, model), tokenizer
 
 
 def masked_lm(options: Section, section: str, model: Section, *, kind: str | None = None) -> Made:
@@ -78,16 +79,17 @@ def masked_lm(options: Section, section: str, model: Section, *, kind: str | Non
     )
     source = find_source(options, section)
     tokenizer = choose_tokenizer(source, kind, model["vocab_size"], options)
-    objective.check_tokenizer(tokenizer)
-    check_tokenizer(tokenizer, section, model)
-    rules = MaskRules.of(
-        tokenizer,
-        options["masked_lm_prob"],
-        options["max_predictions_per_seq"],
-        whole_word=options["mask_whole_word"],
-    )
-    transform = MaskedBatch(rules, options["dynamic_masking"], pairs)
-    return _dataset(source, objective, tokenizer, transform, options), tokenizer
+    transform = None
+    if tokenizer is not None:
+        _check(objective, tokenizer, section, model)
+        rules = MaskRules.of(
+            tokenizer,
+            options["masked_lm_prob"],
+            options["max_predictions_per_seq"],
+            whole_word=options["mask_whole_word"],
+        )
+        transform = MaskedBatch(rules, options["dynamic_masking"], pairs)
+    return _dataset(source, objective, tokenizer, transform, options, model), tokenizer
 
 
 def span_corruption(options: Section, section: str, model: Section) -> Made:
@@ -107,18 +109,19 @@ def span_corruption(options: Section, section: str, model: Section) -> Made:
         )
     source = find_source(options, section)
     tokenizer = choose_tokenizer(source, objective.kind, model["vocab_size"], options)
-    objective.check_tokenizer(tokenizer)
-    check_tokenizer(tokenizer, section, model)
-    transform = SpanBatch(
-        tokenizer.sentinel_ids,
-        tokenizer.eos_id,
-        tokenizer.pad_id,
-        model.get("decoder_start_token_id", tokenizer.pad_id),
-        length,
-        target_length,
-        *noise,
-    )
-    return _dataset(source, objective, tokenizer, transform, options), tokenizer
+    transform = None
+    if tokenizer is not None:
+        _check(objective, tokenizer, section, model)
+        transform = SpanBatch(
+            tokenizer.sentinel_ids,
+            tokenizer.eos_id,
+            tokenizer.pad_id,
+            model.get("decoder_start_token_id", tokenizer.pad_id),
+            length,
+            target_length,
+            *noise,
+        )
+    return _dataset(source, objective, tokenizer, transform, options, model), tokenizer
 
 
 def translation(options: Section, section: str, model: Section) -> Made:
@@ -136,7 +139,7 @@ def translation(options: Section, section: str, model: Section) -> Made:
     vocab_size = min(
         model[name] for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size") if name in model
     )
-    tokenizer = pair_tokenizer(options, section, vocab_size)
+    tokenizer = pair_tokenizer(options, section, vocab_size, pairs)
     check_tokenizer(tokenizer, section, {**model, "vocab_size": vocab_size})
     end = np.asarray([tokenizer.eos_id], np.int32)
     sides = [[np.concatenate([ids, end]) for ids in tokenizer.encode_batch(texts)] for texts in pairs]
@@ -182,12 +185,22 @@ def _read_translations(options: Section, section: str) -> Pairs:
     )
 
 
+def _check(objective: Objective, tokenizer: Tokenizer, section: str, model: Section) -> None:
+    objective.check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer, section, model)
+
+
 def _dataset(
-    source: Source, objective: Objective, tokenizer: Tokenizer, transform: Transform, options: Section
+    source: Source,
+    objective: Objective,
+    tokenizer: Tokenizer | None,
+    transform: Transform | None,
+    options: Section,
+    model: Section,
 ) -> GatherDataset:
     from portwright.text.gathering import make_dataset
 
-    return make_dataset(source, objective, tokenizer, transform, options)
+    return make_dataset(source, objective, tokenizer, transform, options, model["vocab_size"])
 
 
 def _settle(options: Section, kind: type[BaseModel]) -> dict[str, Any]:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError
+from portwright.job.atomic import atomic_write_text
+from portwright.text.inputs import find_inputs, total_bytes
 from portwright.text.number_words import number_pairs
+from portwright.text.objectives import Objective
+from portwright.text.pairs import Pairs
+from portwright.text.prepare import TOKENIZER_FILE, PrepareOptions, sample_texts
+from portwright.text.ready import HDF5_ENDINGS, csv_columns, is_ready_csv
 from portwright.text.shipped import shipped_documents, split_held_out
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import train_tokenizer
 
+MOST_TEXT_BYTES = 512 << 20  # that are tokenized when a run begins; more is prepared before
+
 
 @dataclass(frozen=True)
 class Source:
-    """Text of a section: that of the package, a prepared store, or files."""
+    """Text of a section: that of the package, a prepared store, files of samples, or files of text."""
 
     section: str
-    kind: Literal["shipped", "store", "files"]
+    kind: Literal["shipped", "store", "hdf5", "csv", "text"]
     places: tuple[Path, ...] = ()
 
     @property
@@ -30,7 +39,7 @@ class Source:
 
 
 def find_source(options: Mapping[str, Any], section: str) -> Source:
-    """Looks at data_dir."""
+    """Looks at data_dir; the places of files of samples are the files."""
     given = options.get("data_dir")
     if given is None or given == []:
         return Source(section, "shipped")
@@ -38,27 +47,76 @@ def find_source(options: Mapping[str, Any], section: str) -> Source:
     for place in places:
         if not place.exists():
             raise UserError(f"{section}.data_dir: '{place}' does not exist.", "Correct the path.")
-    if any((place / "manifest.json").is_file() for place in places):
+    if any((place / MANIFEST).is_file() or any(place.glob("shard-*.json")) for place in places):
         if len(places) > 1:
             raise UserError(
                 f"{section}.data_dir names {len(places)} folders, and one of them is a prepared store.",
                 "Name one store; prepare all texts into it.",
             )
         return Source(section, "store", places)
-    return Source(section, "files", places)
+    if hdf5 := _files_ending(places, HDF5_ENDINGS):
+        return Source(section, "hdf5", hdf5)
+    tables = _files_ending(places, (".csv",))
+    if (
+        tables
+        and is_ready_csv(csv_columns(tables[0]))
+        and options.get("text_key") not in csv_columns(tables[0])
+    ):
+        return Source(section, "csv", tables)
+    return Source(section, "text", places)
 
 
-def choose_tokenizer(source: Source, kind: str, vocab_size: int, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that options name, or that of the store, or one that is trained on the text."""
+def choose_tokenizer(
+    source: Source, kind: str, vocab_size: int, options: Mapping[str, Any]
+) -> Tokenizer | None:
+    """The tokenizer that options name, or that of the store, or one that is trained on the text.
+
+    None: samples in files that need none, and none is named.
+    """
     given = options.get("tokenizer")
     num_sentinels = options.get("extra_ids", 0) if kind == "t5" else 0
+    named: Tokenizer | None = None
     if given is not None:
-        return load_tokenizer(given, do_lower=options.get("do_lower")).with_sentinels(num_sentinels)
+        named = load_tokenizer(given, do_lower=options.get("do_lower")).with_sentinels(num_sentinels)
+    if source.kind == "store":
+        return _store_tokenizer(source, named)
+    if named is not None or source.kind in ("hdf5", "csv"):
+        return named
     if source.kind == "shipped":
         return _shipped_tokenizer(kind, vocab_size, num_sentinels, options.get("do_lower", True))
-    if source.kind == "store":
-        return load_tokenizer(source.places[0] / "tokenizer.json")
-    raise UserError(f"{source.section} has files and no tokenizer.", "Give one.")
+    return _text_tokenizer(source, kind, vocab_size, num_sentinels, options)
+
+
+def check_text_size(source: Source) -> None:
+    """Refuses text that takes too long to tokenize whenever a run begins."""
+    total = total_bytes(find_inputs(source.places))
+    if total > MOST_TEXT_BYTES:
+        raise UserError(
+            f"{source.section}.data_dir holds {total >> 20} MiB of text, too much to tokenize at every start.",
+            f"Prepare it once: portwright data prepare {' '.join(map(str, source.places))} --out FOLDER ..., "
+            "and name FOLDER as data_dir.",
+        )
+
+
+def _store_tokenizer(source: Source, named: Tokenizer | None) -> Tokenizer | None:
+    folder = source.places[0]
+    noted = read_manifest(folder).header.tokenizer
+    own = folder / TOKENIZER_FILE
+    tokenizer = named if named is not None else load_tokenizer(own) if own.is_file() else None
+    if tokenizer is None and noted is not None:
+        raise UserError(
+            f"{source.section}: '{own}' is missing, and no tokenizer is named.",
+            f"Name the tokenizer that made these data (fingerprint {noted.get('fingerprint')}).",
+        )
+    if tokenizer is not None and noted is not None and tokenizer.fingerprint != noted.get("fingerprint"):
+        raise UserError(
+            f"{source.section}: {tokenizer.source} is not the one that made '{folder}' "
+            f"(fingerprint {tokenizer.fingerprint}, not {noted.get('fingerprint')}).",
+            "Leave `tokenizer` out to take the store's own, or prepare the data with this one."
+            if named is not None
+            else "Put the store's own tokenizer.json back.",
+        )
+    return tokenizer
 
 
 @cache  # training, evaluation and tests ask for it again and again
@@ -67,13 +125,43 @@ def _shipped_tokenizer(kind: str, vocab_size: int, num_sentinels: int, do_lower:
     return train_tokenizer(kind, texts, vocab_size, num_sentinels=num_sentinels, do_lower=do_lower)
 
 
-def pair_tokenizer(options: Mapping[str, Any], section: str, vocab_size: int) -> Tokenizer:
+def _text_tokenizer(
+    source: Source, kind: str, vocab_size: int, num_sentinels: int, options: Mapping[str, Any]
+) -> Tokenizer:
+    """The one that an earlier run kept beside the text; else training trains it, the same in every process."""
+    kept = _kept_file(source.places[0], kind, vocab_size, num_sentinels)
+    if kept.is_file():
+        return load_tokenizer(kept)
+    if not source.training:
+        raise _no_tokenizer(source.section, kept)
+    check_text_size(source)
+    chosen = PrepareOptions(
+        Objective("causal", 1), split=options.get("split"), text_key=options.get("text_key", "text")
+    )
+    texts = sample_texts(find_inputs(source.places), chosen)
+    tokenizer = train_tokenizer(
+        kind, texts, vocab_size, num_sentinels=num_sentinels, do_lower=options.get("do_lower", True)
+    )
+    atomic_write_text(kept, tokenizer.to_json() + "\n")
+    return load_tokenizer(kept)
+
+
+def pair_tokenizer(options: Mapping[str, Any], section: str, vocab_size: int, pairs: Pairs) -> Tokenizer:
     """One for both languages of a translation."""
     if options.get("tokenizer") is not None:
         return load_tokenizer(options["tokenizer"])
-    if not (options.get("src_data_dir") or options.get("data_dir")):
+    place = options.get("src_data_dir") or options.get("data_dir")
+    if not place:
         return _number_tokenizer(vocab_size)
-    raise UserError(f"{section} has files and no tokenizer.", "Give one.")
+    kept = _kept_file(
+        Path(place if isinstance(place, str | Path) else place[0]), "translation", vocab_size, 0
+    )
+    if not kept.is_file():
+        if section == "eval_input":
+            raise _no_tokenizer(section, kept)
+        tokenizer = train_tokenizer("translation", [*pairs.sources, *pairs.targets], vocab_size)
+        atomic_write_text(kept, tokenizer.to_json() + "\n")
+    return load_tokenizer(kept)
 
 
 @cache
@@ -82,5 +170,23 @@ def _number_tokenizer(vocab_size: int) -> Tokenizer:
     return train_tokenizer("translation", [*sources, *targets], vocab_size)
 
 
-def texts_of(documents: Iterable[Any]) -> Iterable[str]:
-    return (document.text for document in documents)
+def _kept_file(place: Path, kind: str, vocab_size: int, num_sentinels: int) -> Path:
+    folder = place.expanduser()
+    folder = folder if folder.is_dir() else folder.parent
+    sentinels = f"-{num_sentinels}" if num_sentinels else ""
+    return folder / f"tokenizer-{kind}-{vocab_size}{sentinels}.json"
+
+
+def _no_tokenizer(section: str, kept: Path) -> UserError:
+    return UserError(
+        f"{section} has text of its own and no tokenizer ('{kept}' does not exist).",
+        f"Set {section}.tokenizer to that of training, which keeps it beside its text as {kept.name}.",
+    )
+
+
+def _files_ending(places: tuple[Path, ...], endings: tuple[str, ...]) -> tuple[Path, ...]:
+    found: list[Path] = []
+    for place in places:
+        inside = sorted(place.iterdir()) if place.is_dir() else [place]
+        found += [path for path in inside if path.suffix.lower() in endings and path.is_file()]
+    return tuple(found)
