@@ -132,14 +132,16 @@ def translation(options: Section, section: str, model: Section) -> Made:
     from portwright.data.gather import ArrayDataset
 
     options = _settle(options, TranslationInputParams)
-    widths = options["src_max_sequence_length"], options["tgt_max_sequence_length"]
+    widths = options["src_max_sequence_length"], options["tgt_max_sequence_length"] or 32
     for name, width in zip(("src", "tgt"), widths, strict=True):
         check_positions(section, f"{name}_max_sequence_length", width, model)
     pairs = _read_translations(options, section)
     vocab_size = min(
         model[name] for name in ("vocab_size", "src_vocab_size", "tgt_vocab_size") if name in model
     )
-    tokenizer = pair_tokenizer(options, section, vocab_size, pairs)
+    # T5 ends with token 1 and begins with padding; the Transformer has <s> and </s> as tokens 2 and 3.
+    kind = "t5" if model.get("eos_token_id") == 1 else "translation"
+    tokenizer = pair_tokenizer(options, section, kind, vocab_size, pairs)
     check_tokenizer(tokenizer, section, {**model, "vocab_size": vocab_size})
     end = np.asarray([tokenizer.eos_id], np.int32)
     sides = [[np.concatenate([ids, end]) for ids in tokenizer.encode_batch(texts)] for texts in pairs]
@@ -159,7 +161,9 @@ def translation(options: Section, section: str, model: Section) -> Made:
             [side[number] for number in fitting[: options["num_samples"]]], width, tokenizer.pad_id
         )
         arrays |= {name: rows["tokens"], f"{name}_length": rows["length"]}
-    start_id = model.get("decoder_start_token_id", tokenizer.id_of("bos"))
+    start_id = model.get("decoder_start_token_id")
+    if start_id is None:
+        start_id = tokenizer.roles.get("bos", tokenizer.pad_id)
     return ArrayDataset(arrays, PairBatch(start_id)), tokenizer
 
 

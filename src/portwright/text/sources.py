@@ -146,28 +146,28 @@ def _text_tokenizer(
     return load_tokenizer(kept)
 
 
-def pair_tokenizer(options: Mapping[str, Any], section: str, vocab_size: int, pairs: Pairs) -> Tokenizer:
-    """One for both languages of a translation."""
+def pair_tokenizer(
+    options: Mapping[str, Any], section: str, kind: str, vocab_size: int, pairs: Pairs
+) -> Tokenizer:
+    """One for both languages of a translation; `kind` is that of one that is trained."""
     if options.get("tokenizer") is not None:
         return load_tokenizer(options["tokenizer"])
     place = options.get("src_data_dir") or options.get("data_dir")
     if not place:
-        return _number_tokenizer(vocab_size)
-    kept = _kept_file(
-        Path(place if isinstance(place, str | Path) else place[0]), "translation", vocab_size, 0
-    )
+        return _number_tokenizer(kind, vocab_size)
+    kept = _kept_file(Path(place if isinstance(place, str | Path) else place[0]), kind, vocab_size, 0)
     if not kept.is_file():
         if section == "eval_input":
             raise _no_tokenizer(section, kept)
-        tokenizer = train_tokenizer("translation", [*pairs.sources, *pairs.targets], vocab_size)
+        tokenizer = train_tokenizer(kind, [*pairs.sources, *pairs.targets], vocab_size)
         atomic_write_text(kept, tokenizer.to_json() + "\n")
     return load_tokenizer(kept)
 
 
 @cache
-def _number_tokenizer(vocab_size: int) -> Tokenizer:
+def _number_tokenizer(kind: str, vocab_size: int) -> Tokenizer:
     sources, targets = number_pairs(5000)
-    return train_tokenizer("translation", [*sources, *targets], vocab_size)
+    return train_tokenizer(kind, [*sources, *targets], vocab_size)
 
 
 def _kept_file(place: Path, kind: str, vocab_size: int, num_sentinels: int) -> Path:
