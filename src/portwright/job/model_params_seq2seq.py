@@ -84,3 +84,7 @@ class Seq2SeqParams(Seq2SeqLossParams):
     label_smoothing: float = Field(
         0.1, ge=0, lt=1, description="share of the target given to all tokens; in training"
     )
+    # The tokenizer that is trained on the spot has these.
+    pad_token_id: int = Field(0, ge=0)
+    eos_token_id: int = Field(3, ge=0, description="ends a generated sequence")
+    decoder_start_token_id: int = Field(2, ge=0, description="begins a generated sequence")

@@ -1,0 +1,25 @@
+"""Text with spans taken out, for the model to tell what stood there; or pairs of texts, to fine-tune on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from portwright import text
+from portwright.job.input_params import loader_arguments
+
+
+def get_train_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
+    return make_dataloader(params, "train_input")
+
+
+def get_eval_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
+    return make_dataloader(params, "eval_input")
+
+
+def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
+    options = params[section]
+    make = text.translation if options["objective"] == "pairs" else text.span_corruption
+    dataset, _ = make(options, section, params["model"])
+    return DataLoader(dataset, **loader_arguments(options, section))
