@@ -18,9 +18,9 @@ def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
 
 def _may_fuse(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     return (
-        type(x) is Tensor
+        not torch.compiler.is_compiling()
+        and type(x) is Tensor
         and gpu_kernels.serves(x)
-        and not torch.compiler.is_compiling()
         and type(norm) is nn.BatchNorm2d
         and norm.training
         and norm.weight is not None

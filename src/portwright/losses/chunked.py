@@ -28,6 +28,7 @@ from portwright.losses.tokens import (
     split_ignored,
     wide_type,
 )
+from portwright.losses.whole import needs_whole_logits, whole_cross_entropy
 
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = ("mean", "sum", "none")
@@ -216,7 +217,19 @@ def chunked_cross_entropy(
     `hidden` is [..., d], `weight` [vocabulary, d] and `targets` [...]. `weights`, of the targets' shape, counts each
     token so much (a mask is one); the mean divides by their sum, and is NaN over no token, as torch's is. The loss
     is float32 or wider whatever the type of the matrices; under autocast they are cast as an output layer's are.
+    A device whose compiler knows torch's ops alone gets those, and holds the logits.
     """
+    if needs_whole_logits(hidden):
+        return whole_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            bias,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            weights=weights,
+            reduction=reduction,
+        )
     hidden, weight, bias = _as_autocast(hidden, weight, bias)
     _check(hidden, weight, bias, targets, weights, label_smoothing, reduction, chunk_tokens)
     head = (hidden.reshape(-1, hidden.shape[-1]), weight, bias)
@@ -248,8 +261,9 @@ def chunked_cross_entropy(
 def _may_fuse(dtype: torch.dtype) -> bool:
     # float16 gradients must be scaled before they are rounded, and a loss scale is known only in backward.
     # An exported graph is mostly run forward.
-    is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-    return dtype != torch.float16 and not is_exporting()
+    # The flag behind is_exporting(), which torch 2.11 takes for True in whatever it compiles.
+    is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    return dtype != torch.float16 and not is_exporting
 
 
 def _as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
