@@ -71,6 +71,8 @@ def open_ours(path: Path, params_file: Path | None) -> OurModel:
 
 
 def _find_checkpoint(path: Path) -> Path:
+    if path.is_file() and (path.parent / MANIFEST_FILE).is_file():
+        return path.parent
     if not path.is_dir() or (path / MANIFEST_FILE).is_file():
         return path
     for folder in (path, path / "model_dir"):
@@ -92,6 +94,8 @@ def _find_checkpoint(path: Path) -> Path:
 
 def _find_params(checkpoint: Path) -> Path | None:
     """The params that a run of this checkpoint kept, else those of the model folder around it."""
+    if checkpoint.is_file():  # it may lie anywhere
+        return None
     run_dir = checkpoint.parent
     candidates = [run_dir / "train" / "params_train.yaml"]
     candidates += [folder / _PARAMS_FILE for folder in (run_dir, run_dir.parent)]
@@ -99,6 +103,8 @@ def _find_params(checkpoint: Path) -> Path | None:
 
 
 def _find_carried(checkpoint: Path) -> Path | None:
+    if checkpoint.is_file():
+        return None
     around = (checkpoint.parent, checkpoint.parent.parent)
     return next((f / CARRIED_FOLDER for f in around if (f / CARRIED_FOLDER / CONFIG_FILE).is_file()), None)
 

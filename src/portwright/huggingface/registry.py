@@ -94,9 +94,17 @@ def folder_of_config(config: Mapping[str, Any]) -> str:
         if name in by_class:
             return by_class[name]
     if classes:
+        alike = sorted(
+            folder
+            for family in families.values()
+            if family.model_type == config.get("model_type")
+            for folder in family.architectures
+        )
         raise UserError(
             f"config.json says architectures {classes}, which no model of ours reads.",
-            f"{suggest(str(classes[0]), by_class)} Or name the model with --model.",
+            f"Name one of its kind with --model and --new-head: {', '.join(alike)}."
+            if alike
+            else suggest(str(classes[0]), by_class),
         )
     by_type: dict[str, str] = {}
     for family in families.values():
@@ -106,5 +114,5 @@ def folder_of_config(config: Mapping[str, Any]) -> str:
         return by_type[str(kind)]
     raise UserError(
         f"config.json says model_type {kind!r}, which no model of ours reads.",
-        f"{suggest(str(kind), by_type)} Or name the model with --model.",
+        suggest(str(kind), by_type),
     )

@@ -29,7 +29,7 @@ _FOREIGN = {
     "model.onnx": "ONNX's",
     "consolidated.00.pth": "the authors' own layout",
 }
-_DOWNLOAD = "Download the whole folder again (huggingface-cli download NAME --local-dir DIR)."
+_DOWNLOAD = "Download the whole folder again (hf download NAME --local-dir DIR)."
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a HuggingFace folder."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"'{folder}' {what}.", "Give the folder that holds config.json and the weights.")
+        raise UserError(
+            f"'{folder}' {what}.",
+            "Give the folder that holds config.json and the weights; what is on the hub is downloaded first: "
+            "hf download NAME --local-dir DIR.",
+        )
     path = folder / CONFIG_FILE
     if not path.is_file():
         names = ", ".join(sorted(each.name for each in folder.iterdir())[:8]) or "nothing"

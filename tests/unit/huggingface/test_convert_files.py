@@ -289,6 +289,16 @@ def test_a_new_head_is_drawn_and_the_old_one_left(bert):
     assert back["architectures"] == ["BertForSequenceClassification"]
 
 
+def test_a_base_model_gets_a_head(tmp_path):
+    save("BertModel", BERT, tmp_path / "theirs")
+    with pytest.raises(UserError, match=r"BertModel.*--model and --new-head: bert, bert_classifier"):
+        _bring(tmp_path / "theirs")
+    made, out = _bring(tmp_path / "theirs", model="bert_qa", new_head=True)
+    assert made["notes"][0] == "drawn anew: qa_outputs.weight, qa_outputs.bias"
+    given = _weights(tmp_path / "theirs")["encoder.layer.1.output.dense.weight"]
+    assert same_bits(_ours(out)["model/bert.encoder.layers.1.linear2.weight"], given)
+
+
 def test_a_new_head_cannot_be_checked(bert):
     with pytest.raises(UserError, match="a new head has no like"):
         _bring(bert, model="bert_classifier", new_head=True, check=True)
@@ -448,7 +458,7 @@ def test_pickled_code_never_runs(gpt2, monkeypatch):
 def test_unknown_models_are_told_with_those_that_are_known(gpt2, config, says):
     given = json.loads((gpt2 / "config.json").read_text())
     (gpt2 / "config.json").write_text(json.dumps({**given, **config}))
-    with pytest.raises(UserError, match=f"{says}.*Valid: .*--model"):
+    with pytest.raises(UserError, match=f"{says}.*Valid: "):
         _bring(gpt2)
 
 
@@ -530,6 +540,8 @@ def test_sources_of_ours_that_are_none(gpt2, tmp_path):
         with pytest.raises(UserError, match=says):
             take_back(Options(source, tmp_path / "back", "gpt2"), nothing)
     _bring(gpt2, name="w.safetensors", weights_only=True)
+    (tmp_path / "configs").mkdir()  # of something else
+    (tmp_path / "configs" / "params.yaml").write_text("model: {}")
     with pytest.raises(UserError, match="Name it: --model"):
         take_back(Options(tmp_path / "w.safetensors", tmp_path / "back"), nothing)
     with pytest.raises(UserError, match="--params"):
