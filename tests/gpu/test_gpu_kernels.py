@@ -52,7 +52,7 @@ def test_a_head_in_bfloat16_is_no_worse_than_torchs():
     ours = torch.autograd.grad(chunked_cross_entropy(*narrow, targets), narrow)
     torchs = torch.autograd.grad(F.cross_entropy(F.linear(*narrow), targets), narrow)
     for one, other, right in zip(ours, torchs, expected, strict=True):
-        assert distance(one, right) < 1.2 * distance(other, right)
+        assert distance(one, right) < 2 * distance(other, right)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
