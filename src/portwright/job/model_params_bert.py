@@ -79,3 +79,7 @@ class BertSummarizationParams(BertHeadParams):
         None,
         description="factor of the sentences' summed losses divided by the batch (the model zoo's); left out: their mean",
     )
+    compute_rouge: bool = Field(
+        False,
+        description="also ROUGE in evaluation, counted on the host: CPU and GPU can, compiled targets cannot",
+    )
