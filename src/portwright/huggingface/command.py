@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from portwright.discover import find_models
 from portwright.errors import UserError, suggest
 from portwright.huggingface.check import Checked, check, require_transformers
 from portwright.huggingface.config import make_config
@@ -19,6 +20,7 @@ from portwright.huggingface.mapping import Family, Params, moves_of
 from portwright.huggingface.model_folder import (
     OurModel,
     carry,
+    check_section,
     make_folder,
     open_ours,
     read_model_section,
@@ -69,8 +71,14 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
     if chosen.lower() not in FORMATS:
         raise UserError(f"unknown format '{chosen}'.", suggest(chosen, FORMATS))
     convert = bring_in if given_from is not None else take_back
-    with _progress(shown=not as_json) as on_bytes:
-        made = convert(options, on_bytes)
+    try:
+        with _progress(shown=not as_json) as on_bytes:
+            made = convert(options, on_bytes)
+    except OSError as error:  # of what is read; what cannot be written is told where it happens
+        raise UserError(
+            f"Cannot read {error.filename or options.source}: {(error.strerror or str(error)).lower()}.",
+            "Check the path and its permissions.",
+        ) from error
     if as_json:
         print(json.dumps(made, indent=2))
     else:
@@ -89,9 +97,7 @@ def bring_in(options: Options, on_bytes: Callable[[int, int], None]) -> dict[str
             )
         require_transformers()
     theirs = open_folder(options.source)
-    section = family.params_of(config)
-    if family.by_tensors is not None:
-        section = family.by_tensors(section, theirs.specs.keys())
+    section = _section_of(config, folder, family, theirs, options.weights_only)
     dtype = parse_dtype(options.dtype)
     notes: list[str] = []
     try:
@@ -160,6 +166,22 @@ def take_back(options: Options, on_bytes: Callable[[int, int], None]) -> dict[st
         ours = Weights(model.weights.specs, model.weights.read)
         made["check"] = check(out, ours, family, section, options.tolerance).as_dict()
     return made
+
+
+def _section_of(
+    config: Mapping[str, Any], folder: str, family: Family, theirs: Weights, weights_only: bool
+) -> dict[str, Any]:
+    """The section `model:` that a config.json means."""
+    try:
+        section = family.params_of(config)
+        if family.by_tensors is not None:
+            section = family.by_tensors(section, theirs.specs.keys())
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # values of kinds that no config has
+        raise UserError(
+            f"config.json cannot be read as that of a {family.model_type}: {type(error).__name__}: {error}.",
+            "Correct it, or download it again.",
+        ) from error
+    return section if weights_only and folder not in find_models() else check_section(section, folder)
 
 
 def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:

@@ -16,6 +16,7 @@ from portwright.discover import find_models, find_targets
 from portwright.errors import UserError
 from portwright.huggingface.weights import CONFIG_FILE, Weights
 from portwright.job.params import load_params
+from portwright.job.problems import check_model
 from portwright.job.user_schema import schema_of_namespace
 from portwright.runtime.checkpoint import find_last_good, list_checkpoints, read_checkpoint
 from portwright.runtime.checkpoint_format import MANIFEST_FILE
@@ -126,6 +127,20 @@ def read_model_section(params_file: Path, folder: str) -> dict[str, Any]:
             f"{params_file} has no section 'model'.", "Give the params of the model with --params."
         )
     return dict(section)
+
+
+def check_section(section: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """A model section of config.json's values, checked by the reference model's schema; wrong ones are told as there."""
+    kind = (schema_of_namespace(_run_utils(reference_folder(folder)), "utils.py") or {}).get("model")
+    if kind is None:
+        return dict(section)
+    checked, problems = check_model(kind, dict(section), ("model",))
+    if checked is None or problems:
+        wrong = "; ".join(f"{'.'.join(map(str, each.path))}: {each.message}" for each in problems)
+        raise UserError(
+            f"config.json gives params that the model does not take: {wrong}.", "Correct config.json."
+        )
+    return {key: getattr(checked, key, value) for key, value in section.items()}
 
 
 def _run_utils(folder: Path) -> dict[str, Any]:

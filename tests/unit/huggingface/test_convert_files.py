@@ -469,6 +469,45 @@ def test_a_model_of_another_type_is_refused(gpt2):
         _bring(gpt2, model="gpt-2")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"n_layer": "two"},
+        {"n_layer": -1},
+        {"n_embd": None},
+        {"n_head": 0},
+        {"n_embd": [24]},
+        {"n_embd": 25},
+        {"vocab_size": 1.5},
+    ],
+)
+def test_nonsense_in_a_config_is_told(gpt2, values):
+    given = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps({**given, **values}))
+    with pytest.raises(UserError):
+        _bring(gpt2)
+    assert not (gpt2.parent / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id2label": {0: "gut", 1: "nä: 'h'", 2: "# x"}},
+        {"num_labels": 1},
+        {"num_labels": 4, "problem_type": "multi_label_classification"},
+    ],
+)
+def test_labels_and_kinds_of_problems_go_along(tmp_path, config):
+    save("BertForSequenceClassification", {**BERT, **config}, tmp_path / "theirs")
+    made, out = _bring(tmp_path / "theirs", check=True)
+    assert made["check"]["equal"]
+    shutil.rmtree(out / "huggingface")  # so that all comes from the params
+    back = take_back(Options(out, tmp_path / "back", "bert_classifier", check=True), nothing)
+    assert back["check"]["equal"]
+    given, written = (transformers.AutoConfig.from_pretrained(tmp_path / n) for n in ("theirs", "back"))
+    assert (written.id2label, written.problem_type) == (given.id2label, given.problem_type)
+
+
 def test_model_type_alone_says_the_model(gpt2):
     given = json.loads((gpt2 / "config.json").read_text())
     del given["architectures"]
