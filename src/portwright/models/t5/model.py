@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from portwright import PyTorchBaseModel
+from portwright.errors import UnsupportedError
 from portwright.generation import GenerationOptions, generate
 from portwright.losses import token_cross_entropy
 from portwright.networks import T5
+from portwright.networks.head_loss import takes_custom_ops
 from portwright.networks.seq2seq_loss import seq2seq_loss
 from portwright.runtime.metrics import AccuracyMetric, PerplexityMetric
 
@@ -51,6 +53,11 @@ class T5Model(PyTorchBaseModel):
         self.accuracy(labels=labels, predictions=logits.argmax(-1), weights=weights)
         self.perplexity(labels=labels, loss=token_cross_entropy(logits, labels), weights=weights)
         if self.exact_match is not None:
+            if not takes_custom_ops(logits):
+                raise UnsupportedError(
+                    "model.eval_exact_match generates token by token, which a compiled step cannot do.",
+                    "Set model.eval_exact_match: false on this target.",
+                )
             made = self.generate(data, labels.shape[1])
             wanted = labels.masked_fill(weights == 0, self.options["pad_token_id"])
             made = F.pad(made, (0, labels.shape[1] - made.shape[1]), value=self.options["pad_token_id"])
