@@ -34,6 +34,7 @@ from portwright.graph.capturing.trace_modules import watch_modules
 from portwright.graph.graph import Graph, Module, Stop
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.repeats import mark_repeats
+from portwright.losses.whole import whole_logits
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
 
@@ -57,7 +58,7 @@ def capture(
 
     The factory gives what `run` takes: a PyTorchBaseModel, an nn.Module that returns its loss, or any callable of a batch.
     `casts` is active in the forward pass; code under `root` counts as the user's; `fuses_attention` is for targets whose
-    scaled_dot_product_attention is one kernel that keeps no scores; with `folds`, a layer that repeats two others is copied
+    scaled_dot_product_attention is one kernel that keeps no scores, and an output layer's loss one that keeps no logits; with `folds`, a layer that repeats two others is copied
     from them instead of run. What the user's code does wrong is in `Graph.stops`;
     UserError is left to a batch or a factory that cannot be used.
     """
@@ -88,6 +89,7 @@ def capture(
             stack.enter_context(watch_modules(tape, paths, folder))
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                stack.enter_context(whole_logits())
             around = _around_forward(casts, trains)
             loss = _run_step(model, inputs, around, tape, hosts, info)
         except UserError:

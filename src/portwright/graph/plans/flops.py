@@ -211,6 +211,18 @@ def _attention_backward(graph: Graph, node: Node) -> int:
     return _attend(query, key, value)[1]
 
 
+def _head_losses(graph: Graph, node: Node) -> int:
+    """An output layer and its loss in one (portwright.losses.chunked)."""
+    hidden, weight = _shapes(graph, node)[:2]
+    return 2 * hidden[0] * math.prod(weight)
+
+
+def _head_loss_and_gradients(graph: Graph, node: Node) -> int:
+    """The same and its gradients: a product more for each matrix that needs one."""
+    hidden, weight = _shapes(graph, node)[1:3]
+    return 2 * hidden[0] * math.prod(weight) * (1 + sum(bool(needed) for needed in node.args[-1][:2]))
+
+
 def _recurrent(graph: Graph, node: Node) -> int:
     """A whole LSTM, GRU or RNN that was not taken apart: every weight matrix times every position of the sequence."""
     refs = [graph.values[i].shape for i in node.inputs]
@@ -263,6 +275,8 @@ _PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
         ),
         _attention_backward,
     ),
+    "head_losses": _head_losses,
+    "head_loss_and_gradients": _head_loss_and_gradients,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"), _recurrent),
     **flops_tensorflow.PRODUCTS,
 }
