@@ -36,6 +36,39 @@ def check(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+@data_app.command(short_help="Copy files of numbers into a store.")
+def pack(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files and folders: HDF5, npy, npz, Parquet, Arrow, CSV or JSONL of numbers and lists of numbers.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder of the store.")],
+    fields: Annotated[list[str] | None, typer.Option("--field", help="Only these fields.")] = None,
+    interleave: Annotated[
+        bool, typer.Option("--interleave", help="A record of each file in turn, not file after file.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy records that are numbers already into a store, which is read quicker than any other format.
+
+    A second call goes on where a killed one stopped.
+    """
+    from portwright.data.files import pack_files
+
+    made = pack_files(inputs, out, fields, interleave=interleave)
+    if as_json:
+        print(
+            json.dumps(
+                {"folder": str(out), "records": made.num_records, "shards": len(made.shards)}, indent=2
+            )
+        )
+        return
+    print(f"{out}: {made.num_records:,} records in {len(made.shards)} shards")
+
+
 @data_app.command(short_help="Turn text into packed token shards.")
 def prepare(
     inputs: Annotated[

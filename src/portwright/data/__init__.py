@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portwright.data.draws import Draws
+    from portwright.data.file_dataset import FileDataset
     from portwright.data.gather import ArrayDataset, GatherDataset
     from portwright.data.loader import ResumableLoader
     from portwright.data.manifest import Field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "ArrayDataset": "portwright.data.gather",
     "Draws": "portwright.data.draws",
+    "FileDataset": "portwright.data.file_dataset",
     "Field": "portwright.data.manifest",
     "GatherDataset": "portwright.data.gather",
     "ResumableLoader": "portwright.data.loader",
@@ -32,6 +34,7 @@ __all__ = [
     "ArrayDataset",
     "Draws",
     "Field",
+    "FileDataset",
     "GatherDataset",
     "ResumableLoader",
     "Store",
