@@ -65,11 +65,11 @@ class Vocabulary:
 def find_vocabulary(trained: TrainedNetwork, given: Path | None) -> Vocabulary:
     """The tokenizer that was given, that came with converted weights, or that training used; a wrong one is told."""
     model = _model_section(trained)
+    noted = _noted(trained)
     if given is not None:
-        tokenizer = load_tokenizer(given)
-        _compare(tokenizer, _noted(trained), str(trained.params_file))
+        tokenizer = _load(given, trained)
+        _compare(tokenizer, noted, str(trained.params_file))
     else:
-        noted = _noted(trained)
         tokenizer = noted if noted is not None else _made_in_training(trained, model)
     check_tokenizer(tokenizer, "generate", model)
     return Vocabulary(tokenizer, trained.network, model)
@@ -86,34 +86,56 @@ def _model_section(trained: TrainedNetwork) -> dict[str, Any]:
 
 
 def _noted(trained: TrainedNetwork) -> Tokenizer | None:
-    """The tokenizer that lies in a file which the params, their data or a conversion name."""
-    options = trained.params.get("train_input") or {}
-    if options.get("tokenizer"):
-        return load_tokenizer(options["tokenizer"])
+    """The tokenizer that lies in a file which the params or a conversion name."""
+    named = _input_section(trained).get("tokenizer")
+    if named:
+        return _load(named, trained)
     for around in (trained.checkpoint.parent, trained.checkpoint.parent.parent, trained.folder):
         folder = around / _CARRIED_FOLDER
         if any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            return load_tokenizer(folder)
+            return _load(folder, trained)
     return None
+
+
+def _input_section(trained: TrainedNetwork) -> Mapping[str, Any]:
+    return trained.params.get("train_input") or {}
+
+
+def _is_of_pairs(trained: TrainedNetwork) -> bool:
+    from portwright.networks import Seq2Seq
+
+    return isinstance(trained.network, Seq2Seq) or _input_section(trained).get("objective") == "pairs"
+
+
+def _load(path: str | Path, trained: TrainedNetwork) -> Tokenizer:
+    """As training loads it: span corruption adds its sentinels to a tokenizer that has none."""
+    from portwright.networks import T5
+
+    is_of_spans = isinstance(trained.network, T5) and not _is_of_pairs(trained)
+    num_sentinels = _input_section(trained).get("extra_ids") or 0
+    return load_tokenizer(path).with_sentinels(num_sentinels if is_of_spans else 0)
 
 
 def _made_in_training(trained: TrainedNetwork, model: Mapping[str, Any]) -> Tokenizer:
     """What the data section makes anew from the same text, or has kept beside it."""
-    from portwright.networks import T5, Gpt, Seq2Seq
-    from portwright.text.sources import choose_tokenizer, find_source, pair_tokenizer
+    from portwright import text
+    from portwright.networks import T5, Gpt
+    from portwright.text.sources import choose_tokenizer, find_source
 
-    options = trained.params.get("train_input") or {}
-    size = model["vocab_size"]
-    if isinstance(trained.network, Seq2Seq):
-        return pair_tokenizer(options, "train_input", size)
+    options = _input_section(trained)
     kinds = {Gpt: "gpt", T5: "t5"}
     kind = next((kind for network, kind in kinds.items() if isinstance(trained.network, network)), None)
-    if kind is None:
+    found: Tokenizer | None = None
+    if _is_of_pairs(trained):
+        found = text.translation(options, "train_input", trained.params["model"])[1]
+    elif kind is not None:
+        found = choose_tokenizer(find_source(options, "train_input"), kind, model["vocab_size"], options)
+    if found is None:
         raise UserError(
-            f"Which tokenizer {type(trained.network).__name__} was trained with is not noted.",
-            "Give it with --tokenizer, or note it as train_input.tokenizer.",
+            f"Which tokenizer this {type(trained.network).__name__} was trained with is not noted in {trained.params_file}.",
+            "Give it with --tokenizer, or note it there as train_input.tokenizer.",
         )
-    return choose_tokenizer(find_source(options, "train_input"), kind, size, options)
+    return found
 
 
 def _compare(given: Tokenizer, noted: Tokenizer | None, where: str) -> None:
