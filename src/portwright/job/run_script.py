@@ -12,6 +12,7 @@ from portwright.errors import UserError, suggest
 from portwright.job.console import Console
 from portwright.job.framework import TENSORFLOW, framework_of
 from portwright.job.hand_over import hand_over_if_elsewhere
+from portwright.job.model_list import find_config
 from portwright.job.signals import install_early
 
 _OWN_COMMAND_LINES = (
@@ -58,10 +59,18 @@ def run_script(path: str, arguments: Sequence[str], *, compat: str | None = None
 
 
 def _add_params(script: Path, arguments: list[str]) -> None:
-    if any(word in ("-p", "--params", "-h", "--help") or word.startswith("--params=") for word in arguments):
-        return
+    """configs/params.yaml where none is named, and the file of a config that is named without its folder."""
+    for place, word in enumerate(arguments):
+        if word in ("-h", "--help"):
+            return
+        if word in ("-p", "--params") and place + 1 < len(arguments):
+            arguments[place + 1] = str(find_config(script.parent, arguments[place + 1]))
+            return
+        if word.startswith("--params="):
+            arguments[place] = f"--params={find_config(script.parent, word.removeprefix('--params='))}"
+            return
     default = script.parent / "configs" / "params.yaml"
-    if default.is_file():
+    if default.is_file() and not {"-p", "--params"} & set(arguments):
         arguments += ["--params", str(default)]
 
 

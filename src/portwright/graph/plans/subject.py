@@ -20,6 +20,7 @@ from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.request import Request, find_script
 from portwright.job.arguments import parse_arguments
 from portwright.job.blame import blame
+from portwright.job.model_list import find_config
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
 from portwright.job.run_params import load_run_params
 from portwright.runtime import run as run_module
@@ -90,7 +91,8 @@ def _intercept(
 
 
 def _from_script(request: Request, script: Path) -> Subject:
-    params_path = request.params or script.parent / "configs" / "params.yaml"
+    given = request.params
+    params_path = find_config(script.parent, str(given)) if given else script.parent / "configs/params.yaml"
     if not params_path.is_file():
         raise UserError(f"there is no params file '{params_path}'.", "Give one with --params.")
     overrides = [word for text in request.overrides for word in ("-D", text)]

@@ -1,0 +1,127 @@
+"""What `portwright models` tells of the reference models, from their files alone: nothing of them is imported."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from portwright.discover import FRAMEWORKS, find_all_models, models_folder
+from portwright.errors import UserError, suggest
+
+_DEFAULT = "params.yaml"
+_PREFIX = "params_"
+SIZES_FILE = (
+    "sizes.json"  # parameters of every config, beside the model folders; tools/make_model_sizes.py makes it
+)
+
+
+def describe_models() -> list[dict[str, Any]]:
+    """Of each model its name, framework, what it is, and its configs, the first of them the one that runs without --params."""
+    sizes = _read_sizes()
+    return [
+        {
+            "name": name,
+            "framework": name.partition("/")[0] if "/" in name else FRAMEWORKS[0],
+            "summary": summary_of(path),
+            "parameters": sizes.get(name, {}).get(_DEFAULT),
+            "configs": [
+                {
+                    "name": config_name(file),
+                    "file": str(file),
+                    "parameters": sizes.get(name, {}).get(file.name),
+                }
+                for file in config_files(path)
+            ],
+            "path": str(path),
+        }
+        for name, path in find_all_models().items()
+    ]
+
+
+def summary_of(folder: Path) -> str:
+    """The first sentence of model.py."""
+    try:
+        text = ast.get_docstring(ast.parse((folder / "model.py").read_bytes())) or ""
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return " ".join(text.partition("\n\n")[0].split()).rstrip(".")
+
+
+def config_files(folder: Path) -> list[Path]:
+    """The params files of a model folder, params.yaml first."""
+    found = [*(folder / "configs").glob("*.yaml"), *(folder / "configs").glob("*.yml")]
+    return sorted(found, key=lambda file: (file.name != _DEFAULT, file.name))
+
+
+def config_name(file: Path) -> str:
+    """What --params takes for it: `small` for params_small.yaml."""
+    return file.stem if file.name == _DEFAULT else file.stem.removeprefix(_PREFIX)
+
+
+def find_config(folder: Path, given: str) -> Path:
+    """The params file that is meant: a path where there is one, else the name of a config of the model folder."""
+    path = Path(given)
+    if path.exists() or len(path.parts) != 1:
+        return path
+    for name in (f"{_PREFIX}{given}.yaml", f"{_PREFIX}{given}.yml", f"{given}.yaml", given):
+        if (folder / "configs" / name).is_file():
+            return folder / "configs" / name
+    if path.suffix in (".yaml", ".yml"):
+        return path  # a file that is not there, which whoever opens it tells
+    names = [config_name(file) for file in config_files(folder)]
+    raise UserError(
+        f"'{given}' is neither a params file nor a config of '{folder.name}'.", suggest(given, names)
+    )
+
+
+def render_models(rows: Iterable[dict[str, Any]], width: int) -> list[str]:
+    """A table for a person, as wide as the terminal."""
+    rows = list(rows)
+    longest = max((len(row["name"]) for row in rows), default=0) + 2
+    lines = []
+    for row in rows:
+        size = show_count(row["parameters"])
+        lines.append(_cut(f"{row['name']:<{longest}}{size:>8}  {row['summary']}", width))
+        others = [
+            config["name"] + (f" ({show_count(config['parameters'])})" if config["parameters"] else "")
+            for config in row["configs"][1:]
+        ]
+        if others:
+            lines += _wrap("--params " + ", ".join(others), width, " " * (longest + 10))
+    return lines
+
+
+def show_count(count: int | None) -> str:
+    """29.5k, 124M, 175B."""
+    if count is None:
+        return ""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}" if count < 1000 * size else f"{count / size:.0f}{unit}"
+    return str(count)
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Names of models that a shell may complete."""
+    return [name for name in find_all_models() if name.startswith(incomplete)]
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(
+        text, max(width, len(indent) + 30), initial_indent=indent, subsequent_indent=indent + "  "
+    )
+
+
+def _read_sizes() -> dict[str, dict[str, int]]:
+    file = models_folder() / SIZES_FILE
+    found: dict[str, dict[str, int]] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
