@@ -18,6 +18,7 @@ from torch import Tensor
 
 from portwright import gpu_kernels
 from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.layers.plain_ops import needs_plain_ops
 from portwright.losses.tokens import (
     check_label_smoothing,
     check_targets,
@@ -28,7 +29,7 @@ from portwright.losses.tokens import (
     split_ignored,
     wide_type,
 )
-from portwright.losses.whole import needs_whole_logits, whole_cross_entropy
+from portwright.losses.whole import whole_cross_entropy
 
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = ("mean", "sum", "none")
@@ -219,7 +220,7 @@ def chunked_cross_entropy(
     is float32 or wider whatever the type of the matrices; under autocast they are cast as an output layer's are.
     A device whose compiler knows torch's ops alone gets those, and holds the logits.
     """
-    if needs_whole_logits(hidden):
+    if needs_plain_ops(hidden):
         return whole_cross_entropy(
             hidden,
             weight,

@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch.nn.functional as F
 from torch import Tensor
 
 from portwright.losses.tokens import token_cross_entropy
-
-# Where torch itself runs an op of our own; a vendor's compiler knows torch's alone.
-_TORCH_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
-_num_asking = 0  # a plain number, which torch.compile can read
-
-
-@contextmanager
-def whole_logits() -> Iterator[None]:
-    """Within, losses are made of torch's own ops, as a vendor's compiler would get them."""
-    global _num_asking
-    _num_asking += 1
-    try:
-        yield
-    finally:
-        _num_asking -= 1
-
-
-def needs_whole_logits(hidden: Tensor) -> bool:
-    return hidden.device.type not in _TORCH_DEVICES or _num_asking > 0
 
 
 def whole_cross_entropy(

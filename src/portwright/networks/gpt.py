@@ -23,6 +23,7 @@ from portwright.layers import (
     TransformerDecoderLayer,
 )
 from portwright.layers.initializers import InitializerSpec, get_initializer
+from portwright.layers.plain_ops import needs_plain_ops
 from portwright.networks.causal_mask import (
     banded_mask,
     check_token_shape,
@@ -151,7 +152,7 @@ class Gpt(nn.Module):
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
         """Gives the last hidden states [b, t, d]; the arguments are those of `forward`."""
-        num_past = past_kv[0].self_attn.length if past_kv else 0
+        num_past = _length_of(past_kv)
         hides_documents: Tensor | None = None
         if document_ids is not None:
             if num_past:
@@ -193,7 +194,10 @@ class Gpt(nn.Module):
         return self.rotary_dim is None if has_bias is None else has_bias
 
     def _decode_dense(self, x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        # Without a mask the kernel itself hides later tokens, and none is ever made.
+        # Without a mask the kernel itself hides later tokens, and none is ever made. IPUs have no such kernel.
+        if mask is None and needs_plain_ops(x):
+            length, num_past = x.shape[1], _length_of(options["past_kv"])
+            mask = banded_mask(length, num_past, num_past + length, x.device)
         hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
         return hidden
 
@@ -216,6 +220,10 @@ _DEFAULTS: dict[str, Any] = {
     name: field.get_default(call_default_factory=True)
     for name, field in GptDecoderParams.model_fields.items()
 }
+
+
+def _length_of(past_kv: Sequence[DecoderLayerCache] | None) -> int:
+    return past_kv[0].self_attn.length if past_kv else 0
 
 
 def _check_sizes(params: Mapping[str, Any]) -> None:

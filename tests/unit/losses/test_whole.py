@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from portwright.losses import chunked_cross_entropy, whole
-from portwright.losses.whole import whole_logits
+from portwright.layers import plain_ops as settings
+from portwright.layers.plain_ops import plain_ops
+from portwright.losses import chunked_cross_entropy
 
 
 def loss_and_gradients(**options: Any) -> list[Tensor]:
@@ -31,7 +32,7 @@ def test_both_forms_are_one_loss(reduction: str, label_smoothing: float, is_weig
     weights = torch.arange(15).reshape(3, 5).remainder(4) if is_weighted else None
     options = {"reduction": reduction, "label_smoothing": label_smoothing, "weights": weights}
     expected = loss_and_gradients(**options)
-    with whole_logits():
+    with plain_ops():
         got = loss_and_gradients(**options)
     assert len(got) == len(expected) == 4
     for one, other in zip(got, expected, strict=True):
@@ -55,8 +56,8 @@ def test_ops_of_our_own_are_left_out_where_asked_and_on_a_vendors_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "portwright" in ops_of_a_loss()
-    with whole_logits():
+    with plain_ops():
         assert ops_of_a_loss() == {"aten"}
     assert "portwright" in ops_of_a_loss()
-    monkeypatch.setattr(whole, "_TORCH_DEVICES", ("cuda",))
+    monkeypatch.setattr(settings, "_TORCH_DEVICES", ("cuda",))
     assert ops_of_a_loss() == {"aten"}

@@ -34,7 +34,7 @@ from portwright.graph.capturing.trace_modules import watch_modules
 from portwright.graph.graph import Graph, Module, Stop
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.repeats import mark_repeats
-from portwright.losses.whole import whole_logits
+from portwright.layers.plain_ops import plain_ops
 from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.rng import untouched_rng
 
@@ -89,7 +89,7 @@ def capture(
             stack.enter_context(watch_modules(tape, paths, folder))
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-                stack.enter_context(whole_logits())
+                stack.enter_context(plain_ops())
             around = _around_forward(casts, trains)
             loss = _run_step(model, inputs, around, tape, hosts, info)
         except UserError:

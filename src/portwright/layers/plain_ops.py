@@ -1,0 +1,27 @@
+"""Whether a vendor's compiler has to see each op, so that nothing may be left to a kernel of torch's or of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+# Where torch itself runs whatever kernel there is; elsewhere a compiler gets ops one by one.
+_TORCH_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
+_num_asking = 0  # a plain number, which torch.compile can read
+
+
+@contextmanager
+def plain_ops() -> Iterator[None]:
+    """Within, losses and masks are made of torch's simplest ops, as they would be on a vendor's device."""
+    global _num_asking
+    _num_asking += 1
+    try:
+        yield
+    finally:
+        _num_asking -= 1
+
+
+def needs_plain_ops(tensor: Tensor) -> bool:
+    return tensor.device.type not in _TORCH_DEVICES or _num_asking > 0
