@@ -9,7 +9,7 @@ from torch import nn
 
 from portwright.errors import UnsupportedError, suggest
 from portwright.huggingface.mapping import Entry, Family
-from portwright.job.model_params_seq2seq import T5Params
+from portwright.job.model_params_seq2seq import T5Params, read_model_section
 
 # `gated-gelu` has always meant the tanh approximation there, and the exact one has no name.
 _GATED = {
@@ -103,7 +103,7 @@ def share_head(params: dict[str, Any], names: Collection[str]) -> dict[str, Any]
 
 def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model section; `tie_word_embeddings` is told to old releases as it is, and scaling to new ones."""
-    options = T5Params(**params)
+    options = read_model_section(T5Params, params)
     name = options.feed_forward_nonlinearity
     if name not in _THEIRS:
         raise UnsupportedError(
@@ -128,7 +128,7 @@ def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entries(params: Mapping[str, Any]) -> list[Entry]:
-    options = T5Params(**params)
+    options = read_model_section(T5Params, params)
     made = [Entry("embeddings.word_embeddings.weight", "shared.weight")]
     is_gated = options.feed_forward_nonlinearity in _GATED.values()
     for side, count in (

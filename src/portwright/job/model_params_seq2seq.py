@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from portwright.errors import UserError
 from portwright.job.model_params import PrecisionParams
+from portwright.job.problems import check_model, raise_problems
 
 
 class Seq2SeqLossParams(PrecisionParams):
@@ -88,3 +91,22 @@ class Seq2SeqParams(Seq2SeqLossParams):
     pad_token_id: int = Field(0, ge=0)
     eos_token_id: int = Field(3, ge=0, description="ends a generated sequence")
     decoder_start_token_id: int = Field(2, ge=0, description="begins a generated sequence")
+
+
+ParamsT = TypeVar("ParamsT", bound=Seq2SeqLossParams)
+
+
+def read_model_section(kind: type[ParamsT], params: Mapping[str, Any]) -> ParamsT:
+    """The section as an object, with defaults for what it leaves out; keys that others read are passed over."""
+    own = {name: value for name, value in params.items() if name in kind.model_fields}
+    options, problems = check_model(kind, own, ("model",))
+    raise_problems(problems)
+    assert options is not None  # else there were problems
+    size: int = getattr(options, "vocab_size" if kind is T5Params else "tgt_vocab_size")
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(options, name) >= size:
+            raise UserError(
+                f"model.{name} is {getattr(options, name)} in a vocabulary of {size}.",
+                "Give a token of the target's vocabulary.",
+            )
+    return options

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.job.model_params_seq2seq import Seq2SeqParams
+from portwright.job.model_params_seq2seq import Seq2SeqParams, read_model_section
 from portwright.layers import (
     EmbeddingLayer,
     TransformerDecoder,
@@ -30,7 +30,7 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
-        options = Seq2SeqParams(**params)
+        options = read_model_section(Seq2SeqParams, params)
         sizes = options.src_vocab_size, options.tgt_vocab_size
         if options.share_encoder_decoder_embedding and sizes[0] != sizes[1]:
             raise UserError(

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from portwright.job.model_params_seq2seq import T5Params
+from portwright.job.model_params_seq2seq import T5Params, read_model_section
 from portwright.layers import (
     EmbeddingLayer,
     RelativePositionEmbeddingLayer,
@@ -31,7 +31,7 @@ class T5(nn.Module):
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
-        options = T5Params(**params)
+        options = read_model_section(T5Params, params)
         self.decoder_start_token_id = options.decoder_start_token_id
         self.embeddings = EmbeddingLayer(
             options.vocab_size,
