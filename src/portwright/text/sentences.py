@@ -40,40 +40,22 @@ def full_sentences(
     A sentence that is longer than a row goes on in the next one; no token is lost.
     """
     room = _room(width, 2)
-    rows: list[Ids] = []
-    current: list[Ids] = []
-    size = 0
-    separator = np.asarray([sep_id], np.int32)
-
-    def close() -> None:
-        nonlocal current, size
-        if size:
-            rows.append(np.concatenate([np.asarray([cls_id], np.int32), *current, separator]))
-        current, size = [], 0
-
+    start, separator = np.asarray([cls_id], np.int32), np.asarray([sep_id], np.int32)
+    rows: list[list[Ids]] = []
+    size = room  # of the row at hand
     for document in documents:
-        if size and size + 1 < room:
-            current.append(separator)
-            size += 1
-        elif size:
-            close()
+        is_first = True
         for sentence in document:
-            if size + len(sentence) > room and size:
-                if len(current) and current[-1] is separator:
-                    current.pop()
-                    size -= 1
-                close()
-            for start in range(0, len(sentence), room):
-                piece = sentence[start : start + room]
-                if size + len(piece) > room:
-                    close()
-                current.append(piece)
-                size += len(piece)
-    if current and current[-1] is separator:
-        current.pop()
-        size -= 1
-    close()
-    return pad_rows(rows, width, pad_id)
+            for at in range(0, len(sentence), room):
+                piece = sentence[at : at + room]
+                between = [separator] if is_first else []
+                if size + len(between) + len(piece) > room:
+                    rows.append([start])
+                    size, between = 0, []
+                rows[-1] += [*between, piece]
+                size += len(between) + len(piece)
+                is_first = False
+    return pad_rows([np.concatenate([*row, separator]) for row in rows], width, pad_id)
 
 
 def sentence_pairs(

@@ -74,7 +74,8 @@ def noise_mask(
     rows, _ = np.nonzero(parts)
     passed = np.zeros((len(noise), width + 1), np.int64)
     np.add.at(passed, (rows, ends[parts > 0]), 1)
-    is_noise: npt.NDArray[np.bool_] = (np.cumsum(passed[:, :width], axis=1) % 2) == 1
+    inside = np.arange(width) < np.asarray(lengths)[:, None]
+    is_noise: npt.NDArray[np.bool_] = inside & ((np.cumsum(passed[:, :width], axis=1) % 2) == 1)
     return is_noise
 
 

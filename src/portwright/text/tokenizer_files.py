@@ -37,7 +37,9 @@ def load_tokenizer(path: str | Path, *, do_lower: bool | None = None) -> Tokeniz
         return _from_merges(file, settings)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises plain Exception
+    except BaseException as error:  # tokenizers raises plain Exception, and a panic of Rust is not even one
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise UserError(
             f"tokenizer '{file}' cannot be read: {error}.",
             "It may come from a newer release of `tokenizers`, or be cut off; save it anew.",
@@ -89,13 +91,14 @@ def _from_merges(vocabulary_file: Path, settings: dict[str, Any]) -> Tokenizer:
                 "A merge is two tokens with one blank between them.",
             )
         merges.append((parts[0], parts[1]))
-    try:
-        backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise UserError(
-            f"tokenizer '{merges_file}' does not go with '{vocabulary_file}': {error}.",
-            "Take both from the same model.",
-        ) from error
+    for one, other in merges:  # tokenizers panics on these
+        if not {one, other, one + other} <= vocabulary.keys():
+            raise UserError(
+                f"tokenizer '{merges_file}' does not go with '{vocabulary_file}': it merges {one!r} and {other!r}, which "
+                "that does not know.",
+                "Take both from the same model.",
+            )
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=bool(settings.get("add_prefix_space", False))
     )
