@@ -36,6 +36,53 @@ def check(
         raise typer.Exit(int(ExitStatus.FINDINGS))
 
 
+@data_app.command(short_help="Measure samples/s, against what a training step eats.")
+def bench(
+    subject: Annotated[
+        str,
+        typer.Argument(help="A store, files of records, a model folder, its run.py, or a reference model."),
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="Where the step runs; left out: the best of this machine.")
+    ] = None,
+    params: Annotated[
+        Path | None, typer.Option("--params", "-p", help="Of a model; left out: its configs/params.yaml.")
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("-D", help="Change one key of the params: -D train_input.num_workers=2."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of a batch.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that load data.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure each.")] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Measure how many samples a second the data give through a run's loader, and for a model what its training step eats.
+
+    The step is measured on batches that lie in memory; nothing is saved. Status 1 where the data do not keep up: more
+    than a twentieth of a step would pass waiting for them.
+    """
+    import sys
+
+    from portwright.job.stdout import stdout_to_stderr
+    from portwright.runtime.data_bench import bench as measure
+
+    with stdout_to_stderr():
+        report = measure(
+            subject,
+            target=target,
+            params=params,
+            overrides=override or [],
+            batch_size=batch_size,
+            num_workers=workers,
+            seconds=seconds,
+            note=lambda line: print(f"note: {line}", file=sys.stderr),
+        )
+    print(json.dumps(report.as_dict(), indent=2) if as_json else "\n".join(report.lines()))
+    if report.keeps_up is False:
+        raise typer.Exit(int(ExitStatus.FINDINGS))
+
+
 @data_app.command(short_help="Copy files of numbers into a store.")
 def pack(
     inputs: Annotated[

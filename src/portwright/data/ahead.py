@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,19 +18,22 @@ Item = TypeVar("Item")
 
 _NUM_BATCHES_AHEAD = 2
 _NUM_TRIALS = 5
+NUM_BATCHES_A_STRETCH = 512  # until it is asked again what pays
 # Handing a batch from thread to thread takes some 30 µs (measured), which a step that waits for nothing else feels.
 _WORTH_SECONDS = 0.00015
 
 
 class Pace:
-    """Finds out on the first batches whether a thread may make the others, and whether it pays.
+    """Finds out whether a thread may make batches, and whether it pays: on a few at first, and again now and then.
 
     It may not where a batch draws from the process's random numbers: the training draws from them too, and the two
-    would take turns by chance.
+    would take turns by chance. What pays changes: files come into memory, checksums have been looked at.
     """
 
     def __init__(self) -> None:
         self.draws = False  # from the process's random numbers
+        self.pays = False
+        self._has_looked = False
         self._seconds: list[float] = []
         self._has_cores = len(os.sched_getaffinity(0)) > 1
 
@@ -38,20 +41,20 @@ class Pace:
     def is_known(self) -> bool:
         return self.draws or not self._has_cores or len(self._seconds) >= _NUM_TRIALS
 
-    @property
-    def pays(self) -> bool:
-        if self.draws or not self._has_cores or len(self._seconds) < _NUM_TRIALS:
-            return False
-        return statistics.median(self._seconds) >= _WORTH_SECONDS
+    def ask_again(self) -> None:
+        self._seconds = []
 
     def watch(self, make: Callable[[], Item]) -> Item:
         """Makes a batch in this thread, and looks at what that takes."""
-        before = _random_state() if not self._seconds else None
+        before = None if self._has_looked else _random_state()
         start = time.perf_counter()
         made = make()
         self._seconds.append(time.perf_counter() - start)
         if before is not None:
+            self._has_looked = True
             self.draws = before != _random_state()
+        if len(self._seconds) >= _NUM_TRIALS:
+            self.pays = not self.draws and statistics.median(self._seconds) >= _WORTH_SECONDS
         return made
 
 
@@ -62,7 +65,7 @@ def _random_state() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), numpy_state
 
 
-def make_ahead(items: Iterator[Item], make: Callable[[Item], Any]) -> Iterator[tuple[Item, Any]]:
+def make_ahead(items: Iterator[Item], make: Callable[[Item], Any]) -> Generator[tuple[Item, Any], None, None]:
     """Gives each item with what a thread made of it, in order; a failure to get an item comes up in its turn."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="portwright-data")
     waiting: deque[tuple[Item, Future[Any]]] = deque()

@@ -14,6 +14,8 @@ from portwright.errors import UserError
 class ListSource:
     """A sequence of batches, in its own order."""
 
+    is_ahead = False
+
     def __init__(self, batches: Any, shared: Shared) -> None:
         self._batches = batches
         self._shared = shared

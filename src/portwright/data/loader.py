@@ -79,6 +79,11 @@ class ResumableLoader:
         """Whether batches may differ in size; True also where that is not known beforehand."""
         return self._source.batch_sizes_vary
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether batches are made while the last one is used: by workers, or by a thread once that has shown to pay."""
+        return self._source.is_ahead
+
     def __iter__(self) -> Iterator[Any]:
         if not self._repeat:
             if not self._was_sought:

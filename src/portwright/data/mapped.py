@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from portwright.data.ahead import Pace, make_ahead
+from portwright.data.ahead import NUM_BATCHES_A_STRETCH, Pace, make_ahead
 from portwright.data.failures import (
     Failure,
     describe,
@@ -59,6 +60,10 @@ class MapSource:
         if getattr(loader, "in_order", True) is False:
             shared.note("in_order=False is not kept: batches out of order could not be resumed.")
         self._measure()
+
+    @property
+    def is_ahead(self) -> bool:
+        return self._loader.num_workers > 0 or (self._pace is not None and self._pace.pays)
 
     def _measure(self) -> None:
         order, num_parts = self._order, self._num_parts
@@ -129,15 +134,26 @@ class MapSource:
         """Batches made in this process, and ahead of need where a data set gathers them and that pays."""
         fetch, pace = self._fetch, self._pace
         counted = self._shards.read(epoch, start)
-        if pace is not None:
-            if pinned:
-                fetch = _pinning(fetch)
+        if pinned:
+            fetch = _pinning(fetch)
+        while pace is not None and not pace.draws:
             yield from self._try_out(counted, fetch, pace)
+            stretch = islice(counted, NUM_BATCHES_A_STRETCH)
+            num_made = 0
             if pace.pays:
-                for (task, counts), batch in make_ahead(counted, lambda each: fetch(each[0].indices, epoch)):
-                    if finished := self._finish(task, counts, batch):
+                with closing(make_ahead(stretch, lambda each: fetch(each[0].indices, epoch))) as made:
+                    for (task, counts), batch in made:
+                        num_made += 1
+                        if finished := self._finish(task, counts, batch):
+                            yield finished
+            else:
+                for task, counts in stretch:
+                    num_made += 1
+                    if finished := self._finish(task, counts, fetch(task.indices, epoch)):
                         yield finished
+            if num_made < NUM_BATCHES_A_STRETCH:
                 return
+            pace.ask_again()
         for task, counts in counted:
             if finished := self._finish(task, counts, fetch(task.indices, epoch)):
                 yield finished

@@ -89,6 +89,12 @@ class Source(Protocol):
     num_batches: int | None  # given in one epoch, as far as it is known
     num_samples_of_last: int | None  # in an epoch's last batch, of all ranks together
     batch_sizes_vary: bool  # True also where nothing is known of the sizes
+
+    @property
+    def is_ahead(
+        self,
+    ) -> bool: ...  # whether batches are made by workers or a thread, before they are asked for
+
     end: int | None  # number that follows the last batch of an epoch, where it is certain
 
     def read(self, epoch: int, start: int) -> Iterator[Numbered]:

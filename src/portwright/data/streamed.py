@@ -79,6 +79,10 @@ class StreamSource:
         self._first_state: Any = None  # to start over from, where a state outlives its epoch
         self._has_begun = False
 
+    @property
+    def is_ahead(self) -> bool:
+        return self._num_workers > 0
+
     def _measure(self, drop_last: bool) -> None:
         if self._loader is None:
             self.num_batches = _length_hint(self._inner)

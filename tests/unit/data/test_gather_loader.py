@@ -191,6 +191,28 @@ def test_a_thread_makes_batches_ahead_and_ends_with_its_loader(threaded: None) -
     assert names_of_threads() == []
 
 
+def test_what_pays_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from portwright.data import mapped
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(mapped, "NUM_BATCHES_A_STRETCH", 6)
+    monkeypatch.setattr(ahead, "_WORTH_SECONDS", 0.0)
+    loader = make(DataLoader(arrays(), batch_size=2, shuffle=True), repeat=True)
+    whole = take(make(DataLoader(arrays(), batch_size=2, shuffle=True), repeat=True), 120)
+    batches = iter(loader)
+    seen = list(islice(batches, 9))
+    assert loader.is_ahead
+    monkeypatch.setattr(ahead, "_WORTH_SECONDS", 9.0)
+    seen += islice(batches, 11)
+    assert not loader.is_ahead
+    assert names_of_threads() == []
+    monkeypatch.setattr(ahead, "_WORTH_SECONDS", 0.0)
+    seen += islice(batches, 100)
+    assert loader.is_ahead
+    loader.close()
+    assert_same(seen, whole)
+
+
 class Breaking(ArrayDataset):
     def gather(self, indices: Any, draws: Any = None) -> Any:
         if 41 in indices:

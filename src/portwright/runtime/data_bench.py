@@ -1,0 +1,174 @@
+"""Whether the data of a model folder come as quickly as its training step eats them, on this machine."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from portwright.data.bench import BenchReport, bench_dataset, measure_loader, open_records
+from portwright.discover import find_all_models
+from portwright.errors import PortwrightError, UnsupportedError, UserError, suggest
+from portwright.job.arguments import Arguments, parse_arguments
+from portwright.job.blame import blame
+from portwright.job.framework import TENSORFLOW, framework_of
+from portwright.job.model_list import find_config
+from portwright.job.run_params import load_run_params
+from portwright.runtime import run as run_module
+from portwright.target import JobSpec, Stretch
+
+_WARM_STEPS = 3
+_DEFAULT_BATCH_SIZE = 256
+
+
+def bench(
+    path: str,
+    *,
+    target: str | None,
+    params: Path | None,
+    overrides: Sequence[str],
+    batch_size: int | None,
+    num_workers: int | None,
+    seconds: float,
+    note: Callable[[str], None],
+) -> BenchReport:
+    """Of a store, of files, or of a model folder with its step."""
+    for name, value, least in (("--batch-size", batch_size, 1), ("--workers", num_workers, 0)):
+        if value is not None and value < least:
+            raise UserError(f"{name} is {value}.", f"Give a number from {least} on.")
+    if not seconds > 0:
+        raise UserError(f"--seconds is {seconds}.", "Give a number above zero.")
+    script = _find_script(path)
+    if script is None:
+        return _bench_records(path, batch_size, num_workers, seconds)
+    if framework_of(script) == TENSORFLOW:
+        raise UserError(f"{path} is a TensorFlow model.", f"Use `portwright input {path} --measure`.")
+    given = list(overrides)
+    given += [] if batch_size is None else [f"train_input.batch_size={batch_size}"]
+    given += [] if num_workers is None else [f"train_input.num_workers={num_workers}"]
+    config = find_config(script.parent, str(params)) if params else script.parent / "configs" / "params.yaml"
+    if not config.is_file():
+        raise UserError(f"there is no params file '{config}'.", "Give one with --params.")
+    words = [*([target] if target else []), "--mode", "train", "--params", str(config.resolve())]
+    words += [word for text in given for word in ("-D", text)]
+    with mock.patch.object(sys, "argv", [str(script), *words]):  # as the script would find it
+        return _bench_script(path, script, words, seconds, note)
+
+
+def _find_script(path: str) -> Path | None:
+    given, models = Path(path), find_all_models()
+    if given.is_file() and given.suffix == ".py":
+        return given.resolve()
+    if (given / "run.py").is_file():
+        return (given / "run.py").resolve()
+    if given.exists():
+        return None
+    if path in models:
+        return models[path] / "run.py"
+    raise UserError(f"there is no '{path}', and it is no reference model.", suggest(path, models))
+
+
+def _bench_records(path: str, batch_size: int | None, num_workers: int | None, seconds: float) -> BenchReport:
+    dataset = open_records(Path(path))
+    if dataset is None:
+        raise UserError(
+            f"'{path}' holds neither a store, files of records nor a run.py.",
+            "Name a folder that `portwright data prepare` or `pack` has made, or a model folder.",
+        )
+    return bench_dataset(
+        dataset,
+        path,
+        batch_size=_DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+        num_workers=num_workers or 0,
+        seconds=seconds,
+    )
+
+
+class _Asked(BaseException):
+    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
+
+    def __init__(self, parts: run_module._Parts) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+def _read_parts(script: Path) -> run_module._Parts:
+    def ask(
+        model_fn: Any,
+        train_data_fn: Any = None,
+        eval_data_fn: Any = None,
+        default_params_fn: Any = None,
+        extra_args_parser_fn: Any = None,
+        **_: Any,
+    ) -> None:
+        raise _Asked(
+            run_module._Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
+        )
+
+    sys.path.insert(0, str(script.parent))
+    with mock.patch.object(run_module, "run", ask):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except _Asked as asked:
+            asked.parts.check()
+            return asked.parts
+        except PortwrightError:
+            raise
+        except Exception as error:
+            raise blame(error) from error
+    raise UserError(f"{script} never calls portwright.run().", "Call it, as `portwright new` does.")
+
+
+def _bench_script(
+    path: str, script: Path, words: Sequence[str], seconds: float, note: Callable[[str], None]
+) -> BenchReport:
+    parts = _read_parts(script)
+    if parts.train_data_fn is None:
+        raise UserError(f"{script} gives run() no train_data_fn.", "There are no training data to measure.")
+    arguments = parse_arguments(words, parts.extra_args_parser_fn)
+    params = load_run_params(arguments, parts.default_params_fn)
+    reason = arguments.target.why_not()
+    if reason is not None:
+        raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
+    made = parts.train_data_fn(copy.deepcopy(params.values))
+    rate, kept = measure_loader(made, name="train_input", seed=params.runconfig.seed or 0, seconds=seconds)
+    job = JobSpec(params, parts.model_fn, lambda _: kept, None, "train")
+    return BenchReport(path, rate, _measure_step(arguments, job, seconds, note))
+
+
+def _measure_step(
+    arguments: Arguments, job: JobSpec, seconds: float, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Trains on batches that lie in memory, so that the step waits for nothing; nothing is saved."""
+    backend = arguments.target.make_backend(arguments.flags, note)
+    session = None
+    try:
+        session = backend.open(job)
+        quantum = session.steps_per_call
+        warm = -(-_WARM_STEPS // quantum) * quantum
+        for _ in session.train(Stretch(0, warm, 0, 0, lambda: False)):
+            pass
+        before = session.counters()["data"]["samples"]
+        start = time.perf_counter()
+        done = warm
+        for event in session.train(
+            Stretch(warm, warm + 1_000_000 * quantum, 0, 0, lambda: time.perf_counter() - start >= seconds)
+        ):
+            done = event.step
+        passed = time.perf_counter() - start
+        samples = session.counters()["data"]["samples"] - before
+    finally:
+        if session is not None:
+            session.close()
+        backend.close()
+    return {
+        "samples_per_second": samples / passed,
+        "seconds_a_step": passed / max(1, done - warm),
+        "steps": done - warm,
+        "target": arguments.target.name,
+    }
