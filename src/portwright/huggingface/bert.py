@@ -73,11 +73,9 @@ def encoder_params(
                 f"Only {modelled!r} converts.",
             )
     params = {ours: config.get(theirs, defaults[theirs]) for theirs, ours in _SAME_KEYS.items()}
-    if params["pad_token_id"] is None:
-        raise UnsupportedError(
-            "config.json has pad_token_id: null, and this BERT has a padding token.",
-            "Write the number of the padding token there.",
-        )
+    has_padding = params["pad_token_id"] is not None
+    if not has_padding:  # no embedding is held at zero; where padding is no token, its number does not matter
+        params["pad_token_id"] = 0
     name = config.get("hidden_act", "gelu")
     if name not in _ACTIVATIONS:
         raise UserError(f"config.json has hidden_act: {name!r}.", suggest(str(name), _ACTIVATIONS))
@@ -86,6 +84,7 @@ def encoder_params(
         "encoder_nonlinearity": _ACTIVATIONS[name],
         "use_segment_embedding": True,
         "positions_after_padding": False,
+        "freeze_padding_embedding": has_padding,
     }
 
 

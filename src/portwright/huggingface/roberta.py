@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from portwright.errors import UnsupportedError
 from portwright.huggingface.bert import (
     CONFIG_DEFAULTS,
     encoder_config,
@@ -28,6 +29,11 @@ _DEFAULTS = {**CONFIG_DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
 
 
 def _params(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("pad_token_id", 1) is None:
+        raise UnsupportedError(
+            "config.json has pad_token_id: null, and RoBERTa's positions count from it.",
+            "Write the number of the padding token there.",
+        )
     return {**encoder_params(config, _DEFAULTS), "positions_after_padding": True}
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from portwright.job.model_params import BertEncoderParams, BertParams
 
 
-class BertPretrainParams(BertParams):
+class PaddingParams(BaseModel):
+    freeze_padding_embedding: bool = Field(
+        False,
+        description="the embedding of padding has no gradient, as in HuggingFace's (an IPU refuses that); only scores at padding would give it one",
+    )
+
+
+class BertPretrainParams(BertParams, PaddingParams):
     layer_norm_epsilon: PositiveFloat = 1e-12  # as published
     share_embedding_weights: bool = Field(True, description="the output layer is the embedding")
     mlm_loss_scaling: Literal["num_masked", "batch_size", "precomputed_num_masked"] = Field(
@@ -46,7 +53,7 @@ class LinformerParams(BertPretrainParams):
     )
 
 
-class BertHeadParams(BertEncoderParams):
+class BertHeadParams(BertEncoderParams, PaddingParams):
     layer_norm_epsilon: PositiveFloat = 1e-12
     task_dropout: NonNegativeFloat | None = Field(
         None, description="dropout before the head; left out: dropout_rate", lt=1

@@ -39,18 +39,20 @@ class Bert(nn.Module):
         self.positions_after_padding: bool = params["positions_after_padding"]
         self.max_position_embeddings: int = params["max_position_embeddings"]
         drawn = truncated_normal(params)
+        freezes = params.get("freeze_padding_embedding", False)
         self.embeddings = EmbeddingLayer(
             params["vocab_size"],
             width,
-            pad_token_id=self.pad_token_id,
+            pad_token_id=self.pad_token_id if freezes else None,
             embeddings_initializer=drawn,
             max_position_embeddings=self.max_position_embeddings,
             position_embeddings_initializer=drawn,
             num_segments=params["num_segments"] if params["use_segment_embedding"] else None,
             segment_embeddings_initializer=drawn,
         )
+        self._zero_padding(self.embeddings.word_embeddings, "vocab_size", False)
         if self.positions_after_padding:
-            self._keep_padding_position()
+            self._zero_padding(self.embeddings.position_embeddings, "max_position_embeddings", freezes)
         self.embeddings_norm = nn.LayerNorm(width, eps=params["layer_norm_epsilon"])
         self.embeddings_dropout = nn.Dropout(params["dropout_rate"])
         options: BlockOptions = {
@@ -117,16 +119,16 @@ class Bert(nn.Module):
         is_token = (input_ids != self.pad_token_id).to(torch.int32)
         return is_token.cumsum(-1) * is_token + self.pad_token_id
 
-    def _keep_padding_position(self) -> None:
-        """Padding's position has an embedding of zeros that is not trained, as in the original."""
-        table = self.embeddings.position_embeddings
+    def _zero_padding(self, table: nn.Module | None, key: str, freezes: bool) -> None:
+        """Padding's embedding starts as zeros; frozen, it has no gradient either."""
         assert isinstance(table, nn.Embedding)
         if self.pad_token_id >= table.num_embeddings:
             raise UserError(
-                f"model.pad_token_id is {self.pad_token_id} and max_position_embeddings {table.num_embeddings}.",
-                "Padding has the position of its own number: allow for more positions.",
+                f"model.pad_token_id is {self.pad_token_id} and {key} {table.num_embeddings}.",
+                f"Padding is one of them: raise {key}, or give another token.",
             )
-        table.padding_idx = self.pad_token_id
+        if freezes:
+            table.padding_idx = self.pad_token_id
         with torch.no_grad():
             table.weight[self.pad_token_id].zero_()
 

@@ -271,7 +271,6 @@ def test_dropout_stands_where_theirs_does() -> None:
         ("add_cross_attention", True),
         ("position_embedding_type", "relative_key"),
         ("hidden_act", "laplace"),
-        ("pad_token_id", None),
         ("problem_type", "ranking"),
         ("id2label", {"0": "a", "2": "b"}),
     ],
@@ -280,6 +279,23 @@ def test_what_is_not_modelled_is_refused(key: str, value: Any) -> None:
     config = {**transformers.BertConfig(**SMALL).to_dict(), key: value}
     with pytest.raises(PortwrightError, match=key):
         FAMILIES["bert_classifier"].params_of(config)
+
+
+def test_without_a_padding_token() -> None:
+    theirs = make_theirs("BertForQuestionAnswering", pad_token_id=None)
+    family = FAMILIES["bert_qa"]
+    ours, params = convert(theirs, family)
+    batch = make_batch(53, 0)  # padding is scored too, and its embedding learns from that
+    labels = make_labels("bert_qa", {}, 14)
+    loss = ours.loss(ours(**batch), *labels.values())
+    told = theirs(**batch, **labels).loss
+    loss.backward()
+    told.backward()
+    compare_gradients(ours, theirs, family, params, 1e-10)
+    assert ours.bert.embeddings.word_embeddings.weight.grad[0].abs().sum() > 0
+    config = transformers.RobertaConfig(**SMALL).to_dict()
+    with pytest.raises(PortwrightError, match="pad_token_id"):
+        FAMILIES["roberta"].params_of({**config, "pad_token_id": None})
 
 
 def test_what_theirs_lacks_is_refused() -> None:
