@@ -354,14 +354,19 @@ def convert(
     out: Annotated[
         Path | None, typer.Argument(help="The folder to make; with --weights-only a file.")
     ] = None,
-    given_from: Annotated[str | None, typer.Option("--from", help="What comes in: hf.")] = None,
+    given_from: Annotated[
+        str | None, typer.Option("--from", help="What comes in: hf, or zoo for a .mdl of release 1.6.")
+    ] = None,
     given_to: Annotated[str | None, typer.Option("--to", help="What to write: hf.")] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Our model, such as bert_classifier; left out where config.json says it."),
     ] = None,
     params: Annotated[
-        Path | None, typer.Option("--params", "-p", help="--to: the params of the model, if not beside it.")
+        Path | None,
+        typer.Option(
+            "--params", "-p", help="--to hf, --from zoo: the params of the model, if not beside it."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,

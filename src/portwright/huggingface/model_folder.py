@@ -138,9 +138,17 @@ def check_section(section: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if checked is None or problems:
         wrong = "; ".join(f"{'.'.join(map(str, each.path))}: {each.message}" for each in problems)
         raise UserError(
-            f"config.json gives params that the model does not take: {wrong}.", "Correct config.json."
+            f"the model does not take these params: {wrong}.", "Correct them where they come from."
         )
     return {key: getattr(checked, key, value) for key, value in section.items()}
+
+
+def complete_section(section: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """A model section with the reference model's defaults, checked by its schema."""
+    set_defaults = _run_utils(reference_folder(folder)).get("set_defaults")
+    params: dict[str, Any] = {"model": dict(section)}
+    completed = (set_defaults(params) or params)["model"] if set_defaults is not None else params["model"]
+    return check_section(completed, folder)
 
 
 def _run_utils(folder: Path) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def reference_folder(name: str) -> Path:
 
 
 def make_folder(
-    folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path, source: str
+    folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path | None, source: str
 ) -> list[str]:
     """Fills an empty folder with a reference model, the section of another size in its params, and what came along.
 
@@ -181,10 +189,11 @@ def make_folder(
     params_file = folder / _PARAMS_FILE
     if not params_file.is_file():
         raise UserError(f"the reference model '{name}' has no {_PARAMS_FILE}.", "Reinstall Portwright.")
-    carry(theirs, folder / CARRIED_FOLDER)
+    if theirs is not None:
+        carry(theirs, folder / CARRIED_FOLDER)
     text = replace_section(params_file.read_text("utf-8"), "model", section)
     kinds = schema_of_namespace(_run_utils(folder), "utils.py") or {}
-    tokenizer = final.resolve() / CARRIED_FOLDER if _has_tokenizer(theirs) else None
+    tokenizer = final.resolve() / CARRIED_FOLDER if theirs is not None and _has_tokenizer(theirs) else None
     notes = []
     for input_name in ("train_input", "eval_input"):
         known = getattr(kinds.get(input_name), "model_fields", {})
@@ -194,7 +203,7 @@ def make_folder(
             text = replace_section(text, input_name, values)
         if tokenizer is None and "tokenizer" in known and not values.get("tokenizer"):
             notes.append(
-                f"{theirs} has no tokenizer.json, vocab.json or vocab.txt: set {input_name}.tokenizer, or a new one is trained "
+                f"no tokenizer.json, vocab.json or vocab.txt came with the weights: set {input_name}.tokenizer, or a new one is trained "
                 "whose tokens are not those of the weights"
             )
     heading = f"# Converted from {source} by `portwright convert`; the weights that belong to `model:` are in model_dir.\n"

@@ -538,7 +538,7 @@ def test_what_exists_is_replaced_only_by_force_and_only_what_a_conversion_made(g
 def test_a_failure_in_the_middle_leaves_what_was_there(gpt2, monkeypatch):
     _, out = _bring(gpt2)
     kept = _ours(out)
-    monkeypatch.setattr("portwright.huggingface.command.write_checkpoint", _fail)
+    monkeypatch.setattr("portwright.huggingface.incoming.write_checkpoint", _fail)
     with pytest.raises(RuntimeError, match="disk on fire"):
         _bring(gpt2, force=True)
     _assert_same(_ours(out), kept)
