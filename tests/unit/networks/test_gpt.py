@@ -14,6 +14,7 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.layers import bias as attention_bias
+from portwright.layers.plain_ops import plain_ops
 from portwright.losses import GPTLMHeadModelLoss
 from portwright.networks import Gpt
 
@@ -240,7 +241,7 @@ def test_first_weights_of_gptj_are_those_of_its_own_code() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt3", "gptj"])
 def test_one_graph_for_a_compiler(kind: str) -> None:
-    network = make(kind).float()
+    network = make(kind, num_hidden_layers=2).float()
     network.train()
     graphs: list[Any] = []
 
@@ -308,3 +309,15 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         network(make_ids(1, 33))
     with pytest.raises(UserError, match="Target 43"):
         network(ids, labels=torch.full((2, 5), 43))
+
+
+@each_kind
+def test_plain_ops_give_the_same(kind: str) -> None:
+    network, ids = make(kind), make_ids(2, 7)
+    expected = network(ids), network(ids, labels=ids)
+    caches = network.make_cache()
+    with plain_ops():
+        got = network(ids), network(ids, labels=ids)
+        pieces = [network(piece, past_kv=caches) for piece in ids.split([3, 1, 3], dim=1)]
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected[0], rtol=1e-10, atol=1e-10)
