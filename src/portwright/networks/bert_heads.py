@@ -21,6 +21,16 @@ from portwright.networks.head_loss import head_cross_entropy
 Batch = Mapping[str, Tensor]
 MLM_LOSS_SCALINGS = ("num_masked", "batch_size", "precomputed_num_masked")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+_LOSS_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "masked_lm_positions",
+    "masked_lm_weights",
+    "labels",
+    "next_sentence_label",
+    "mlm_loss_scale",
+)
 _TINY = 1e-12
 
 
@@ -73,11 +83,25 @@ class BertForPreTraining(nn.Module):
         token_type_ids: Tensor | None = None,
         masked_lm_positions: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Scores of the tokens at `masked_lm_positions` (None: at all), and of the next sentence."""
+        **truth: Tensor | None,
+    ) -> Any:
+        """Scores of the tokens at `masked_lm_positions` (None: at all), and of the next sentence.
+
+        With `labels` (and masked_lm_weights, next_sentence_label, mlm_loss_scale) the training loss instead, for which
+        no logits exist but those of a chunk of masked tokens.
+        """
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
         chosen = hidden if masked_lm_positions is None else take_positions(hidden, masked_lm_positions)
-        return self.score_tokens(chosen), self.score_sentences(hidden)
+        labels = truth.get("labels")
+        if labels is None:
+            return self.score_tokens(chosen), self.score_sentences(hidden)
+        chosen = self.mlm.transform(chosen)
+        weights = truth.get("masked_lm_weights")
+        wide = torch.promote_types(chosen.dtype, torch.float32)
+        counted = torch.ones_like(labels, dtype=wide) if weights is None else weights.to(wide)
+        scaled = self.scale_weights(counted, truth.get("mlm_loss_scale"))
+        loss = head_cross_entropy(chosen, *self.head_weight(), labels, weights=scaled)
+        return loss + self.sentence_loss(self.score_sentences(hidden), truth.get("next_sentence_label"))
 
     def head_weight(self) -> tuple[Tensor, Tensor]:
         """The output layer over transformed states: its matrix and its biases."""
@@ -94,35 +118,33 @@ class BertForPreTraining(nn.Module):
         scores: Tensor = self.nsp(self.bert.pooler(hidden))
         return scores
 
-    def encode_batch(self, batch: Batch) -> Tensor:
-        return self.bert.encode(batch["input_ids"], batch.get("attention_mask"), batch.get("token_type_ids"))
-
     def loss(self, batch: Batch) -> Tensor:
-        """The training loss; no logits exist but those of a chunk of masked tokens."""
-        hidden = self.encode_batch(batch)
-        chosen = self.mlm.transform(take_positions(hidden, batch["masked_lm_positions"]))
-        weights = batch["masked_lm_weights"].to(torch.promote_types(chosen.dtype, torch.float32))
-        scaled = self.scale_weights(weights, batch)
-        loss = head_cross_entropy(chosen, *self.head_weight(), batch["labels"], weights=scaled)
-        return loss + self.sentence_loss(self.score_sentences(hidden), batch)
+        """The training loss of a batch; what is not in it is left out."""
+        loss: Tensor = self(**{name: batch[name] for name in _LOSS_INPUTS if name in batch})
+        return loss
 
-    def scale_weights(self, weights: Tensor, batch: Batch) -> Tensor:
+    def scale_weights(self, weights: Tensor, mlm_loss_scale: Tensor | None) -> Tensor:
         """The factor of each masked token's loss, so that their sum is the loss."""
         if self.mlm_loss_scaling == "num_masked":
             return weights * (self.mlm_loss_weight / weights.sum().clamp(min=_TINY))
         if self.mlm_loss_scaling == "batch_size":
             return weights * (self.mlm_loss_weight / weights.shape[0])
-        if "mlm_loss_scale" not in batch:
+        if mlm_loss_scale is None:
             raise UserError(
-                f"mlm_loss_scaling is precomputed_num_masked, and the batch has no mlm_loss_scale (it has {', '.join(batch)}).",
+                "model.mlm_loss_scaling is precomputed_num_masked, and the batch has no mlm_loss_scale.",
                 "Let the data give it, or set model.mlm_loss_scaling to num_masked or batch_size.",
             )
-        return weights * batch["mlm_loss_scale"].reshape(weights.shape[0], -1) / weights.shape[0]
+        return weights * mlm_loss_scale.reshape(weights.shape[0], -1) / weights.shape[0]
 
-    def sentence_loss(self, scores: Tensor | None, batch: Batch) -> Tensor | float:
+    def sentence_loss(self, scores: Tensor | None, labels: Tensor | None) -> Tensor | float:
         if scores is None:
             return 0.0
-        return token_cross_entropy(scores, batch["next_sentence_label"].reshape(-1)).mean()
+        if labels is None:
+            raise UserError(
+                "The batch has no next_sentence_label.",
+                "Give pairs of sentences, or set model.disable_nsp to true.",
+            )
+        return token_cross_entropy(scores, labels.reshape(-1)).mean()
 
 
 class BertForSequenceClassification(nn.Module):

@@ -196,6 +196,13 @@ def test_precomputed_scale_that_is_missing_is_told() -> None:
         model.loss(make_batch())
 
 
+def test_pairs_without_their_label_are_told() -> None:
+    batch = make_batch()
+    del batch["next_sentence_label"]
+    with pytest.raises(UserError, match="next_sentence_label"):
+        BertForPreTraining(make_params(BertPretrainParams)).loss(batch)
+
+
 def test_masks_are_only_made_where_padding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     attend = F.scaled_dot_product_attention
@@ -328,5 +335,6 @@ def test_compiles_without_a_break() -> None:
     torch.manual_seed(0)
     model = BertForPreTraining(make_params(BertPretrainParams))
     batch = make_batch()
-    compiled = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(batch), model.loss(batch))
+    plain = model.loss(batch)
+    model.compile(backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model.loss(batch), plain)

@@ -35,8 +35,8 @@ class LinformerModel(PyTorchBaseModel):
         self.mlm_perplexity(labels=labels, loss=losses, weights=weights)
         if sentences is not None:
             self.nsp_accuracy(labels=data["next_sentence_label"], predictions=sentences.argmax(-1))
-        scaled = self.model.scale_weights(weights.to(losses.dtype), data)
-        return (losses * scaled).sum() + self.model.sentence_loss(sentences, data)
+        scaled = self.model.scale_weights(weights.to(losses.dtype), data.get("mlm_loss_scale"))
+        return (losses * scaled).sum() + self.model.sentence_loss(sentences, data.get("next_sentence_label"))
 
     def score(self, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
         scores: tuple[torch.Tensor, torch.Tensor | None] = self.model(

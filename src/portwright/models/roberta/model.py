@@ -31,7 +31,7 @@ class RobertaModel(PyTorchBaseModel):
         losses = token_cross_entropy(tokens, labels)
         self.mlm_accuracy(labels=labels, predictions=tokens.argmax(-1), weights=weights)
         self.mlm_perplexity(labels=labels, loss=losses, weights=weights)
-        scaled = self.model.scale_weights(weights.to(losses.dtype), data)
+        scaled = self.model.scale_weights(weights.to(losses.dtype), data.get("mlm_loss_scale"))
         return (losses * scaled).sum()
 
     def score(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
