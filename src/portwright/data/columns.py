@@ -92,6 +92,11 @@ class JoinedColumns:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether some file has to be read by whole chunks."""
+        return any(getattr(part, "is_slow", False) for part in self._parts)
+
     def gather(self, indices: Indices) -> Arrays:
         if self._turns is not None:
             indices = self._turns[indices]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from portwright.data.advice import advise
 from portwright.data.listed import ListSource
 from portwright.data.mapped import MapSource
 from portwright.data.order import iterates_like
@@ -35,6 +36,8 @@ class ResumableLoader:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self._shared = Shared(name, seed, rank, world_size, keeps_small=not repeat)
         self._source = _open_source(loader, self._shared)
+        for line in advise(loader, is_training=repeat):
+            self._shared.note(line)
         self._repeat = repeat
         self._epoch = 0
         self._batch = 0  # number of the next batch in its epoch
