@@ -74,19 +74,28 @@ def read_stages(dataset: Any) -> list[Stage]:
     if isinstance(webdataset, list):
         for each in webdataset:
             function = getattr(each, "f", None) or getattr(each, "func", each)
-            _add(stages, getattr(function, "__name__", ""), _first_number(getattr(each, "args", ())))
+            name = getattr(function, "__name__", "")
+            if "tar" in name:  # what comes before is about files, not samples
+                stages = [stage for stage in stages if stage.kind != "shuffle"]
+            _add(stages, name, _first_number(getattr(each, "args", ())))
         return stages
     below: list[Any] = []
     node = getattr(dataset, "_ex_iterable", dataset)
     while node is not None and len(below) < 1000:
         below.append(node)
-        links = (
-            getattr(node, link, None) for link in ("datapipe", "_datapipe", "source_datapipe", "ex_iterable")
-        )
-        node = next((each for each in links if each is not None), None)
+        node = _below(node)
     for each in reversed(below):
         _add(stages, type(each).__name__, getattr(each, "buffer_size", None))
     return stages
+
+
+def _below(node: Any) -> Any:
+    """What a stage reads from; of several alike, the first."""
+    for link in ("datapipe", "_datapipe", "source_datapipe", "ex_iterable"):
+        if (found := getattr(node, link, None)) is not None:
+            return found
+    several = getattr(node, "ex_iterables", None)
+    return several[0] if isinstance(several, list) and several else None
 
 
 def _add(stages: list[Stage], name: str, buffer_size: Any) -> None:
@@ -99,7 +108,7 @@ def _add(stages: list[Stage], name: str, buffer_size: Any) -> None:
 
 
 def _first_number(arguments: Any) -> int | None:
-    return next((each for each in arguments if isinstance(each, int)), None)
+    return next((each for each in arguments if type(each) is int), None)
 
 
 def _about_order(stages: list[Stage], loader: DataLoader[Any], is_training: bool) -> Iterator[str]:
