@@ -196,6 +196,26 @@ def test_all_positions_can_be_used_and_no_more() -> None:
         generate(network, [[1] * 26], None, GenerationOptions(max_new_tokens=1))
 
 
+def test_looking_seldom_whether_all_have_ended_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where a look waits for the device."""
+    network = _make("gpt2")
+    ids, mask = _pad("gpt2")
+    lengths = set()
+    for end in range(23):
+        for chosen in ({}, {"do_sample": True, "seed": end}):
+            options = GenerationOptions(
+                max_new_tokens=12, eos_token_id=[end, (end + 7) % 23], pad_token_id=1, **chosen
+            )
+            expected = generate(network, ids, mask, options)
+            with monkeypatch.context() as patch:
+                patch.setattr("portwright.generation.sampling._steps_between_looks", lambda *_, **__: 5)
+                got = generate(network, ids, mask, options)
+            assert got.sequences.tolist() == expected.sequences.tolist()
+            assert got.scores.tolist() == expected.scores.tolist()
+            lengths.add(got.sequences.shape[1])
+    assert len(lengths) > 2
+
+
 def _letters(ids: list[int]) -> str:
     return "".join(chr(ord("a") + number) for number in ids)
 
