@@ -73,8 +73,18 @@ def require_transformers() -> Any:
     return transformers
 
 
-def check(theirs: Path, ours: Weights, family: Family, params: Params, tolerance: float) -> Checked:
-    """Compares the logits and the loss of a HuggingFace folder with those of our network; both compute in fp32."""
+def check(
+    theirs: Path,
+    ours: Weights,
+    family: Family,
+    params: Params,
+    tolerance: float,
+    rounded: torch.dtype | None = None,
+) -> Checked:
+    """Compares the logits and the loss of a HuggingFace folder with those of our network; both compute in fp32.
+
+    Where the weights were converted to another type on the way, `rounded`, both sides are rounded so first: that loss was asked for.
+    """
     transformers = require_transformers()
     if family.network is None:
         raise UnsupportedError(f"the family {family.name} names no network to compare.", "Leave --check out.")
@@ -89,6 +99,8 @@ def check(theirs: Path, ours: Weights, family: Family, params: Params, tolerance
         )
     network = family.network(params).float()
     network.load_state_dict({each: ours.read(each) for each in ours.specs})
+    if rounded is not None:
+        model, network = model.to(rounded).float(), network.to(rounded).float()
     batch = make_batch(model.config, network)
     with torch.no_grad(), _quiet():
         their_outputs = _by_name(model.eval()(**batch))

@@ -116,7 +116,8 @@ def bring_in(
         made["params"] = str(out / "configs" / "params.yaml")
     if options.check:
         written = open_ours(out if options.weights_only else out / "model_dir" / "checkpoint_0", None).weights
-        compared = check(options.source, written, given.family, given.section, options.tolerance)
+        rounded = parse_dtype(options.dtype)
+        compared = check(options.source, written, given.family, given.section, options.tolerance, rounded)
         made["check"] = compared.as_dict()
     return made
 

@@ -11,6 +11,7 @@ from portwright.errors import UserError
 from portwright.huggingface.mapping import Family
 from portwright.huggingface.place import require_place
 from portwright.huggingface.weights import Weights
+from portwright.job.atomic import clean_leftovers
 
 OnBytes = Callable[[int, int], None]  # bytes just done, bytes in all
 
@@ -37,6 +38,8 @@ def require_out(options: Options, *, is_file: bool, mark: str) -> Path:
     if options.out is None:
         raise UserError("no place to write to was given.", "Add OUT, or --list to see the tensors only.")
     require_place(options.out, options.source, force=options.force, is_file=is_file, mark=mark)
+    if options.out.parent.is_dir():
+        clean_leftovers(options.out.parent)  # of a conversion that was killed
     return options.out
 
 

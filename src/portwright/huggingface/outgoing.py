@@ -19,7 +19,7 @@ from portwright.huggingface.registry import (
     names_to_choose,
 )
 from portwright.huggingface.turned import as_theirs, list_moves, parse_dtype
-from portwright.huggingface.weights import CONFIG_FILE, Weights, read_config
+from portwright.huggingface.weights import CONFIG_FILE, read_config
 from portwright.huggingface.writing import check_storable, write_folder
 from portwright.job.atomic import atomic_directory
 from portwright.job.sizes import parse_bytes
@@ -50,8 +50,9 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
         files = write_folder(temporary, config, theirs, shard_bytes, lambda n: on_bytes(n, total))
     made["files"] = sorted({*files, *carried})
     if options.check:
-        ours = Weights(model.weights.specs, model.weights.read)
-        made["check"] = check(out, ours, family, section, options.tolerance).as_dict()
+        rounded = parse_dtype(options.dtype)
+        compared = check(out, model.weights, family, section, options.tolerance, rounded)
+        made["check"] = compared.as_dict()
     return made
 
 

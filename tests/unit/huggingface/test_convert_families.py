@@ -1,16 +1,22 @@
 """Every family with every class that it reads: in, checked against transformers, and back, byte for byte."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from portwright.errors import UserError
 from portwright.huggingface.command import Options, bring_in, take_back
 from portwright.huggingface.mapping import same_bits
+from portwright.huggingface.model_folder import read_model_section, reference_folder
 from portwright.huggingface.registry import family_to_read, family_to_write, find_families, folder_of_config
+from portwright.huggingface.weights import Weights
+from portwright.huggingface.writing import write_checkpoint
 from portwright.runtime.checkpoint import verify_checkpoint
+from portwright.runtime.checkpoint_files import TensorSpec
 
 _ENCODER = {
     "vocab_size": 61,
@@ -117,3 +123,33 @@ def test_a_config_by_itself_finds_its_folder(folder, name, config):
     found, family = family_to_read(folder_of_config(written), written)
     assert name in family.classes(found)
     assert family_to_write(found, family.params_of(written))[1] is family
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({folder for f in find_families().values() for folder in f.architectures})
+)
+def test_a_reference_model_of_ours_goes_to_huggingface(tmp_path, folder):
+    """As it is trained here, without ever having been theirs."""
+    own = tmp_path / "own"
+    shutil.copytree(reference_folder(folder), own, ignore=shutil.ignore_patterns("__pycache__", "model_dir"))
+    section = read_model_section(own / "configs" / "params.yaml", folder)
+    network = next(f for f in find_families().values() if folder in f.architectures).network(section)
+    state = network.state_dict()
+    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+    write_checkpoint(
+        own / "model_dir" / "checkpoint_0", Weights(specs, state.__getitem__), lambda num_bytes: None
+    )
+    options = Options(own, tmp_path / "theirs", folder, check=True, tolerance=1e-5)
+    if folder == "gpt3":  # every other layer of it looks back through a window, which GPT2LMHeadModel cannot
+        with pytest.raises(UserError, match="attention_sliding_window_length"):
+            take_back(options, nothing)
+        return
+    made = take_back(options, nothing)
+    assert made["check"]["equal"], made["check"]
+    back = bring_in(
+        Options(tmp_path / "theirs", tmp_path / "again.safetensors", folder, weights_only=True), nothing
+    )
+    assert back["tensors"] == made["tensors"]
+    again = load_file(tmp_path / "again.safetensors")
+    assert again.keys() == state.keys()
+    assert all(same_bits(again[name], tensor) for name, tensor in state.items())

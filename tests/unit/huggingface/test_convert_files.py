@@ -170,13 +170,15 @@ def test_half_precision_stays_bit_for_bit_and_config_says_it(tmp_path, dtype):
     ("name", "dtype"), [("bf16", torch.bfloat16), ("float16", torch.float16), ("fp64", torch.float64)]
 )
 def test_dtype_converts_on_either_way(gpt2, name, dtype):
-    _, out = _bring(gpt2, dtype=name)
+    made, out = _bring(gpt2, dtype=name, check=True)
+    assert made["check"]["equal"]
     state = _weights(gpt2)
     assert same_bits(
         _ours(out)["model/embeddings.word_embeddings.weight"], state["transformer.wte.weight"].to(dtype)
     )
     _, plain = _bring(gpt2, name="plain")
-    take_back(Options(plain, gpt2.parent / "back", dtype=name), nothing)
+    back = take_back(Options(plain, gpt2.parent / "back", dtype=name, check=True), nothing)
+    assert back["check"]["equal"]
     _assert_same(_weights(gpt2.parent / "back"), {n: t.to(dtype) for n, t in state.items()})
     assert json.loads((gpt2.parent / "back" / "config.json").read_text())["dtype"] == str(dtype).removeprefix(
         "torch."
