@@ -24,14 +24,16 @@ ORDER = "shard, interleave, cache, shuffle, repeat, batch, map, prefetch"
 
 _SMALL_BUFFER = 1000  # samples; smaller ones are told of unless they hold the whole data set
 _MANY_ROWS = 1000
+_HUGGINGFACE_BATCH = "_batch_fn"  # what IterableDataset.batch maps
 _KINDS: dict[str, Kind] = {
+    _HUGGINGFACE_BATCH: "batch",
     # torch.utils.data.datapipes and torchdata, by class
     "BatcherIterDataPipe": "batch", "ShufflerIterDataPipe": "shuffle", "MapperIterDataPipe": "map",
     "InMemoryCacheHolderIterDataPipe": "cache", "CyclerIterDataPipe": "repeat", "RepeaterIterDataPipe": "repeat",
     "ShardingFilterIterDataPipe": "shard", "HeaderIterDataPipe": "take",
     # HuggingFace datasets, by class of what an IterableDataset wraps
     "BufferShuffledExamplesIterable": "shuffle", "MappedExamplesIterable": "map", "TakeExamplesIterable": "take",
-    "RepeatExamplesIterable": "repeat", "RebatchedArrowExamplesIterable": "batch",
+    "RepeatExamplesIterable": "repeat",
     # WebDataset, by function
     "_shuffle": "shuffle", "shuffle": "shuffle", "_batched": "batch", "batched": "batch", "_map": "map", "map": "map",
     "_decode": "map", "_map_tuple": "map", "_map_dict": "map", "split_by_node": "shard", "split_by_worker": "shard",
@@ -85,7 +87,10 @@ def read_stages(dataset: Any) -> list[Stage]:
         below.append(node)
         node = _below(node)
     for each in reversed(below):
-        _add(stages, type(each).__name__, getattr(each, "buffer_size", None))
+        name = type(each).__name__
+        if getattr(getattr(each, "function", None), "__name__", "") == _HUGGINGFACE_BATCH:
+            name = _HUGGINGFACE_BATCH
+        _add(stages, name, getattr(each, "buffer_size", None))
     return stages
 
 
