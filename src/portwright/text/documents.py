@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,11 @@ class BadRecord:
 
 def read_documents(unit: Unit, split: Split, text_key: str) -> Iterator[Document | BadRecord]:
     """All records of a unit, in order."""
-    for part in unit.parts:
+    yield from read_parts(unit.parts, split, text_key)
+
+
+def read_parts(parts: Sequence[Part], split: Split, text_key: str) -> Iterator[Document | BadRecord]:
+    for part in parts:
         yield from _read_part(part, split, text_key)
 
 

@@ -10,7 +10,7 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -50,6 +50,7 @@ class Unit:
     number: int
     parts: list[Part] = field(default_factory=list)
     num_bytes: int = 0
+    donors: list[Part] = field(default_factory=list)  # of another unit, where a unit may need foreign text
 
 
 def feed_units(files: Sequence[InputFile], unit_bytes: int, split: Split) -> Iterator[tuple[Unit, int]]:
@@ -75,6 +76,21 @@ def feed_units(files: Sequence[InputFile], unit_bytes: int, split: Split) -> Ite
         used += file.num_bytes
     if unit.parts:
         yield unit, used
+
+
+def lend_donors(units: Iterable[tuple[Unit, int]]) -> Iterator[tuple[Unit, int]]:
+    """Gives each unit a part of the one before it, and the first one a part of the second."""
+    held: tuple[Unit, int] | None = None
+    before: list[Part] = []
+    for unit, used in units:
+        if held is not None:
+            held[0].donors = before or unit.parts[:1]
+            before = held[0].parts[-1:]
+            yield held
+        held = unit, used
+    if held is not None:
+        held[0].donors = before
+        yield held
 
 
 class _TextFile:

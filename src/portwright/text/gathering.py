@@ -11,10 +11,9 @@ from portwright.data.draws import Draws
 from portwright.data.gather import ArrayDataset, Arrays, GatherDataset, Indices, Transform
 from portwright.data.store_dataset import StoreDataset
 from portwright.errors import UserError
-from portwright.text.feed import feed_units
 from portwright.text.inputs import find_inputs
 from portwright.text.objectives import Document, Objective
-from portwright.text.prepare import UNIT_BYTES, PrepareOptions
+from portwright.text.prepare import PrepareOptions, units_of
 from portwright.text.preparing import make_rows
 from portwright.text.ready import (
     FIELDS,
@@ -74,7 +73,7 @@ def _text_rows(
     chosen = PrepareOptions(objective, split=options.get("split"), text_key=options.get("text_key", "text"))
     parts = [
         make_rows(unit, objective, tokenizer, chosen.documents, chosen.text_key, skip_bad=False)[0]
-        for unit, _ in feed_units(find_inputs(source.places), UNIT_BYTES, chosen.documents)
+        for unit, _ in units_of(find_inputs(source.places), chosen)
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -109,10 +109,19 @@ class Objective:
                     f"Take extra_ids of at least {num_spans}, or shorter rows.",
                 )
 
-    def rows(self, documents: Sequence[Document], tokenizer: Tokenizer, part: int = 0) -> Arrays:
-        """The rows of some documents; `part` tells these from others of the same data, for random numbers."""
+    def rows(
+        self,
+        documents: Sequence[Document],
+        tokenizer: Tokenizer,
+        part: int = 0,
+        donors: Sequence[Document] = (),
+    ) -> Arrays:
+        """The rows of some documents; `part` tells these from others of the same data, for random numbers.
+
+        `donors` lend foreign second sentences to pairs, and have no rows of their own.
+        """
         if self.name in ("masked", "pairs"):
-            return self._masked_rows(documents, tokenizer, part)
+            return self._masked_rows(documents, tokenizer, part, donors)
         encoded = tokenizer.encode_batch([document.text for document in documents])
         if self.name == "spans":
             return packing.chunk_rows(packing.join_documents(encoded, None), self.width, tokenizer.pad_id)
@@ -130,7 +139,9 @@ class Objective:
             self.width,
         )
 
-    def _masked_rows(self, documents: Sequence[Document], tokenizer: Tokenizer, part: int) -> Arrays:
+    def _masked_rows(
+        self, documents: Sequence[Document], tokenizer: Tokenizer, part: int, donors: Sequence[Document]
+    ) -> Arrays:
         sentences = _encode_sentences(documents, tokenizer)
         ids = tokenizer.id_of("cls"), tokenizer.id_of("sep"), tokenizer.id_of("pad")
         if self.name == "masked":
@@ -138,8 +149,13 @@ class Objective:
             if self.static:
                 tables *= self.dup_factor
         else:
+            if any(document.begun or not document.whole for document in documents):
+                raise UserError(
+                    "a text is too long to be one document of pairs.", "Cut it: --split paragraph, or line."
+                )
+            others = _encode_sentences(donors, tokenizer)
             tables = [
-                sentence_pairs(sentences, self.width, *ids, Random(f"{self.seed}:{part}:{turn}"))
+                sentence_pairs(sentences, self.width, *ids, Random(f"{self.seed}:{part}:{turn}"), others)
                 for turn in range(self.dup_factor)
             ]
         if self.static:

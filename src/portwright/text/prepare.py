@@ -19,7 +19,7 @@ from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text, clean_leftovers, explain_os_error
 from portwright.text.documents import BadRecord, read_documents
-from portwright.text.feed import Split, Unit, feed_units
+from portwright.text.feed import Split, Unit, feed_units, lend_donors
 from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
 from portwright.text.objectives import Objective
 from portwright.text.preparing import Settings, ShardReport, Worker, run_unit, skipped_file, start_worker
@@ -268,7 +268,7 @@ def _make(
 
     def missing() -> Iterator[Unit]:
         nonlocal kept, num_units
-        for unit, used in feed_units(files, options.unit_bytes, options.documents):
+        for unit, used in units_of(files, options):
             num_units = unit.number + 1
             if writer.has_shard(unit.number):
                 kept += 1
@@ -279,6 +279,8 @@ def _make(
     for shard in _run_units(missing(), settings, options.workers):
         num_tokens += shard.num_tokens
     _check_unchanged(files)
+    for path in folder.glob(".tmp-*"):  # of killed processes: the folder is ours, and our own are done
+        path.unlink(missing_ok=True)
     skipped = _gather_skipped(folder, num_units)
     manifest = writer.finish(num_units)
     if not manifest.num_records:
@@ -290,6 +292,12 @@ def _make(
     (folder / JOB_FILE).unlink(missing_ok=True)
     report("preparing", total, total)
     return Prepared(folder, manifest.num_records, num_units, skipped, False, kept, num_tokens, tokenizer)
+
+
+def units_of(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[tuple[Unit, int]]:
+    """What becomes the shards of a store, in order, each with the bytes of input that are used up by then."""
+    units = feed_units(files, options.unit_bytes, options.documents)
+    return lend_donors(units) if options.objective.name == "pairs" else units
 
 
 def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Iterator[ShardReport]:

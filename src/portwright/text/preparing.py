@@ -15,7 +15,7 @@ from portwright.data.manifest import Field
 from portwright.data.store_writer import StoreWriter
 from portwright.errors import PortwrightError, UserError
 from portwright.job.atomic import atomic_write_text
-from portwright.text.documents import BadRecord, read_documents
+from portwright.text.documents import BadRecord, read_documents, read_parts
 from portwright.text.feed import Split, Unit
 from portwright.text.objectives import Arrays, Document, Objective
 from portwright.text.tokenizer import Tokenizer
@@ -64,8 +64,11 @@ def make_rows(
             bad.append(record)
         else:
             raise record.as_error()
+    donors: list[Document] = []
+    if objective.name == "pairs" and len(documents) < 2:
+        donors = [each for each in read_parts(unit.donors, split, text_key) if isinstance(each, Document)]
     try:
-        return objective.rows(documents, tokenizer, unit.number), bad, len(documents)
+        return objective.rows(documents, tokenizer, unit.number, donors), bad, len(documents)
     except UserError as error:
         names = sorted({part.path.name for part in unit.parts})
         raise UserError(

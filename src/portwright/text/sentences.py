@@ -59,18 +59,26 @@ def full_sentences(
 
 
 def sentence_pairs(
-    documents: Sequence[Sequence[Ids]], width: int, cls_id: int, sep_id: int, pad_id: int, random: Random
+    documents: Sequence[Sequence[Ids]],
+    width: int,
+    cls_id: int,
+    sep_id: int,
+    pad_id: int,
+    random: Random,
+    donors: Sequence[Sequence[Ids]] = (),
 ) -> Arrays:
     """Rows `cls A sep B sep`: B follows A (next_sentence_label 0) or is of another document (1), each half of the time.
 
     `first_length` counts the tokens up to the first `sep`. The procedure is BERT's: where B is foreign, what would
-    have followed A comes again later; too long a pair is cut at random at its beginning or end.
+    have followed A comes again later; too long a pair is cut at random at its beginning or end. `donors` are more
+    documents that B may be of.
     """
     room = _room(width, 3)
     documents = [kept for each in documents if (kept := _short_parts(each, room // 2))]
-    if len(documents) < 2:
+    everyone = [*documents, *(kept for each in donors if (kept := _short_parts(each, room // 2)))]
+    if documents and len(everyone) < 2:
         raise UserError(
-            f"Pairs of sentences need at least two documents that are not empty; there are {len(documents)}.",
+            "Pairs of sentences need at least two documents that are not empty; there is 1.",
             "Give more documents, or say what one is (--split line, or paragraph).",
         )
     rows: list[list[int]] = []
@@ -91,7 +99,7 @@ def sentence_pairs(
             first = _join(document[start:cut])
             foreign = cut == end or random.random() < 0.5
             if foreign:
-                second = _foreign(documents, number, max(goal - len(first), 1), random)
+                second = _foreign(everyone, number, max(goal - len(first), 1), random)
                 start = cut  # what was to follow has not been seen
             else:
                 second = _join(document[cut:end])

@@ -61,6 +61,9 @@ def test_full_sentences_lose_no_token(sizes: list[list[int]], width: int) -> Non
 @given(DOCUMENTS, st.integers(5, 30), st.integers(0, 1000))
 def test_pairs(sizes: list[list[int]], width: int, seed: int) -> None:
     documents = numbered(sizes)
+    if not any(len(part) for document in documents for part in document):
+        assert sentence_pairs(documents, width, CLS, SEP, PAD, Random(seed))["tokens"].shape == (0, width)
+        return
     if sum(any(len(part) for part in document) for document in documents) < 2:
         with pytest.raises(UserError, match="at least two documents"):
             sentence_pairs(documents, width, CLS, SEP, PAD, Random(seed))
@@ -81,6 +84,17 @@ def test_pairs(sizes: list[list[int]], width: int, seed: int) -> None:
         assert is_foreign == bool(label)
         if not is_foreign:
             assert first.max() < second.min()
+
+
+def test_a_lone_document_borrows() -> None:
+    documents = numbered([[5] * 19, [4] * 9])
+    rows = sentence_pairs(documents[:1], 32, CLS, SEP, PAD, Random(1), documents[1:])
+    for tokens, first_length, label in zip(
+        rows["tokens"], rows["first_length"], rows["next_sentence_label"], strict=True
+    ):
+        assert tokens[1] // 100 == 1
+        assert (tokens[first_length] // 100 == 2) == bool(label)
+    assert 0 < rows["next_sentence_label"].mean() < 1
 
 
 def test_half_of_the_pairs_belong_together() -> None:
