@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
 from portwright.layers import get_activation
-from portwright.losses import token_cross_entropy
+from portwright.losses import chunked_cross_entropy, token_cross_entropy
 from portwright.networks.bert import Bert, make_linear, truncated_normal
-from portwright.networks.head_loss import head_cross_entropy
 
 Batch = Mapping[str, Tensor]
 MLM_LOSS_SCALINGS = ("num_masked", "batch_size", "precomputed_num_masked")
@@ -100,7 +99,8 @@ class BertForPreTraining(nn.Module):
         wide = torch.promote_types(chosen.dtype, torch.float32)
         counted = torch.ones_like(labels, dtype=wide) if weights is None else weights.to(wide)
         scaled = self.scale_weights(counted, truth.get("mlm_loss_scale"))
-        loss = head_cross_entropy(chosen, *self.head_weight(), labels, weights=scaled)
+        weight, bias = self.head_weight()
+        loss = chunked_cross_entropy(chosen, weight, labels, bias, weights=scaled, reduction="sum")
         return loss + self.sentence_loss(self.score_sentences(hidden), truth.get("next_sentence_label"))
 
     def head_weight(self) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,6 @@ from portwright.networks.bert_heads import (
     BertForSummarization,
     take_positions,
 )
-from portwright.networks.head_loss import head_cross_entropy, takes_custom_ops
 
 SIZES = {
     "vocab_size": 37,
@@ -227,22 +226,6 @@ def test_padding_changes_nothing_that_is_read() -> None:
     longer = F.pad(ids, (0, 4))
     mask = F.pad(torch.ones_like(ids), (0, 4))
     torch.testing.assert_close(model(longer, mask)[0][:, :5], model(ids)[0])
-
-
-def test_head_loss_is_plain_where_a_step_is_traced() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    hidden, weight, bias = torch.randn(2, 3, 4), torch.randn(7, 4), torch.randn(7)
-    targets, weights = torch.randint(0, 7, (2, 3)), torch.rand(2, 3)
-    assert takes_custom_ops(hidden)
-    chunked = head_cross_entropy(hidden, weight, bias, targets, weights=weights)
-    losses = F.cross_entropy(
-        F.linear(hidden, weight, bias).flatten(0, 1), targets.flatten(), reduction="none"
-    )
-    torch.testing.assert_close(chunked, (losses.view(2, 3) * weights).sum())
-    with FakeTensorMode():
-        assert not takes_custom_ops(torch.randn(2))
-    assert not takes_custom_ops(torch.empty(2, device="meta"))
 
 
 def test_first_weights_are_as_published() -> None:
