@@ -18,26 +18,26 @@ from portwright.layers import (
     TransformerEncoderLayer,
 )
 from portwright.layers.cache import DecoderLayerCache
+from portwright.networks.encoder_decoder import EncoderDecoder
 from portwright.networks.head_loss import takes_custom_ops
 from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(EncoderDecoder):
     """An encoder and a decoder; `params` is the model section, Seq2SeqParams has its keys and their defaults.
 
     attention_mask and decoder_attention_mask are 1 for a token and 0 for padding.
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        super().__init__()
         options = read_model_section(Seq2SeqParams, params)
+        super().__init__(options)
         sizes = options.src_vocab_size, options.tgt_vocab_size
         if options.share_encoder_decoder_embedding and sizes[0] != sizes[1]:
             raise UserError(
                 f"One embedding is to serve vocabularies of {sizes[0]} and {sizes[1]}.",
                 "Make src_vocab_size and tgt_vocab_size the same, or set share_encoder_decoder_embedding: false.",
             )
-        self.decoder_start_token_id = options.decoder_start_token_id
         self.encoder_embeddings = _embedding(options, options.src_vocab_size)
         self.decoder_embeddings: EmbeddingLayer | None = None
         if not options.share_encoder_decoder_embedding:
@@ -100,53 +100,9 @@ class Seq2Seq(nn.Module):
         )
         return hidden
 
-    def decode(
-        self,
-        decoder_input_ids: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        past_kv: Sequence[DecoderLayerCache] | None = None,
-    ) -> Tensor:
-        """Logits [batch, target, vocabulary] of the token after each of decoder_input_ids.
-
-        With `past_kv` (of `make_cache`) decoder_input_ids are only what is new, and decoder_attention_mask covers
-        those or all.
-        """
-        hidden = self.decode_hidden(
-            decoder_input_ids, memory, attention_mask, decoder_attention_mask, past_kv
-        )
-        return nn.functional.linear(hidden, self.head_weight()[0])
-
-    def hidden(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Encodes and decodes, up to the output layer."""
-        memory = self.encode(input_ids, attention_mask)
-        return self.decode_hidden(decoder_input_ids, memory, attention_mask, decoder_attention_mask)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Logits of the token after each of decoder_input_ids."""
-        memory = self.encode(input_ids, attention_mask)
-        return self.decode(decoder_input_ids, memory, attention_mask, decoder_attention_mask)
-
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """The output layer's matrix [vocabulary, width], and its bias, of which there is none."""
         return (self._target_embeddings().weight if self.head is None else self.head.weight), None
-
-    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
-        """Empty caches, to be given to every `decode` of one generation."""
-        return self.decoder.make_cache(max_length)
 
     def _target_embeddings(self) -> EmbeddingLayer:
         return self.encoder_embeddings if self.decoder_embeddings is None else self.decoder_embeddings

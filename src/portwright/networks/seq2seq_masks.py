@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from portwright.errors import UserError
+from portwright.layers.bias import to_bias
 from portwright.layers.cache import DecoderLayerCache
 
 
@@ -44,3 +45,15 @@ def causal_mask(
 def past_of(past_kv: Sequence[DecoderLayerCache] | None) -> int:
     """How many positions the caches of a decoder hold."""
     return 0 if not past_kv else past_kv[0].self_attn.length
+
+
+def shared_bias(positions: Tensor, mask: Tensor | None) -> Tensor:
+    """Position bias and mask in one, for all layers of a stack, in the type that their scores have.
+
+    Left to the layers, each would keep a copy of its own for backward.
+    """
+    bias = positions if mask is None else positions + to_bias(mask, positions.dtype)
+    device = bias.device.type
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        return bias.to(torch.get_autocast_dtype(device))
+    return bias

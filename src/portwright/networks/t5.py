@@ -16,13 +16,13 @@ from portwright.layers import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from portwright.layers.bias import to_bias
 from portwright.layers.cache import DecoderLayerCache
 from portwright.layers.norms import RMSNorm
-from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
+from portwright.networks.encoder_decoder import EncoderDecoder
+from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of, shared_bias
 
 
-class T5(nn.Module):
+class T5(EncoderDecoder):
     """An encoder and a decoder; `params` is the model section, T5Params has its keys and their defaults.
 
     attention_mask and decoder_attention_mask are 1 for a token and 0 for padding. T5 1.1 is
@@ -30,9 +30,8 @@ class T5(nn.Module):
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        super().__init__()
         options = read_model_section(T5Params, params)
-        self.decoder_start_token_id = options.decoder_start_token_id
+        super().__init__(options)
         self.embeddings = EmbeddingLayer(
             options.vocab_size,
             options.d_model,
@@ -83,10 +82,7 @@ class T5(nn.Module):
         """The memory [batch, source, width] that the decoder attends to."""
         x = self.dropout(self.embeddings(input_ids))
         length = input_ids.shape[1]
-        bias: Tensor = self.encoder_positions(length, length)
-        mask = padding_mask(attention_mask)
-        if mask is not None:
-            bias = bias + to_bias(mask, bias.dtype)
+        bias = shared_bias(self.encoder_positions(length, length), padding_mask(attention_mask))
         memory: Tensor = self.dropout(self.encoder(x, self_attn_position_bias=bias))
         return memory
 
@@ -101,67 +97,21 @@ class T5(nn.Module):
         """What the output layer is applied to, scaled; arguments as those of `decode`."""
         num_past, length = past_of(past_kv), decoder_input_ids.shape[1]
         x = self.dropout(self.embeddings(decoder_input_ids))
-        bias: Tensor = self.decoder_positions(length, num_past + length, past_length=num_past)
         mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
-        if mask is not None:
-            bias = bias + to_bias(mask, bias.dtype)
+        positions = self.decoder_positions(length, num_past + length, past_length=num_past)
         hidden: Tensor = self.decoder(
             x,
             memory,
             memory_mask=padding_mask(attention_mask),
-            self_attn_position_bias=bias,
+            self_attn_position_bias=shared_bias(positions, mask),
             past_kv=past_kv,
         )
         hidden = self.dropout(hidden)
         return hidden if self.output_scale == 1.0 else hidden * self.output_scale
 
-    def decode(
-        self,
-        decoder_input_ids: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        past_kv: Sequence[DecoderLayerCache] | None = None,
-    ) -> Tensor:
-        """Logits [batch, target, vocabulary] of the token after each of decoder_input_ids.
-
-        With `past_kv` (of `make_cache`) decoder_input_ids are only what is new, and decoder_attention_mask covers
-        those or all.
-        """
-        hidden = self.decode_hidden(
-            decoder_input_ids, memory, attention_mask, decoder_attention_mask, past_kv
-        )
-        return nn.functional.linear(hidden, self.head_weight()[0])
-
-    def hidden(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Encodes and decodes, up to the output layer."""
-        memory = self.encode(input_ids, attention_mask)
-        return self.decode_hidden(decoder_input_ids, memory, attention_mask, decoder_attention_mask)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Logits of the token after each of decoder_input_ids."""
-        memory = self.encode(input_ids, attention_mask)
-        return self.decode(decoder_input_ids, memory, attention_mask, decoder_attention_mask)
-
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """The output layer's matrix [vocabulary, width], and its bias, of which there is none."""
         return (self.embeddings.weight if self.head is None else self.head.weight), None
-
-    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
-        """Empty caches, to be given to every `decode` of one generation."""
-        return self.decoder.make_cache(max_length)
 
 
 def _normal(std: float) -> dict[str, Any]:
