@@ -4,8 +4,9 @@
 the store through ResumableLoader, which can be resumed at every batch and looks at every checksum once. The raw gathers
 index a memory-mapped .npy file by a permutation, by `rows[indices]` and by `rows.take(indices, 0)`, and do nothing else.
 
-Peers (the extra `bench-data` of pyproject.toml, in an environment of its own where their pins clash): what cannot be
-imported is named and left out.
+Peers: pip install mosaicml-streaming webdataset datasets grain, in an environment of its own, since their pins clash with
+those of others here. What cannot be imported is named and left out. Every contestant is a process that stands still while
+others are measured.
 """
 
 from __future__ import annotations
