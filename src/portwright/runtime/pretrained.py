@@ -22,23 +22,30 @@ def take_over(given: Iterable[Shard], own: Iterable[Shard], note: Callable[[str]
         {s.name: s.tensor for s in given if s.name.startswith("model/")}, {s.name for s in own}
     )
     kept: list[str] = []
+    reshaped: list[str] = []
     taken: set[str] = set()
     for shard in own:
         tensor = found.get(shard.name)
         if tensor is not None and tensor.shape == shard.tensor.shape:
             taken.add(shard.name)
             yield Shard(shard.name, tensor)
-        else:
-            kept.append(shard.name)
-            yield shard
+            continue
+        kept.append(shard.name)
+        if tensor is not None:
+            reshaped.append(f"{shard.name} ({_shape(tensor)} there, {_shape(shard.tensor)} here)")
+        yield shard
     if not taken:
         raise UserError(
             f"The checkpoint has no weight of this model: none of {len(found)} has both name and shape of one of its {len(kept)}.",
             "Give another --checkpoint_path.",
         )
-    unused = [name for name in found if name not in taken]
-    if kept:
-        note(f"not in the checkpoint, and left as initialised: {_listed(kept)}")
+    own_names = {shard.name for shard in own}
+    unused = [name for name in found if name not in own_names]
+    missing = [name for name in kept if name not in found]
+    if missing:
+        note(f"not in the checkpoint, and left as initialised: {_listed(missing)}")
+    if reshaped:
+        note(f"of another shape in the checkpoint, and left as initialised: {_listed(reshaped)}")
     if unused:
         note(f"in the checkpoint, and not in the model: {_listed(unused)}")
 
@@ -50,6 +57,10 @@ def _without_prefix(found: dict[str, torch.Tensor], wanted: set[str]) -> dict[st
         if renamed.keys() & wanted:
             return renamed
     return found
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
 
 
 def _listed(names: list[str]) -> str:

@@ -17,6 +17,8 @@ from portwright.discover import find_models
 from portwright.errors import UserError
 from portwright.job.params import get_params as read_params
 from portwright.runtime.metrics import clear_registry
+from portwright.runtime.pretrained import take_over
+from portwright.target import Shard
 from portwright.text.tokenizer_training import train_tokenizer
 from portwright.text_tasks.shipped_tasks import (
     lines_by_kind,
@@ -55,6 +57,7 @@ def tiny(parts: SimpleNamespace, **sections: dict[str, Any]) -> dict[str, Any]:
         "filter_size": 24,
         "num_heads": 2,
         "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
         "vocab_size": 600,
     }
     for section, values in sections.items():
@@ -456,3 +459,26 @@ def test_best_spans_are_spans() -> None:
     ones = torch.tensor([2, 3, 1]), torch.tensor([4, 3, 1])
     metric(*ones, torch.tensor([3, 5, 1]), torch.tensor([5, 6, 1]))
     assert metric.compute() == pytest.approx((2 * 2 / 6 + 0 + 1) / 3)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_take_the_whole_encoder_of_pre_training(name: str) -> None:
+    """What a run does with --is_pretrained_checkpoint: weights of the same name and shape are taken, heads are new."""
+    clear_registry()
+    size = {"max_position_embeddings": 160}
+    parts, before = load(name), load("bert")
+    pretrained = before.model.BertModel(tiny(before, model=size)).model
+    model_class = next(
+        value for key, value in vars(parts.model).items() if key.startswith("Bert") and key.endswith("Model")
+    )
+    fresh = model_class(tiny(parts, model=size)).model
+    given = [Shard(f"model/{key}", weight) for key, weight in pretrained.state_dict().items()]
+    notes: list[str] = []
+    own = [Shard(f"model/{key}", weight) for key, weight in fresh.state_dict().items()]
+    taken = {shard.name.removeprefix("model/"): shard.tensor for shard in take_over(given, own, notes.append)}
+    fresh.load_state_dict(taken)
+    head = {"bert_qa": "qa_outputs"}.get(name, "classifier")
+    assert notes[0] == f"not in the checkpoint, and left as initialised: {head}.weight, {head}.bias"
+    assert "another shape" not in " ".join(notes)
+    ids = torch.randint(5, 600, (2, 9))
+    torch.testing.assert_close(fresh.eval().bert.encode(ids), pretrained.eval().bert.encode(ids))

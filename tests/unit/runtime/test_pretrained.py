@@ -24,8 +24,18 @@ def test_what_fits_is_taken_and_the_rest_told() -> None:
     made = {shard.name: shard.tensor.tolist() for shard in take_over(given, own, notes.append)}
     assert made == {"model/body": [1, 1], "model/head": [0, 0, 0]}
     assert notes == [
-        "not in the checkpoint, and left as initialised: head",
-        "in the checkpoint, and not in the model: head, old",
+        "of another shape in the checkpoint, and left as initialised: head (5 there, 3 here)",
+        "in the checkpoint, and not in the model: old",
+    ]
+
+
+def test_what_is_missing_is_told_apart_from_what_has_another_shape() -> None:
+    notes: list[str] = []
+    own = shards(a=torch.zeros(1), new=torch.zeros(2), table=torch.zeros(3, 2))
+    list(take_over(shards(a=torch.ones(1), table=torch.ones(4, 2)), own, notes.append))
+    assert notes == [
+        "not in the checkpoint, and left as initialised: new",
+        "of another shape in the checkpoint, and left as initialised: table (4x2 there, 3x2 here)",
     ]
 
 
