@@ -57,6 +57,13 @@ def generate(
     called with every step's tokens [rows]. The network's training flags and torch's generators stay as they are.
     """
     options = GenerationOptions() if options is None else options
+    if not isinstance(network, nn.Module):
+        raise UserError(
+            f"generate got a {type(network).__name__}, which is no nn.Module.",
+            "Give the network itself: a model's .model.",
+        )
+    if not isinstance(options, GenerationOptions):
+        raise UserError(f"options is a {type(options).__name__}.", "Give GenerationOptions(...).")
     if options.stops and decode is None:
         raise UserError(
             f"stop_strings={options.stop_strings!r} needs text.",

@@ -341,6 +341,10 @@ def test_inputs_are_checked(ids: Any, mask: Any, chosen: dict[str, Any], says: s
 def test_a_network_that_cannot_generate_is_told() -> None:
     with pytest.raises(UserError, match="Linear cannot generate"):
         generate(nn.Linear(2, 2), [[1]], None, GenerationOptions())
+    with pytest.raises(UserError, match=r"no nn\.Module"):
+        generate("gpt2", [[1]])
+    with pytest.raises(UserError, match="GenerationOptions"):
+        generate(_make("gpt2"), [[1]], None, {"max_new_tokens": 3})
     with pytest.raises(UserError, match="No prompt"):
         left_pad([])
     with pytest.raises(UserError, match="empty prompt"):

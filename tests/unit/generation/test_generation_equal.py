@@ -140,3 +140,35 @@ def test_sequences_are_those_of_transformers(folder: str, is_beam: bool, seed: i
         assert got.sequences.tolist() == expected.sequences.tolist(), options
         if is_beam:
             torch.testing.assert_close(got.scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"temperature": 0.6}, {"temperature": 1.8, "top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2, "top_k": 20}],
+    ids=str,
+)
+def test_samples_are_as_frequent_as_transformers_says_they_are_likely(chosen: dict[str, Any]) -> None:
+    rng = random.Random(5)
+    theirs, ours = make_pair("gpt2", rng)
+    prompt = torch.tensor([[1, 2, 3]])
+    asked = {"top_k": 0, **chosen}  # transformers has a top_k of 50 unless told otherwise
+    expected = theirs.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=True,
+        max_new_tokens=1,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **asked,
+    )
+    shares = expected.scores[0][0].softmax(-1)
+    num_samples = 20_000
+    options = GenerationOptions(
+        do_sample=True, max_new_tokens=1, seed=8, num_return_sequences=num_samples, **chosen
+    )
+    drawn = generate(ours, prompt, None, options).new_tokens[:, 0].bincount(minlength=len(shares))
+    assert bool((drawn[shares == 0] == 0).all())
+    # Each count is within four and a half of its standard deviations, which all of forty are with near certainty.
+    deviation = (num_samples * shares * (1 - shares)).sqrt()
+    assert bool(((drawn - num_samples * shares).abs() <= 4.5 * deviation + 1e-9).all())
