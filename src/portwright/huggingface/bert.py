@@ -232,6 +232,7 @@ FAMILIES = (
             ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
             ("cls.predictions.bias", "cls.predictions.decoder.bias"),
         ),
+        copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},  # dead where the head is not tied
         prefix="bert.",
         network=BertForPreTraining,
     ),

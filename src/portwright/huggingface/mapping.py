@@ -7,7 +7,7 @@ weights, what is missing or too much) is handled here, once for all families.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,6 +54,9 @@ class Family:
     config_of: Callable[[Params], dict[str, Any]]  # `model:` -> config.json
     ignored: tuple[str, ...] = ()  # buffers of theirs, as patterns: "*.attn.bias"
     tied: tuple[tuple[str, str], ...] = ()  # (name that entries use, other name that older files have too)
+    copies: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name that transformers wants and no network reads: the tensor that is written for it, where there is one
     prefix: str = ""  # of the base model inside of one with a head: "bert."; files may lack it
     network: Callable[[Params], nn.Module] | None = None  # ours, to know the shapes before reading
     by_tensors: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] | None = (
@@ -271,3 +274,8 @@ def to_theirs(state: Mapping[str, torch.Tensor], family: Family, params: Params)
                 check_equal(move.ours, name, made[name], tensor)
             made.setdefault(name, tensor)
     return made
+
+
+def copies_of(family: Family, names: Collection[str]) -> dict[str, str]:
+    """Names that a file gets beside those that the entries give, and whose tensor each gets."""
+    return {name: source for name, source in family.copies.items() if source in names and name not in names}

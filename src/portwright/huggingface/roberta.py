@@ -76,6 +76,7 @@ FAMILIES = (
             ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
             ("lm_head.bias", "lm_head.decoder.bias"),
         ),
+        copies={"lm_head.bias": "lm_head.decoder.bias"},  # dead where the head is not tied
         prefix="roberta.",
         network=BertForPreTraining,
     ),

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from portwright.errors import UserError, suggest
-from portwright.huggingface.mapping import Family, Move, Params, check_equal, plan_ours, plan_theirs
+from portwright.huggingface.mapping import (
+    Family,
+    Move,
+    Params,
+    check_equal,
+    copies_of,
+    plan_ours,
+    plan_theirs,
+)
 from portwright.huggingface.problems import show_shape
 from portwright.huggingface.weights import Weights
 from portwright.runtime.checkpoint_files import TensorSpec
@@ -75,9 +83,12 @@ def as_theirs(
                 continue
             specs[name] = TensorSpec(shape, _target(spec.dtype, dtype))
             source[name] = move
+    copies = copies_of(family, specs)
+    specs.update({name: specs[original] for name, original in copies.items()})
     kept: dict[str, dict[str, torch.Tensor]] = {}  # by our name
 
     def read(name: str) -> torch.Tensor:
+        name = copies.get(name, name)
         move = source[name]
         if move.ours not in kept:
             if len(kept) == _NUM_KEPT:

@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.huggingface.mapping import Entry, Family, Move, moves_of, same_bits, to_ours, to_theirs
+from portwright.huggingface.mapping import (
+    Entry,
+    Family,
+    Move,
+    copies_of,
+    moves_of,
+    same_bits,
+    to_ours,
+    to_theirs,
+)
 from portwright.huggingface.problems import fold
 
 
@@ -209,6 +218,12 @@ def test_one_of_theirs_may_be_two_of_ours_if_they_agree():
     _assert_same(to_theirs(ours, family, {}), {"wte": torch.ones(2)})
     with pytest.raises(UserError, match="one weight"):
         to_theirs({**ours, "head": torch.zeros(2)}, family, {})
+
+
+def test_a_dead_name_is_a_copy_where_its_source_is():
+    family = _family(copies={"dead": "b"})
+    assert copies_of(family, {"a", "b"}) == {"dead": "b"}
+    assert copies_of(family, {"a", "dead"}) == copies_of(family, {"b", "dead"}) == {}
 
 
 def test_partial_passes_over_missing_and_surplus_but_not_over_shapes():
