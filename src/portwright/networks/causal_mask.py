@@ -42,6 +42,15 @@ def padding_mask(attention_mask: Tensor | None, input_ids: Tensor, num_past: int
     return attention_mask == 0
 
 
+def check_ids(input_ids: Tensor) -> None:
+    """Refuses ids that are not a batch of sequences."""
+    if input_ids.dim() != 2:
+        raise UserError(
+            f"input_ids has shape {tuple(input_ids.shape)}.",
+            "Give it [batch, tokens]; [None] adds a batch of one.",
+        )
+
+
 def check_token_shape(name: str, given: Tensor, input_ids: Tensor) -> None:
     """Refuses what has not one value for each token."""
     if given.shape != input_ids.shape:

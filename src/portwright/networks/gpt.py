@@ -26,6 +26,7 @@ from portwright.layers.initializers import InitializerSpec, get_initializer
 from portwright.layers.plain_ops import needs_plain_ops
 from portwright.networks.causal_mask import (
     banded_mask,
+    check_ids,
     check_token_shape,
     document_mask,
     padding_mask,
@@ -152,8 +153,9 @@ class Gpt(nn.Module):
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
         """Gives the last hidden states [b, t, d]; the arguments are those of `forward`."""
-        num_past = _length_of(past_kv)
-        hides_documents: Tensor | None = None
+        check_ids(input_ids)
+        length, num_past = input_ids.shape[1], past_kv[0].self_attn.length if past_kv else 0
+        mask: Tensor | None = None  # the kernel itself hides later tokens
         if document_ids is not None:
             if num_past:
                 raise UserError(
@@ -161,9 +163,11 @@ class Gpt(nn.Module):
                     "Generate one document at a time, or give all tokens at once.",
                 )
             check_token_shape("document_ids", document_ids, input_ids)
-            hides_documents = document_mask(document_ids)
+            mask = document_mask(document_ids)
             if position_ids is None:
-                position_ids = positions_in_documents(hides_documents)
+                position_ids = positions_in_documents(mask)
+        elif needs_plain_ops(input_ids):
+            mask = banded_mask(length, num_past, num_past + length, input_ids.device)
         hides_padding = padding_mask(attention_mask, input_ids, num_past)
         x = self.embeddings(input_ids, past_length=num_past, position_ids=position_ids)
         options: dict[str, Any] = {
@@ -172,12 +176,11 @@ class Gpt(nn.Module):
             "rotary_position_embedding_helper": self.embeddings.get_rope_helper(),
             "position_ids": None if self.rotary_dim is None else position_ids,
         }
-        if self.window is None:
-            return self._decode_dense(x, hides_documents, options)
-        banded = banded_mask(input_ids.shape[1], num_past, self.window, x.device)
-        if hides_documents is not None:
-            banded = banded | hides_documents
-        return self._decode_banded(x, hides_documents, banded, options)
+        if self.window is not None:
+            banded = banded_mask(length, num_past, self.window, input_ids.device)
+            return self._decode_banded(x, mask, banded if mask is None else banded | mask, options)
+        hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
+        return hidden
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """Gives the weight [vocabulary, d] and the bias of the output layer, which may be the word embedding."""
@@ -192,14 +195,6 @@ class Gpt(nn.Module):
     def _or_as_published(self, has_bias: bool | None) -> bool:
         """Whether attention has biases: GPT-J's has none unless they are asked for."""
         return self.rotary_dim is None if has_bias is None else has_bias
-
-    def _decode_dense(self, x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        # Without a mask the kernel itself hides later tokens, and none is ever made. IPUs have no such kernel.
-        if mask is None and needs_plain_ops(x):
-            length, num_past = x.shape[1], _length_of(options["past_kv"])
-            mask = banded_mask(length, num_past, num_past + length, x.device)
-        hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
-        return hidden
 
     def _decode_banded(
         self, x: Tensor, mask: Tensor | None, banded: Tensor, options: dict[str, Any]
@@ -220,10 +215,6 @@ _DEFAULTS: dict[str, Any] = {
     name: field.get_default(call_default_factory=True)
     for name, field in GptDecoderParams.model_fields.items()
 }
-
-
-def _length_of(past_kv: Sequence[DecoderLayerCache] | None) -> int:
-    return past_kv[0].self_attn.length if past_kv else 0
 
 
 def _check_sizes(params: Mapping[str, Any]) -> None:

@@ -303,6 +303,8 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     }.items():
         with pytest.raises(UserError, match=named):
             network(ids, **arguments)
+    with pytest.raises(UserError, match=r"input_ids has shape \(2,\)"):
+        network(ids[:, 0])
     with pytest.raises(UserError, match="Token 43"):
         network(torch.full((1, 2), 43))
     with pytest.raises(UserError, match="does not fit in 32 positions"):
