@@ -110,6 +110,15 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
+def _all_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its whole name, those of groups (`data check`) too."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _all_commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
 def _cli() -> Iterator[str]:
     yield f"{_HEAD}# The command line\n\n## python run.py\n\n```text"
     yield _run_help().rstrip()
@@ -119,7 +128,7 @@ def _cli() -> Iterator[str]:
     from portwright.cli import app
 
     command: Any = get_command(app)
-    for name, sub in sorted(command.commands.items()):
+    for name, sub in _all_commands(command):
         arguments = " ".join(p.name.upper() for p in sub.params if p.param_type_name == "argument")
         yield f"### portwright {name} {arguments}\n".replace(" \n", "\n")
         yield f"{(sub.help or '').strip()}\n"
