@@ -15,7 +15,7 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.generation.options import GenerationOptions
-from portwright.generation.scores import Processor
+from portwright.generation.scores import Processor, refuse_nan
 from portwright.generation.source import TokenSource
 from portwright.generation.stopping import StopRule
 
@@ -47,6 +47,7 @@ def search_beams(
 ) -> tuple[Tensor, Tensor]:
     """The best sequences [batch * num_return_sequences, length] and their scores, each prompt's best first."""
     logits = source.start()
+    refuse_nan(logits)
     num_beams, prompt = options.num_beams, source.prompt
     batch, prompt_length = prompt.shape
     max_length = prompt_length + options.max_new_tokens

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from portwright.errors import UserError
 from portwright.generation.draws import choose, draw_uniforms
 from portwright.generation.options import GenerationOptions
-from portwright.generation.scores import Processor
+from portwright.generation.scores import Processor, refuse_nan
 from portwright.generation.source import TokenSource
 from portwright.generation.stopping import StopRule
 
@@ -31,6 +32,7 @@ def decode_rows(
 ) -> tuple[Tensor, Tensor]:
     """Sequences [rows, length], prompts included, and the sum of the log probabilities of each one's new tokens."""
     logits = source.start()
+    refuse_nan(logits)
     num_copies = options.num_return_sequences if options.do_sample else 1
     source.expand(num_copies)
     logits = logits.repeat_interleave(num_copies, dim=0)
@@ -74,6 +76,11 @@ def decode_rows(
             break
     if stop.can_stop:  # steps after the last row's end, before that was looked at, have written padding alone
         length = min(length, int(length_when_ended.max()))
+    if options.do_sample and bool(totals.isnan().any()):
+        raise UserError(
+            f"Nothing was left to draw: no_repeat_ngram_size={options.no_repeat_ngram_size} or another option bans every token.",
+            "Ask for fewer new tokens, or ban less.",
+        )
     return sequences[:, :length], totals
 
 

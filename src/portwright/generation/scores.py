@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from portwright.errors import NonFiniteError
 from portwright.generation.options import GenerationOptions
 
 _NEG_INF = float("-inf")
@@ -94,3 +95,12 @@ def keep_min_p(scores: Tensor, min_p: float) -> Tensor:
     shares = scores.softmax(dim=-1)
     top, best = shares.max(dim=-1, keepdim=True)
     return scores.masked_fill((shares < min_p * top).scatter_(-1, best, False), _NEG_INF)
+
+
+def refuse_nan(scores: Tensor) -> None:
+    """Tells of a network whose weights are no numbers; asked of the first scores alone, since asking waits for them."""
+    if bool(scores.isnan().any()):
+        raise NonFiniteError(
+            "The network's scores of the first token are NaN.",
+            "Take an earlier checkpoint, or a wider dtype.",
+        )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from portwright.errors import UserError
+from portwright.errors import NonFiniteError, UserError
 from portwright.generation import GenerationOptions, TextStream, generate, left_pad, right_pad
 from portwright.networks import T5, Gpt, Seq2Seq
 
@@ -336,6 +336,21 @@ def test_options_are_checked(chosen: dict[str, Any], says: str) -> None:
 def test_inputs_are_checked(ids: Any, mask: Any, chosen: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         generate(_make("gpt2"), ids, mask, GenerationOptions(**chosen, max_new_tokens=2))
+
+
+@pytest.mark.parametrize("chosen", [{}, {"num_beams": 2}, {"do_sample": True}])
+def test_weights_that_are_no_numbers_are_told(chosen: dict[str, Any]) -> None:
+    network = _make("gpt2")
+    with torch.no_grad():
+        next(network.parameters()).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="NaN"):
+        generate(network, [[1, 2]], None, GenerationOptions(max_new_tokens=2, **chosen))
+
+
+def test_draws_from_nothing_are_told() -> None:
+    options = GenerationOptions(max_new_tokens=23, do_sample=True, no_repeat_ngram_size=1)
+    with pytest.raises(UserError, match="no_repeat_ngram_size=1"):
+        generate(_make("gpt2"), [[1, 2]], None, options)
 
 
 def test_a_network_that_cannot_generate_is_told() -> None:
