@@ -315,18 +315,17 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 yield from map(_result, done)
         yield from map(_result, waiting)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _result(future: Future[ShardReport | tuple[str, str]]) -> ShardReport:
-    try:
-        result = future.result()
     except BrokenProcessPool as error:
         raise UserError(
             "a worker process died; it may have been killed for memory.",
             "Run the same command again, with fewer --workers: it goes on where it stopped.",
         ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(future: Future[ShardReport | tuple[str, str]]) -> ShardReport:
+    result = future.result()
     if isinstance(result, tuple):
         raise UserError(*result)
     return result

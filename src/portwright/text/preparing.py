@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ _worker: Worker | None = None
 def start_worker(settings: Settings) -> None:
     """Makes the worker of a new process, which ends when its parent does, however that ended."""
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends the work in order
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism here
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -244,6 +245,27 @@ def test_a_tokenizer_without_the_special_tokens_is_refused(corpus: Path, tmp_pat
     t5.write_text(train_tokenizer("t5", TEXTS[:5], 400, num_sentinels=1).to_json(), encoding="utf-8")
     with pytest.raises(UserError, match=r"has 1 sentinels .* have 5 spans"):
         prepare([corpus], tmp_path / "out2", options("spans", sequence_length=90, tokenizer=str(t5)))
+
+
+def test_a_worker_that_is_killed_is_told(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(train_tokenizer("gpt", TEXTS[:5], 400).to_json(), encoding="utf-8")
+    killed: list[int] = []
+
+    def kill_one(what: str, done: int, total: int) -> None:
+        children = multiprocessing.active_children()
+        if what == "preparing" and children and children[0].pid and not killed:
+            killed.append(children[0].pid)
+            os.kill(children[0].pid, signal.SIGKILL)
+
+    chosen = options(workers=2, tokenizer=str(tokenizer))
+    with pytest.raises(UserError, match=r"a worker process died.*Run the same command again"):
+        prepare([corpus], tmp_path / "out", chosen, on_progress=kill_one)
+    assert killed
+    made = prepare([corpus], tmp_path / "out", options(tokenizer=str(tokenizer)))
+    assert contents(made.folder) == contents(
+        prepare([corpus], tmp_path / "other", options(tokenizer=str(tokenizer))).folder
+    )
 
 
 def test_one_process_at_a_time(corpus: Path, tmp_path: Path) -> None:
