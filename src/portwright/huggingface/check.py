@@ -189,7 +189,7 @@ def _compare(
     ]
     difference = max(float((one - two).abs().max()) for one, two in pairs)
     scale = max(float(one.abs().max()) for one, _ in pairs)
-    losses = [_loss(config, name, batch, mask, outputs) for outputs in (list(theirs.values()), ours)]
+    losses = [_loss(config, mask, outputs) for outputs in (list(theirs.values()), ours)]
     return Checked(
         name,
         difference,
@@ -200,15 +200,13 @@ def _compare(
     )
 
 
-def _loss(
-    config: Any, name: str, batch: Mapping[str, Tensor], mask: Tensor, outputs: list[Tensor]
-) -> float | None:
-    """The mean cross-entropy of seeded labels over what is not padding."""
+def _loss(config: Any, mask: Tensor, outputs: list[Tensor]) -> float | None:
+    """The mean cross-entropy of seeded labels over what is not padding; None where the scores are no classes."""
+    if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
+        return None
     draw = torch.Generator().manual_seed(_SEED + 1)
     total = 0.0
     for scores in outputs:
-        if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
-            return None
         if scores.shape[-1] < 2:
             return None
         labels = torch.randint(0, scores.shape[-1], scores.shape[:-1], generator=draw)
