@@ -400,7 +400,8 @@ def test_a_custom_op_is_recorded_under_its_own_name() -> None:
         def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
             return chunked_cross_entropy(hidden, self.weight, targets)  # head
 
-    graph = capture(Head, (TensorSpec((4, 8)), TensorSpec((4,), "int64")))
+    batch = (TensorSpec((4, 8)), TensorSpec((4,), "int64"))
+    graph = capture(Head, batch, fuses_attention=True)  # else it is plain ops
     assert not graph.stops
     (node,) = [n for n in graph.nodes if n.op.startswith("portwright.")]
     assert node.op == "portwright.head_loss_and_gradients.default"
