@@ -87,6 +87,5 @@ class BertSummarizationParams(BertHeadParams):
         description="factor of the sentences' summed losses divided by the batch (the model zoo's); left out: their mean",
     )
     compute_rouge: bool = Field(
-        False,
-        description="also ROUGE in evaluation, counted on the host: CPU and GPU can, compiled targets cannot",
+        False, description="also ROUGE in evaluation; it is counted on the host, which takes a while"
     )

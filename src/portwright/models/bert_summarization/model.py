@@ -22,7 +22,6 @@ class BertSummarizationModel(PyTorchBaseModel):
         self.pad_id: int = options["pad_token_id"]
         self.accuracy = AccuracyMetric(name="eval/accuracy")
         self.f1 = FBetaScoreMetric(2, average_type="binary", name="eval/f1")
-        # It counts on the host, where not every target can go in the middle of a step.
         self.rouge = (
             RougeScoreMetric(2, name="eval", ignore_ids=[self.pad_id]) if options["compute_rouge"] else None
         )
