@@ -43,6 +43,10 @@ def find_source(options: Mapping[str, Any], section: str) -> Source:
     given = options.get("data_dir")
     if given is None or given == []:
         return Source(section, "shipped")
+    if "" in ([given] if isinstance(given, str | Path) else given):
+        raise UserError(
+            f"{section}.data_dir is empty.", "Name a folder, or leave it out for the shipped text."
+        )
     places = tuple(Path(each).expanduser() for each in ([given] if isinstance(given, str | Path) else given))
     for place in places:
         if not place.exists():

@@ -46,7 +46,8 @@ def train_tokenizer(
         texts = list(texts)
     else:
         texts = list(texts)
-        letters = _alphabet(backend, texts)
+        # Scripts of many letters get more, but never so many that there is no room for words.
+        letters = _alphabet(backend, texts, max(_MOST_LETTERS, vocab_size // 4))
     # Given as special tokens, they get their numbers first and in this order. Left to itself the trainer numbers them
     # as a hash map of random order yields them, and numbers decide between pairs of equal frequency.
     first = [*special, *(f"##{letter}" for letter in letters)] if kind == "bert" else special
@@ -89,7 +90,7 @@ def _backend(kind: str, do_lower: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def _alphabet(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
+def _alphabet(backend: tokenizers.Tokenizer, texts: Iterable[str], most: int) -> list[str]:
     """The letters of the text as the trainer sees them, sorted; of very many the most frequent."""
     counts: Counter[str] = Counter()
     for text in texts:
@@ -100,7 +101,7 @@ def _alphabet(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
         del counts[letter]
     for letter in [letter for letter in counts if unicodedata.category(letter) == "Cs"]:
         del counts[letter]
-    by_frequency = sorted(counts, key=lambda letter: (-counts[letter], letter))[:_MOST_LETTERS]
+    by_frequency = sorted(counts, key=lambda letter: (-counts[letter], letter))[:most]
     return sorted({*by_frequency, *mark})
 
 

@@ -278,6 +278,8 @@ def test_bad_text_and_lengths(folder: Path) -> None:
         text.span_corruption({"src_max_sequence_length": 32, "tgt_max_sequence_length": 3}, "train_input", T5)
     with pytest.raises(UserError, match="'absent' does not exist"):
         make({**options, "data_dir": "absent"}, "train_input", model)
+    with pytest.raises(UserError, match=r"train_input\.data_dir is empty"):
+        make({**options, "data_dir": ""}, "train_input", model)
     (folder / "b.jsonl").write_text("{}\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"b\.jsonl', line 1: no key 'text'"):
         make({**options, "data_dir": str(folder)}, "train_input", model)
