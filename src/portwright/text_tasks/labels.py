@@ -27,7 +27,7 @@ class Labels:
             return self.numbers[given.strip()]
         try:
             value = float(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if isinstance(given, bool) or not value.is_integer() or not 0 <= value < self.count:
             if self.numbers:
@@ -45,7 +45,7 @@ def as_number(given: Any, place: str) -> float:
     """A finite number of a regression."""
     try:
         value = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
         raise UserError(f"{place}: the label {given!r} is no number.", "A regression needs finite numbers.")

@@ -37,6 +37,15 @@ class Record:
             raise UserError(f"{self.place}: '{key}' is {type(found).__name__}.", "Give text.")
         return found
 
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """An object with keys; in a table's cell it is JSON."""
+        found = self.get(key)
+        if isinstance(found, str):
+            found = _parse(found, self.place)
+        if not isinstance(found, Mapping):
+            raise UserError(f"{self.place}: '{key}' is {type(found).__name__}.", "Give an object with keys.")
+        return found
+
     def items(self, key: str) -> list[Any]:
         """A list; in a table's cell it is JSON, or has blanks between its items."""
         found = self.get(key)
@@ -62,7 +71,7 @@ def find_files(data_dir: Any, section: str, suffixes: Sequence[str]) -> list[Pat
             raise UserError(f"{section}.data_dir: '{place}' does not exist.", "Correct the path.")
         if not found or any(file.suffix not in suffixes for file in found):
             raise UserError(
-                f"{section}.data_dir: '{place}' is no file and holds none of {', '.join(suffixes)}.",
+                f"{section}.data_dir: '{place}' neither is nor holds a file {', '.join(suffixes)}.",
                 "Give a file, or a folder of files, of one of these forms.",
             )
         files += found

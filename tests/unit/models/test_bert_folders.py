@@ -233,6 +233,8 @@ WRONG = [
     ("data.jsonl", '{"text": "a", "label": "bird"}\n', "bird"),
     ("data.jsonl", '{"text": "a", "label": 7}\n', "7"),
     ("data.jsonl", '{"text": "a", "label": true}\n', "True"),
+    ("data.jsonl", '{"text": "a", "label": 1' + "0" * 400 + "}\n", "000"),
+    ("data.jsonl", '{"text": "a", "label": NaN}\n', "nan"),
     ("data.jsonl", '{"txt": "a", "label": "cat"}\n', "Did you mean 'txt'"),
     ("data.jsonl", '{"text": 3, "label": "cat"}\n', "int"),
     ("data.jsonl", "\n\n", "no record"),
@@ -482,3 +484,23 @@ def test_heads_take_the_whole_encoder_of_pre_training(name: str) -> None:
     assert "another shape" not in " ".join(notes)
     ids = torch.randint(5, 600, (2, 9))
     torch.testing.assert_close(fresh.eval().bert.encode(ids), pretrained.eval().bert.encode(ids))
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"answers": "{cut"}, "JSON"),
+        ({"answers": [1]}, "list"),
+        ({"answer": "mat", "answer_start": "here"}, "here"),
+        ({"answer": "mat", "answer_start": [None]}, ""),
+    ],
+)
+def test_answers_of_other_forms(row: dict[str, Any], told: str, tmp_path: Path, tokenizer: str) -> None:
+    parts = load("bert_qa")
+    write_table(tmp_path, "jsonl", [{"question": "What?", "context": TEXT[2], **row}])
+    params = tiny(parts, train_input={"data_dir": str(tmp_path), "tokenizer": tokenizer})
+    if not told:  # found by its words
+        assert parts.data.make_dataset(params, "train_input").arrays["start_positions"][0] > 0
+        return
+    with pytest.raises(UserError, match=told):
+        parts.data.make_dataset(params, "train_input")

@@ -91,18 +91,19 @@ def read_samples(data_dir: Any, section: str) -> Iterator[Sample]:
 def read_sample(record: Record) -> Sample:
     """A record with `answers` as HuggingFace has them (lists of text and answer_start), or answer and answer_start."""
     question, context = record.text("question"), record.text("context")
-    answers = record.values.get("answers")
-    if isinstance(answers, str):
-        answers = json.loads(answers) if answers.strip().startswith("{") else None
-    texts = answers.get("text", []) if isinstance(answers, dict) else [record.values.get("answer") or ""]
-    starts = (
-        answers.get("answer_start", [])
-        if isinstance(answers, dict)
-        else [record.values.get("answer_start") or 0]
-    )
-    if not texts or not texts[0]:
+    answers = record.mapping("answers") if record.values.get("answers") else record.values
+    several = "text" in answers or "answers" in record.values
+    texts, starts = answers.get("text" if several else "answer"), answers.get("answer_start")
+    answer, first = (each[0] if isinstance(each, list) and each else each for each in (texts, starts))
+    if not answer:
         return question, context, "", 0
-    answer, start = str(texts[0]), int(starts[0]) if starts else -1
+    answer = str(answer)
+    try:
+        start = int(first) if first is not None else 0
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{record.place}: answer_start is {first!r}.", "Give the place of its first letter."
+        ) from error
     if context[start : start + len(answer)] != answer:
         start = context.find(answer)
     if start < 0:
