@@ -18,6 +18,7 @@ Verify = Literal["touch", "off"]
 Arrays = dict[str, npt.NDArray[Any]]
 Indices = npt.NDArray[np.int64]
 
+_LOOKS_A_COUNT = 64
 _DAMAGE_CURE = (
     "Fetch that file anew, or remove it and prepare the data again, which makes missing shards only; "
     "`portwright data check` lists all damage."
@@ -65,6 +66,7 @@ class Store:
         # Shared memory, so that workers forked from this process do not each look at every block.
         self._seen = np.frombuffer(mmap.mmap(-1, max(1, int(self._first_block[-1]))), dtype=np.bool_)
         self._all_seen = verify == "off" or not self._shards
+        self._num_idle_looks = 0
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -173,7 +175,10 @@ class Store:
             self._check_block(number, int(block - self._first_block[number]))
             self._seen[block] = True
         if len(unseen) == 0:
-            self._all_seen = bool(self._seen[: self._first_block[-1]].all())
+            # Seldom: a store of terabytes has millions of blocks.
+            self._num_idle_looks += 1
+            if self._num_idle_looks % _LOOKS_A_COUNT == 1:
+                self._all_seen = bool(self._seen[: self._first_block[-1]].all())
 
     def _check_block(self, number: int, block: int) -> None:
         shard, low = self._shards[number], block * self._block_records
