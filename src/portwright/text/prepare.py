@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,19 +14,27 @@ from typing import Any
 
 from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError, suggest
-from portwright.job.atomic import atomic_write_text, clean_leftovers, explain_os_error
+from portwright.job.atomic import atomic_write_text, clean_leftovers
 from portwright.text.documents import BadRecord, read_documents
 from portwright.text.feed import Split, Unit, feed_units, lend_donors
 from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
 from portwright.text.objectives import Objective
-from portwright.text.preparing import Settings, ShardReport, Worker, run_unit, skipped_file, start_worker
+from portwright.text.prepare_folder import (
+    JOB_FILE,
+    SKIPPED_FILE,
+    TOKENIZER_FILE,
+    difference,
+    gather_skipped,
+    locked,
+    made_of,
+    refuse_foreign_files,
+    remove_store,
+)
+from portwright.text.preparing import Settings, ShardReport, Worker, run_unit, start_worker
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import KINDS, train_tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-JOB_FILE = "prepare.json"  # what is being made here, while it is
-SKIPPED_FILE = "skipped.json"
 SPLITS: tuple[str, ...] = ("file", "paragraph", "line")
 UNIT_BYTES = 16 << 20
 SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on
@@ -111,21 +116,21 @@ def prepare(
     folder = Path(out).expanduser()
     files = find_inputs(inputs)
     report = on_progress or (lambda what, done, total: None)
-    with _locked(folder):
+    with locked(folder):
         clean_leftovers(folder)
         asked = _describe(files, options, report)
-        found = _found(folder)
+        found = made_of(folder)
         if found is not None and found != asked:
             if not force:
                 raise UserError(
-                    f"'{folder}' was made of other inputs or options ({_difference(found, asked)}).",
+                    f"'{folder}' was made of other inputs or options ({difference(found, asked)}).",
                     "Prepare into another folder, or replace what is there: --force.",
                 )
-            _remove_store(folder)
+            remove_store(folder)
             found = None
         if found is not None and (folder / MANIFEST).is_file():
             return _done(folder)
-        _refuse_foreign_files(folder)
+        refuse_foreign_files(folder)
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
         tokenizer = _settle_tokenizer(folder, files, options, asked, report)
         options.objective.check_tokenizer(tokenizer)
@@ -170,35 +175,6 @@ def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnPro
         "shard_text_bytes": options.unit_bytes,
         "inputs": listed,
     }
-
-
-def _found(folder: Path) -> dict[str, Any] | None:
-    """What the folder was made of, as far as it is."""
-    if (folder / MANIFEST).is_file():
-        return dict(read_manifest(folder).header.made_by)
-    try:
-        content = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    for key in asked:
-        if found.get(key) != asked[key]:
-            one, other = found.get(key), asked[key]
-            if isinstance(one, dict) and isinstance(other, dict):
-                inner = next(name for name in {**one, **other} if one.get(name) != other.get(name))
-                return f"{key}.{inner} was {one.get(inner)!r} and is {other.get(inner)!r}"
-            if key == "inputs":
-                before = {each["name"]: each for each in one or []}
-                names = [each["name"] for each in other if before.get(each["name"]) != each]
-                names += [name for name in before if name not in {each["name"] for each in other}]
-                return f"other files or contents: {', '.join(names[:3]) or 'their order'}"
-            return f"{key} was {one!r} and is {other!r}"
-    return "by another command"
 
 
 def _settle_tokenizer(
@@ -281,7 +257,7 @@ def _make(
     _check_unchanged(files)
     for path in folder.glob(".tmp-*"):  # of killed processes: the folder is ours, and our own are done
         path.unlink(missing_ok=True)
-    skipped = _gather_skipped(folder, num_units)
+    skipped = gather_skipped(folder, num_units)
     manifest = writer.finish(num_units)
     if not manifest.num_records:
         (folder / MANIFEST).unlink()
@@ -339,20 +315,6 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
             )
 
 
-def _gather_skipped(folder: Path, num_units: int) -> int:
-    """Puts the shards' lists of bad records into one file; they stay until then, so that a later call counts them too."""
-    count, records = 0, []
-    pieces = [path for number in range(num_units) if (path := skipped_file(folder, number)).is_file()]
-    for path in pieces:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        count += content["count"]
-        records += content["records"]
-    if count:
-        text = json.dumps({"count": count, "records": records}, ensure_ascii=False, indent=1)
-        atomic_write_text(folder / SKIPPED_FILE, text + "\n")
-    return count
-
-
 def _done(folder: Path) -> Prepared:
     (folder / JOB_FILE).unlink(missing_ok=True)
     manifest = read_manifest(folder)
@@ -362,51 +324,3 @@ def _done(folder: Path) -> Prepared:
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     num_shards = len(manifest.shards)
     return Prepared(folder, manifest.num_records, num_shards, skipped, True, num_shards, 0, tokenizer)
-
-
-def _own_files(folder: Path) -> list[Path]:
-    """The manifest first: what is half removed must not look whole."""
-    patterns = (
-        MANIFEST,
-        "shard-*.bin",
-        "shard-*.json",
-        "skipped-*.json",
-        SKIPPED_FILE,
-        TOKENIZER_FILE,
-        JOB_FILE,
-    )
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-
-
-def _remove_store(folder: Path) -> None:
-    atomic_write_text(folder / JOB_FILE, "{}\n")  # goes last: what is half removed is known to be ours
-    for path in _own_files(folder):
-        path.unlink(missing_ok=True)
-
-
-def _refuse_foreign_files(folder: Path) -> None:
-    if (folder / JOB_FILE).is_file():
-        return
-    others = sorted(path.name for path in folder.iterdir())
-    if others:
-        raise UserError(
-            f"'{folder}' is not empty: it holds {', '.join(others[:3])}.", "Prepare into a folder of its own."
-        )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time prepares a folder; the lock goes with the process, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise explain_os_error(error, folder) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another process prepares '{folder}'.", "Wait for it, or end it.") from error
-        yield
-    finally:
-        os.close(descriptor)

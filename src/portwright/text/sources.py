@@ -15,7 +15,8 @@ from portwright.text.inputs import find_inputs, total_bytes
 from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Objective
 from portwright.text.pairs import Pairs
-from portwright.text.prepare import TOKENIZER_FILE, PrepareOptions, sample_texts
+from portwright.text.prepare import PrepareOptions, sample_texts
+from portwright.text.prepare_folder import TOKENIZER_FILE
 from portwright.text.ready import HDF5_ENDINGS, csv_columns, is_ready_csv
 from portwright.text.shipped import shipped_documents, split_held_out
 from portwright.text.tokenizer import Tokenizer

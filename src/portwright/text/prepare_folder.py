@@ -1,0 +1,111 @@
+"""The folder that a store is prepared in: whose it is, what it was made of, and what may be removed from it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from portwright.data.manifest import MANIFEST, read_manifest
+from portwright.errors import UserError
+from portwright.job.atomic import atomic_write_text, explain_os_error
+from portwright.text.preparing import skipped_file
+
+TOKENIZER_FILE = "tokenizer.json"
+JOB_FILE = "prepare.json"  # what is being made here, while it is
+SKIPPED_FILE = "skipped.json"
+
+
+def made_of(folder: Path) -> dict[str, Any] | None:
+    """What the folder was made of, as far as it is."""
+    if (folder / MANIFEST).is_file():
+        return dict(read_manifest(folder).header.made_by)
+    try:
+        content = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    for key in asked:
+        if found.get(key) != asked[key]:
+            one, other = found.get(key), asked[key]
+            if isinstance(one, dict) and isinstance(other, dict):
+                inner = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+                return f"{key}.{inner} was {one.get(inner)!r} and is {other.get(inner)!r}"
+            if key == "inputs":
+                before = {each["name"]: each for each in one or []}
+                names = [each["name"] for each in other if before.get(each["name"]) != each]
+                names += [name for name in before if name not in {each["name"] for each in other}]
+                return f"other files or contents: {', '.join(names[:3]) or 'their order'}"
+            return f"{key} was {one!r} and is {other!r}"
+    return "by another command"
+
+
+def gather_skipped(folder: Path, num_units: int) -> int:
+    """Puts the shards' lists of bad records into one file; they stay until then, so that a later call counts them too."""
+    count, records = 0, []
+    pieces = [path for number in range(num_units) if (path := skipped_file(folder, number)).is_file()]
+    for path in pieces:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        count += content["count"]
+        records += content["records"]
+    if count:
+        text = json.dumps({"count": count, "records": records}, ensure_ascii=False, indent=1)
+        atomic_write_text(folder / SKIPPED_FILE, text + "\n")
+    return count
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """The manifest first: what is half removed must not look whole."""
+    patterns = (
+        MANIFEST,
+        "shard-*.bin",
+        "shard-*.json",
+        "skipped-*.json",
+        SKIPPED_FILE,
+        TOKENIZER_FILE,
+        JOB_FILE,
+    )
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def remove_store(folder: Path) -> None:
+    atomic_write_text(folder / JOB_FILE, "{}\n")  # goes last: what is half removed is known to be ours
+    for path in _own_files(folder):
+        path.unlink(missing_ok=True)
+
+
+def refuse_foreign_files(folder: Path) -> None:
+    if (folder / JOB_FILE).is_file():
+        return
+    others = sorted(path.name for path in folder.iterdir())
+    if others:
+        raise UserError(
+            f"'{folder}' is not empty: it holds {', '.join(others[:3])}.", "Prepare into a folder of its own."
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time prepares a folder; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process prepares '{folder}'.", "Wait for it, or end it.") from error
+        yield
+    finally:
+        os.close(descriptor)
