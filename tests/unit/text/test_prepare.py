@@ -327,3 +327,11 @@ def test_the_command_tells(corpus: Path, tmp_path: Path) -> None:
     details = json.loads(CliRunner().invoke(app, [*base, "--json"]).stdout)
     assert details["was_done"] is True
     assert details["tokenizer"]["special_ids"]["pad"] == 1
+
+
+def test_preparing_and_its_processes_need_no_torch() -> None:
+    code = (
+        "import sys, portwright.text.prepare_command, portwright.text.datasets\n"
+        "assert 'torch' not in sys.modules and 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
