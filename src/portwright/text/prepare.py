@@ -25,6 +25,7 @@ from portwright.text.prepare_folder import (
     TOKENIZER_FILE,
     difference,
     gather_skipped,
+    has_records,
     locked,
     made_of,
     refuse_foreign_files,
@@ -121,7 +122,7 @@ def prepare(
         asked = _describe(files, options, report)
         found = made_of(folder)
         if found is not None and found != asked:
-            if not force:
+            if not force and has_records(folder):
                 raise UserError(
                     f"'{folder}' was made of other inputs or options ({difference(found, asked)}).",
                     "Prepare into another folder, or replace what is there: --force.",
@@ -129,7 +130,7 @@ def prepare(
             remove_store(folder)
             found = None
         if found is not None and (folder / MANIFEST).is_file():
-            return _done(folder)
+            return _done(folder, options)
         refuse_foreign_files(folder)
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
         tokenizer = _settle_tokenizer(folder, files, options, asked, report)
@@ -171,7 +172,6 @@ def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnPro
         "tokenizer": {"fingerprint": given} if given else {"trained": trained},
         "split": options.documents,
         "text_key": options.text_key,
-        "skip_bad": options.skip_bad,
         "shard_text_bytes": options.unit_bytes,
         "inputs": listed,
     }
@@ -258,6 +258,7 @@ def _make(
     for path in folder.glob(".tmp-*"):  # of killed processes: the folder is ours, and our own are done
         path.unlink(missing_ok=True)
     skipped = gather_skipped(folder, num_units)
+    _check_skipped(folder, skipped, options)
     manifest = writer.finish(num_units)
     if not manifest.num_records:
         (folder / MANIFEST).unlink()
@@ -315,12 +316,22 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
             )
 
 
-def _done(folder: Path) -> Prepared:
+def _check_skipped(folder: Path, num_bad: int, options: PrepareOptions) -> None:
+    """A shard without bad records is the same either way, so a run may begin without --skip-bad and go on with it."""
+    if num_bad and not options.skip_bad:
+        raise UserError(
+            f"'{folder}' was begun with --skip-bad, and {num_bad} bad records were left out.",
+            "Give --skip-bad again, or prepare mended inputs into another folder.",
+        )
+
+
+def _done(folder: Path, options: PrepareOptions) -> Prepared:
     (folder / JOB_FILE).unlink(missing_ok=True)
     manifest = read_manifest(folder)
     skipped = 0
     if (folder / SKIPPED_FILE).is_file():
         skipped = int(json.loads((folder / SKIPPED_FILE).read_text(encoding="utf-8"))["count"])
+    _check_skipped(folder, skipped, options)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     num_shards = len(manifest.shards)
     return Prepared(folder, manifest.num_records, num_shards, skipped, True, num_shards, 0, tokenizer)

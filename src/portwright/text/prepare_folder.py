@@ -33,6 +33,11 @@ def made_of(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else {}
 
 
+def has_records(folder: Path) -> bool:
+    """Whether there is anything to lose."""
+    return (folder / MANIFEST).is_file() or any(folder.glob("shard-*.json"))
+
+
 def difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
     for key in asked:
         if found.get(key) != asked[key]:

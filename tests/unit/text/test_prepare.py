@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -196,6 +197,18 @@ def test_a_folder_with_something_else_is_left_alone(corpus: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def _gpt_tokenizer(folder: Path) -> Path:
+    file = folder / "gpt.json"
+    file.write_text(train_tokenizer("gpt", TEXTS[:5], 400).to_json(), encoding="utf-8")
+    return file
+
+
+def test_options_may_change_while_nothing_is_made(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="vocab_size is 20"):
+        prepare([corpus], tmp_path / "store", options(vocab_size=20))
+    assert prepare([corpus], tmp_path / "store", options()).num_kept == 0
+
+
 def test_bad_records(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -204,6 +217,16 @@ def test_bad_records(corpus: Path, tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(UserError, match=r"a\.jsonl', line 2: no JSON .*--skip-bad"):
         prepare([folder], tmp_path / "one", options(vocab_size=300))
+    # What was begun without --skip-bad goes on with it, and its end is no other.
+    first = options(vocab_size=300, unit_bytes=500, tokenizer=str(_gpt_tokenizer(tmp_path)))
+    with pytest.raises(UserError, match="line 2"):
+        prepare([folder], tmp_path / "two", first)
+    chosen = dataclasses.replace(first, skip_bad=True)
+    assert prepare([folder], tmp_path / "two", chosen).num_kept == 1
+    assert contents(tmp_path / "two") == contents(prepare([folder], tmp_path / "three", chosen).folder)
+    with pytest.raises(UserError, match="begun with --skip-bad, and 3 bad records"):
+        prepare([folder], tmp_path / "two", first)
+
     for workers in (1, 2):
         made = prepare(
             [folder],
