@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ import torch
 from torch import nn
 
 from portwright.discover import FRAMEWORKS
-from portwright.errors import PortwrightError, UserError
+from portwright.errors import UserError
 from portwright.graph.plans.request import Request, find_script, framework_of
 from portwright.job.arguments import parse_arguments
-from portwright.job.blame import blame
 from portwright.job.run_params import load_run_params
-from portwright.runtime import run as run_module
+from portwright.runtime.asked_script import ask_script
 from portwright.runtime.base_model import make_model
 from portwright.runtime.checkpoint import find_last_good, list_checkpoints, match_names, read_checkpoint
 from portwright.runtime.checkpoint_format import MANIFEST_FILE
@@ -65,7 +63,9 @@ def load_trained(
             "Take the PyTorch model of that name, or another.",
         )
     own_params = params_file if params_file is not None else script.parent / _DEFAULT_PARAMS
-    parts = _ask(script, own_params)
+    arguments = [str(script), "CPU", "--mode", "eval", "--params", str(own_params)]
+    with mock.patch.object(sys, "argv", arguments):  # as the script would find it
+        parts = ask_script(script)
     params: dict[str, Any] | None = None
     if checkpoint is None:
         params = _read_params(parts, script, own_params, overrides)
@@ -86,52 +86,6 @@ def load_trained(
     network = make_model(parts["model_fn"], copy.deepcopy(params), "cpu").net
     step = _fill(network, found, note)
     return TrainedNetwork(network.to(device).eval(), params, own_params, found, step, script.parent)
-
-
-class _Asked(BaseException):
-    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
-
-    def __init__(self, parts: dict[str, Any]) -> None:
-        super().__init__()
-        self.parts = parts
-
-
-def _intercept(
-    model_fn: Callable[..., Any],
-    train_data_fn: Any = None,
-    eval_data_fn: Any = None,
-    default_params_fn: Any = None,
-    extra_args_parser_fn: Any = None,
-    *,
-    argv: Sequence[str] | None = None,
-) -> None:
-    raise _Asked(
-        {
-            "model_fn": model_fn,
-            "default_params_fn": default_params_fn,
-            "extra_args_parser_fn": extra_args_parser_fn,
-        }
-    )
-
-
-def _ask(script: Path, params_file: Path) -> dict[str, Any]:
-    """Runs the script up to its call of run(), and gives what it passes there."""
-    sys.path.insert(0, str(script.parent))
-    arguments = [str(script), "CPU", "--mode", "eval", "--params", str(params_file)]
-    with mock.patch.object(sys, "argv", arguments), mock.patch.object(run_module, "run", _intercept):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except _Asked as asked:
-            return asked.parts
-        except PortwrightError:
-            raise
-        except SystemExit as stop:
-            raise UserError(
-                f"{script} ended with {stop.code!r} before it called run().", "Call run(model_fn, ...) there."
-            ) from stop
-        except Exception as error:
-            raise blame(error) from error
-    raise UserError(f"{script} never calls portwright.run().", "Call it, as `portwright new` does.")
 
 
 def _read_params(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +12,13 @@ from unittest import mock
 
 from portwright.data.bench import BenchReport, bench_dataset, measure_loader, open_records
 from portwright.discover import find_all_models
-from portwright.errors import PortwrightError, UnsupportedError, UserError, suggest
+from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.job.arguments import Arguments, parse_arguments
-from portwright.job.blame import blame
 from portwright.job.framework import TENSORFLOW, framework_of
 from portwright.job.model_list import find_config
 from portwright.job.run_params import load_run_params
 from portwright.runtime import run as run_module
+from portwright.runtime.asked_script import ask_script
 from portwright.target import JobSpec, Stretch
 
 _WARM_STEPS = 3
@@ -89,45 +88,11 @@ def _bench_records(path: str, batch_size: int | None, num_workers: int | None, s
     )
 
 
-class _Asked(BaseException):
-    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
-
-    def __init__(self, parts: run_module._Parts) -> None:
-        super().__init__()
-        self.parts = parts
-
-
-def _read_parts(script: Path) -> run_module._Parts:
-    def ask(
-        model_fn: Any,
-        train_data_fn: Any = None,
-        eval_data_fn: Any = None,
-        default_params_fn: Any = None,
-        extra_args_parser_fn: Any = None,
-        **_: Any,
-    ) -> None:
-        raise _Asked(
-            run_module._Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
-        )
-
-    sys.path.insert(0, str(script.parent))
-    with mock.patch.object(run_module, "run", ask):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except _Asked as asked:
-            asked.parts.check()
-            return asked.parts
-        except PortwrightError:
-            raise
-        except Exception as error:
-            raise blame(error) from error
-    raise UserError(f"{script} never calls portwright.run().", "Call it, as `portwright new` does.")
-
-
 def _bench_script(
     path: str, script: Path, words: Sequence[str], seconds: float, note: Callable[[str], None]
 ) -> BenchReport:
-    parts = _read_parts(script)
+    parts = run_module._Parts(**ask_script(script))
+    parts.check()
     if parts.train_data_fn is None:
         raise UserError(f"{script} gives run() no train_data_fn.", "There are no training data to measure.")
     arguments = parse_arguments(words, parts.extra_args_parser_fn)

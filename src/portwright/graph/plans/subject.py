@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
-import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from portwright.job.model_list import find_config
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizer_schema
 from portwright.job.run_params import load_run_params
 from portwright.runtime import run as run_module
+from portwright.runtime.asked_script import ask_script
 from portwright.runtime.base_model import LossModule, make_model
 from portwright.runtime.precision import resolve_precision
 
@@ -59,35 +59,6 @@ def load_subject(request: Request) -> Subject:
 
 
 # -- a run.py ------------------------------------------------------------------------------------------------
-
-
-class _Asked(BaseException):
-    """Carries what a script passes to run() out of it; not an Exception, so that no script catches it."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.parts = parts
-
-
-def _intercept(
-    model_fn: Callable[..., Any],
-    train_data_fn: Any = None,
-    eval_data_fn: Any = None,
-    default_params_fn: Any = None,
-    extra_args_parser_fn: Any = None,
-    *,
-    argv: Sequence[str] | None = None,
-) -> None:
-    del argv
-    raise _Asked(
-        {
-            "model_fn": model_fn,
-            "train_data_fn": train_data_fn,
-            "eval_data_fn": eval_data_fn,
-            "default_params_fn": default_params_fn,
-            "extra_args_parser_fn": extra_args_parser_fn,
-        }
-    )
 
 
 def _from_script(request: Request, script: Path) -> Subject:
@@ -126,33 +97,18 @@ def _load_script(request: Request, script: Path, arguments: Sequence[str]) -> Su
 
 
 def _ask(script: Path, compat: str | None) -> Mapping[str, Any]:
-    """Runs the script up to its call of run(), and gives what it passes there."""
-    sys.path.insert(0, str(script.parent))
-    if compat is not None:
-        from portwright.compat.lend import lend
+    """What the script passes to run(), with the model zoo's modules lent to it where `compat` says so."""
+    cure = "Call it, as `portwright new` does, or plan FILE.py:CALLABLE with --input instead."
+    if compat is None:
+        return ask_script(script, cure)
+    from portwright.compat.lend import explain_import_error, lend
 
-        lend(compat)
-    with mock.patch.object(run_module, "run", _intercept):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except _Asked as asked:
-            return asked.parts
-        except SystemExit as stop:
-            raise UserError(
-                f"{script} ended with {stop.code!r} before it called run().",
-                "Call run(model_fn, train_data_fn, ...), as `portwright new` does.",
-            ) from stop
-        except PortwrightError:
-            raise
-        except Exception as error:
-            if compat is not None and isinstance(error, ImportError):
-                from portwright.compat.lend import explain_import_error
+    lend(compat)
 
-                raise explain_import_error(script, error) from error
-            raise blame(error) from error
-    raise UserError(
-        f"{script} never calls portwright.run().", "Call it, or plan FILE.py:CALLABLE with --input instead."
-    )
+    def explain(error: Exception) -> PortwrightError:
+        return explain_import_error(script, error) if isinstance(error, ImportError) else blame(error)
+
+    return ask_script(script, cure, explain)
 
 
 def _read_batch(data_fn: Any, values: dict[str, Any], params: Any) -> tuple[Any, Data]:
