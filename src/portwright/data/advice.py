@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from portwright.data.fetch import inside
 from portwright.data.file_dataset import FileDataset
 from portwright.data.gather import ArrayDataset, GatherDataset
 from portwright.data.store_dataset import StoreDataset
@@ -56,7 +57,7 @@ def advise(data: Any, *, is_training: bool) -> Iterator[str]:
     yield from _about_workers(data)
     if isinstance(inner, IterableDataset):
         yield from _about_order(read_stages(inner), data, is_training)
-    for dataset in _inside(inner):
+    for dataset in inside(inner):
         yield from _about_dataset(dataset, data)
 
 
@@ -153,16 +154,6 @@ def _about_order(stages: list[Stage], loader: DataLoader[Any], is_training: bool
                     f"{stage.name} has a buffer of {stage.buffer_size} samples: each sample stays near its place in the file. "
                     f"Use {least} or more, or a map-style data set with shuffle=True, which shuffles all."
                 )
-
-
-def _inside(dataset: Any) -> Iterator[Any]:
-    """A data set, and those that it stands on."""
-    yield dataset
-    if isinstance(dataset, Subset):
-        yield from _inside(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for each in dataset.datasets:
-            yield from _inside(each)
 
 
 def _about_dataset(dataset: Any, loader: DataLoader[Any]) -> Iterator[str]:

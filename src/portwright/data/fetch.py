@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate
 
 from portwright.data.draws import Draws
 from portwright.data.failures import Failure, describe, name_sample, name_samples
@@ -25,13 +25,21 @@ class SampleFetch:
 
     takes: IndexKind = "list"
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], is_batched: bool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], is_batched: bool, seed: int) -> None:
         self.dataset = dataset
         self._collate_fn = collate_fn
         self._is_batched = is_batched
+        self._epoch = -1
+        self._gathering = [each for each in inside(dataset) if isinstance(each, GatherDataset)]
+        for each in self._gathering:
+            each.seed = derive_seed(seed, "draws")
 
     def __call__(self, indices: Any, epoch: int, mark: Mark | None = None) -> Any:
         """Gives the batch, or the Failure that stands in its place."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for each in self._gathering:
+                each.set_epoch(epoch)
         if not self._is_batched:
             return self._fetch_whole(indices)
         dataset = self.dataset
@@ -155,7 +163,7 @@ Fetch = SampleFetch | TensorFetch | GatherFetch
 def make_fetch(loader: DataLoader[Any], seed: int) -> Fetch:
     """Chooses the quickest way to make the batches that this DataLoader would make."""
     collate_fn: Any = loader.collate_fn
-    careful = SampleFetch(loader.dataset, collate_fn, loader.batch_sampler is not None)
+    careful = SampleFetch(loader.dataset, collate_fn, loader.batch_sampler is not None, seed)
     if loader.batch_sampler is None or collate_fn is not default_collate:
         return careful
     dataset: Any = loader.dataset
@@ -182,6 +190,16 @@ def make_fetch(loader: DataLoader[Any], seed: int) -> Fetch:
 def _gathers_its_samples(kind: type[GatherDataset]) -> bool:
     """Whether a sample of it is what `gather` says, and not what a subclass makes of that."""
     return kind.__getitem__ is GatherDataset.__getitem__ and kind.__getitems__ is GatherDataset.__getitems__
+
+
+def inside(dataset: Any) -> Iterator[Any]:
+    """A data set, and those that it stands on."""
+    yield dataset
+    if isinstance(dataset, Subset):
+        yield from inside(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for each in dataset.datasets:
+            yield from inside(each)
 
 
 def find_unreadable(dataset: Any, read: Callable[[list[Any]], Any], indices: Sequence[Any]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from loader_cases import assert_same, make, take
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from portwright.data import ArrayDataset, Draws, GatherDataset, StoreDataset, ahead
 from portwright.data.store_writer import write_store
@@ -132,6 +132,28 @@ def test_a_collate_fn_of_the_user_is_called() -> None:
         DataLoader(arrays(), batch_size=4, collate_fn=lambda rows: [int(row["id"]) for row in rows])
     )
     assert take(loader, 1) == [[0, 1, 2, 3]]
+
+
+def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_read_one_by_one_draw_the_same(num_workers: int, alone: list[dict[int, Any]]) -> None:
+    plain = DataLoader(arrays(), batch_size=10, shuffle=True, num_workers=num_workers, collate_fn=stack)
+    loader = make(plain, repeat=True)
+    batches = iter(loader)
+    assert [by_sample(list(islice(batches, 11))) for _ in range(2)] == alone
+    loader.close()
+
+
+def test_joined_data_sets_draw_anew_in_each_epoch() -> None:
+    loader = make(DataLoader(ConcatDataset([arrays(), arrays()]), batch_size=2 * NUM), repeat=True)
+    first, second = take(loader, 2)
+    assert not torch.equal(first["noise"], second["noise"])
+    again = make(DataLoader(ConcatDataset([arrays(), arrays()]), batch_size=2 * NUM), repeat=True)
+    again.seek({"epoch": 1, "batch": 0, "samples": 0})
+    assert_same(take(again, 1), [second])
 
 
 class Doubled(ArrayDataset):
