@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from portwright import UserError
 from portwright.discover import find_models
@@ -74,3 +75,33 @@ def test_damaged_files_are_named(data: ModuleType, tmp_path: Path, content: byte
 def test_missing_files_say_what_to_do(data: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="IDX files"):
         data.read_mnist(tmp_path, "test")
+
+
+def test_the_network_is_its_equations() -> None:
+    torch.manual_seed(0)
+    spec = importlib.util.spec_from_file_location("fc_mnist_model", find_models()["fc_mnist"] / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sizes = {
+        "input_size": 9,
+        "hidden_sizes": [7, 5],
+        "num_classes": 4,
+        "activation_fn": "tanh",
+        "dropout": 0.0,
+    }
+    network = module.MLP(sizes).double()
+    images, labels = torch.randn(6, 1, 3, 3, dtype=torch.float64), torch.randint(0, 4, (6,))
+    first, second, last = (network.layers[place] for place in (0, 3, 6))
+    x = images.reshape(6, 9)
+    for layer in (first, second):
+        x = torch.tanh(x @ layer.weight.t() + layer.bias)
+    stated = x @ last.weight.t() + last.bias
+    logits = network(images)
+    torch.testing.assert_close(logits, stated)
+    weights = list(network.parameters())
+    ours = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), weights)
+    entropy = (stated.logsumexp(1) - stated[torch.arange(6), labels]).mean()
+    for gradient, expected in zip(ours, torch.autograd.grad(entropy, weights), strict=True):
+        torch.testing.assert_close(gradient, expected)
