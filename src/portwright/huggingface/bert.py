@@ -157,6 +157,16 @@ def mlm_entries(params: Params, dense: str, norm: str, head: str) -> list[Entry]
     ]
 
 
+def check_head_activation(params: Params, theirs: str) -> None:
+    """Refuses a head for masked tokens whose activation is not the one that HuggingFace's always has."""
+    ours = params.get("mlm_nonlinearity") or params["encoder_nonlinearity"]
+    if ours != theirs:
+        raise UnsupportedError(
+            f"The head for masked tokens has the activation {ours!r}, and HuggingFace's has {theirs!r}.",
+            f"Only models with model.mlm_nonlinearity {theirs} convert.",
+        )
+
+
 def _pretraining_entries(params: Params) -> list[Entry]:
     entries = mlm_entries(
         params, "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"
@@ -176,6 +186,7 @@ def _pretraining_params(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pretraining_config(params: Params) -> dict[str, Any]:
+    check_head_activation(params, params["encoder_nonlinearity"])
     return {
         **encoder_config(params),
         "tie_word_embeddings": params.get("share_embedding_weights", True),

@@ -8,6 +8,7 @@ from typing import Any
 from portwright.errors import UnsupportedError
 from portwright.huggingface.bert import (
     CONFIG_DEFAULTS,
+    check_head_activation,
     encoder_config,
     encoder_entries,
     encoder_params,
@@ -26,6 +27,7 @@ from portwright.networks.bert_heads import (
 )
 
 _DEFAULTS = {**CONFIG_DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
+_HEAD_ACTIVATION = "gelu"  # of their head for masked tokens, whatever hidden_act says
 
 
 def _params(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +43,12 @@ def _config(params: Params, architecture: str) -> dict[str, Any]:
     # Beginning and end are published so; no network reads them.
     encoder = encoder_config(params, positions_after_padding=True)
     return {**encoder, "bos_token_id": 0, "eos_token_id": 2, "architectures": [architecture]}
+
+
+def _masked_config(params: Params) -> dict[str, Any]:
+    check_head_activation(params, _HEAD_ACTIVATION)
+    is_tied = params.get("share_embedding_weights", True)
+    return {**_config(params, "RobertaForMaskedLM"), "tie_word_embeddings": is_tied}
 
 
 def _masked_entries(params: Params) -> list[Entry]:
@@ -66,11 +74,9 @@ FAMILIES = (
             **_params(config),
             "share_embedding_weights": config.get("tie_word_embeddings", True),
             "disable_nsp": True,
+            "mlm_nonlinearity": _HEAD_ACTIVATION,
         },
-        config_of=lambda params: {
-            **_config(params, "RobertaForMaskedLM"),
-            "tie_word_embeddings": params.get("share_embedding_weights", True),
-        },
+        config_of=_masked_config,
         ignored=(*_IGNORED, "lm_head.bias"),
         tied=(
             ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),

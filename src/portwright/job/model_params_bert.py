@@ -19,6 +19,9 @@ class PaddingParams(BaseModel):
 class BertPretrainParams(BertParams, PaddingParams):
     layer_norm_epsilon: PositiveFloat = 1e-12  # as published
     share_embedding_weights: bool = Field(True, description="the output layer is the embedding")
+    mlm_nonlinearity: str | None = Field(
+        None, description="of the head for masked tokens; left out: encoder_nonlinearity"
+    )
     mlm_loss_scaling: Literal["num_masked", "batch_size", "precomputed_num_masked"] = Field(
         "num_masked",
         description="what the sum of the masked tokens' losses is divided by: them, the batch, or what a batch's own mlm_loss_scale says",

@@ -47,7 +47,7 @@ class MaskedTokenHead(nn.Module):
         super().__init__()
         width, drawn = params["hidden_size"], truncated_normal(params)
         self.dense = make_linear(width, width, drawn)
-        self.activation = get_activation(params["encoder_nonlinearity"])
+        self.activation = get_activation(params.get("mlm_nonlinearity") or params["encoder_nonlinearity"])
         self.norm = nn.LayerNorm(width, eps=params["layer_norm_epsilon"])
         self.bias = nn.Parameter(torch.zeros(params["vocab_size"]))
         is_tied = params.get("share_embedding_weights", True)

@@ -97,6 +97,8 @@ PRETRAINING = [
     ("bert", "BertForMaskedLM", {**ODD, "hidden_act": "relu"}),
     ("bert", "BertForMaskedLM", {"tie_word_embeddings": False, "pad_token_id": 7}),
     ("roberta", "RobertaForMaskedLM", {"type_vocab_size": 1}),
+    # Their head for masked tokens has gelu, whatever hidden_act says.
+    ("roberta", "RobertaForMaskedLM", {"hidden_act": "relu"}),
     ("roberta", "RobertaForMaskedLM", {**ODD, "tie_word_embeddings": False, "pad_token_id": 3}),
 ]
 
@@ -308,6 +310,10 @@ def test_what_theirs_lacks_is_refused() -> None:
         FAMILIES["bert"].config_of({**params, "encoder_nonlinearity": "squared_gelu"})
     with pytest.raises(PortwrightError, match="positions_after_padding"):
         FAMILIES["roberta"].config_of(params)
+    with pytest.raises(PortwrightError, match="mlm_nonlinearity"):
+        FAMILIES["bert"].config_of({**params, "mlm_nonlinearity": "relu"})
+    with pytest.raises(PortwrightError, match="mlm_nonlinearity"):
+        FAMILIES["roberta"].config_of({**params, "positions_after_padding": True, "mlm_nonlinearity": "tanh"})
 
 
 def test_published_file_of_masked_lm_with_more_parts() -> None:
