@@ -50,7 +50,7 @@ def make_page(results: dict[str, dict[str, Any]]) -> str:
         "",
         "Each cell is what a test of `tests/models` found, and a test fails when it finds something else.",
         "",
-        "- *Trains*: mean of the first and of the last ten losses of the config that runs by itself.",
+        "- *Trains*: the config that runs by itself, for so many of its steps: mean of the first and of the last ten losses.",
         "- *Equals*: logits and loss of trained weights beside the installed `transformers` (1e-5), or a re-statement of the paper in the named test.",
         "- *Converts*: trained weights to HuggingFace's files and back.",
         "- *Streaming*: the losses of `runconfig.execution: streaming` equal those of a plain run. *Pipelined*: loss and gradients of a step in three"
