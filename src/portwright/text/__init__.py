@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portwright.text.datasets import causal_lm, masked_lm, span_corruption, translation
+    from portwright.text.evaluation import section_options
     from portwright.text.objectives import Document, Objective
     from portwright.text.shipped import shipped_documents
     from portwright.text.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ _PUBLIC = {
     "causal_lm": "portwright.text.datasets",
     "load_tokenizer": "portwright.text.tokenizer_files",
     "masked_lm": "portwright.text.datasets",
+    "section_options": "portwright.text.evaluation",
     "shipped_documents": "portwright.text.shipped",
     "span_corruption": "portwright.text.datasets",
     "train_tokenizer": "portwright.text.tokenizer_training",
@@ -35,6 +37,7 @@ __all__ = [
     "causal_lm",
     "load_tokenizer",
     "masked_lm",
+    "section_options",
     "shipped_documents",
     "span_corruption",
     "train_tokenizer",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text
+from portwright.text.evaluation import TRAINING
 from portwright.text.inputs import find_inputs, total_bytes
 from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Objective
@@ -83,8 +84,10 @@ def choose_tokenizer(
     named: Tokenizer | None = None
     if given is not None:
         named = load_tokenizer(given, do_lower=options.get("do_lower")).with_sentinels(num_sentinels)
+    elif TRAINING in options and source.kind not in ("hdf5", "csv"):
+        named = _training_tokenizer(source.section, kind, vocab_size, num_sentinels, options[TRAINING])
     if source.kind == "store":
-        return _store_tokenizer(source, named)
+        return _store_tokenizer(source, named, is_given=given is not None)
     if named is not None or source.kind in ("hdf5", "csv"):
         return named
     if source.kind == "shipped":
@@ -103,7 +106,28 @@ def check_text_size(source: Source) -> None:
         )
 
 
-def _store_tokenizer(source: Source, named: Tokenizer | None) -> Tokenizer | None:
+def _training_tokenizer(
+    section: str, kind: str, vocab_size: int, num_sentinels: int, training: Mapping[str, Any]
+) -> Tokenizer | None:
+    """The one that training on these options uses; None where samples in files need none."""
+    source = find_source(training, "train_input")
+    if source.kind in ("hdf5", "csv"):
+        return None
+    if source.kind == "store":
+        return _store_tokenizer(source, None)
+    return _kept_by_training(section, _kept_file(source.places[0], kind, vocab_size, num_sentinels))
+
+
+def _kept_by_training(section: str, kept: Path) -> Tokenizer:
+    if not kept.is_file():
+        raise UserError(
+            f"{section} names no tokenizer, and that of training, '{kept}', does not exist.",
+            f"Train first, with the same model, or set {section}.tokenizer.",
+        )
+    return load_tokenizer(kept)
+
+
+def _store_tokenizer(source: Source, named: Tokenizer | None, is_given: bool = True) -> Tokenizer | None:
     folder = source.places[0]
     noted = read_manifest(folder).header.tokenizer
     own = folder / TOKENIZER_FILE
@@ -118,6 +142,8 @@ def _store_tokenizer(source: Source, named: Tokenizer | None) -> Tokenizer | Non
             f"{source.section}: {tokenizer.source} is not the one that made '{folder}' "
             f"(fingerprint {tokenizer.fingerprint}, not {noted.get('fingerprint')}).",
             "Leave `tokenizer` out to take the store's own, or prepare the data with this one."
+            if named is not None and is_given
+            else "Training has that one: prepare these data with it (--tokenizer)."
             if named is not None
             else "Put the store's own tokenizer.json back.",
         )
@@ -157,16 +183,22 @@ def pair_tokenizer(
     """One for both languages of a translation; `kind` is that of one that is trained."""
     if options.get("tokenizer") is not None:
         return load_tokenizer(options["tokenizer"])
-    place = options.get("src_data_dir") or options.get("data_dir")
-    if not place:
+    if TRAINING in options:
+        return _kept_by_training(section, _kept_beside_pairs(options[TRAINING], kind, vocab_size))
+    if not options.get("src_data_dir") and not options.get("data_dir"):
         return _number_tokenizer(kind, vocab_size)
-    kept = _kept_file(Path(place if isinstance(place, str | Path) else place[0]), kind, vocab_size, 0)
+    kept = _kept_beside_pairs(options, kind, vocab_size)
     if not kept.is_file():
         if section == "eval_input":
             raise _no_tokenizer(section, kept)
         tokenizer = train_tokenizer(kind, [*pairs.sources, *pairs.targets], vocab_size)
         atomic_write_text(kept, tokenizer.to_json() + "\n")
     return load_tokenizer(kept)
+
+
+def _kept_beside_pairs(options: Mapping[str, Any], kind: str, vocab_size: int) -> Path:
+    place = options.get("src_data_dir") or options["data_dir"]
+    return _kept_file(Path(place if isinstance(place, str | Path) else place[0]), kind, vocab_size, 0)
 
 
 @cache

@@ -19,5 +19,6 @@ def get_eval_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
 
 
 def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
-    dataset, _ = text.masked_lm(params[section], section, params["model"])
-    return DataLoader(dataset, **loader_arguments(params[section], section))
+    options = text.section_options(params, section)
+    dataset, _ = text.masked_lm(options, section, params["model"])
+    return DataLoader(dataset, **loader_arguments(options, section))

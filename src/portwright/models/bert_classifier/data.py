@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from portwright import UserError
+from portwright import UserError, text
 from portwright.data import ArrayDataset
 from portwright.job.input_params import loader_arguments
 from portwright.text_tasks.encoding import make_encoder
@@ -30,7 +30,7 @@ def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
 
 
 def make_dataset(params: dict[str, Any], section: str) -> ArrayDataset:
-    options, model = params[section], params["model"]
+    options, model = text.section_options(params, section), params["model"]
     encoder = make_encoder(options, section, model)
     if options["data_dir"] is None:
         texts, pairs, labels = read_lines(model, section)

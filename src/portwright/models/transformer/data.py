@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from portwright import UserError, text
+from portwright import text
 from portwright.job.input_params import loader_arguments
 
 
@@ -19,20 +19,6 @@ def get_eval_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
 
 
 def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
-    if section == "eval_input" and has_files(params, "train_input"):
-        check_evaluation(params)
-    dataset, _ = text.translation(params[section], section, params["model"])
-    return DataLoader(dataset, **loader_arguments(params[section], section))
-
-
-def check_evaluation(params: dict[str, Any]) -> None:
-    """Without data and a tokenizer of its own, evaluation would be of other text in other tokens."""
-    if not has_files(params, "eval_input") and not params["eval_input"]["tokenizer"]:
-        raise UserError(
-            "eval_input names no data and no tokenizer, and train_input names data of its own.",
-            "Set eval_input.data_dir, or eval_input.tokenizer to the one of training.",
-        )
-
-
-def has_files(params: dict[str, Any], section: str) -> bool:
-    return any(params.get(section, {}).get(name) for name in ("data_dir", "src_data_dir"))
+    options = text.section_options(params, section)
+    dataset, _ = text.translation(options, section, params["model"])
+    return DataLoader(dataset, **loader_arguments(options, section))
