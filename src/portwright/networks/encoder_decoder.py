@@ -10,7 +10,7 @@ from portwright.errors import UserError
 from portwright.job.model_params_seq2seq import Seq2SeqLossParams
 from portwright.layers import TransformerDecoder
 from portwright.layers.cache import DecoderLayerCache
-from portwright.networks.seq2seq_loss import seq2seq_loss
+from portwright.networks.token_loss import head_loss
 
 
 class EncoderDecoder(nn.Module):
@@ -99,9 +99,10 @@ class EncoderDecoder(nn.Module):
                 f"labels have the shape {tuple(labels.shape)} and decoder_input_ids {tuple(decoder_input_ids.shape)}.",
                 "Give a label for each.",
             )
-        return seq2seq_loss(
+        return head_loss(
             hidden,
             weight,
+            None,
             labels,
             label_weights,
             label_smoothing=self.label_smoothing if self.training else 0.0,

@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-
-def is_eager(x: Tensor) -> bool:
-    """Whether torch's own kernels run at once: what is captured, compiled or lowered shall be plain ops without copies by hand."""
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return False
-    return type(x) is Tensor and x.device.type in ("cpu", "cuda")
+from portwright.layers.plain_ops import is_eager
 
 
 def put_channels_last(images: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from portwright.layers import (
     TransformerEncoderLayer,
 )
 from portwright.layers.cache import DecoderLayerCache
+from portwright.layers.plain_ops import needs_plain_ops
 from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.head_loss import takes_custom_ops
 from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
 
 
@@ -87,7 +87,7 @@ class Seq2Seq(EncoderDecoder):
         x = self._target_embeddings()(decoder_input_ids, past_length=num_past)
         mask: Tensor | None = None
         # A kernel hides what is later by itself; taken apart for another target, it would do so with ops that few know.
-        is_causal = decoder_attention_mask is None and num_past == 0 and takes_custom_ops(x)
+        is_causal = decoder_attention_mask is None and num_past == 0 and not needs_plain_ops(x)
         if not is_causal:
             mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
         hidden: Tensor = self.decoder(

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from portwright.errors import UnsupportedError
+from portwright.layers.plain_ops import is_eager
 from portwright.losses import token_cross_entropy
 from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.head_loss import takes_custom_ops
 from portwright.networks.token_loss import IGNORED_LABEL, label_coefficients
 from portwright.runtime.base_model import PyTorchBaseModel
 from portwright.runtime.metrics import AccuracyMetric, PerplexityMetric
@@ -64,7 +64,7 @@ class TargetTokenModel(PyTorchBaseModel):
     def matches(self, data: Batch) -> Tensor:
         """1 for each sample whose target is generated token for token, else 0."""
         labels = data["labels"]
-        if not takes_custom_ops(labels):
+        if not is_eager(labels):
             raise UnsupportedError(
                 "model.eval_exact_match generates token by token, which a compiled step cannot do.",
                 "Set model.eval_exact_match: false on this target.",

@@ -44,6 +44,7 @@ def head_loss(
     labels: Tensor,
     label_weights: Tensor | None = None,
     *,
+    label_smoothing: float = 0.0,
     loss_scaling: str = "num_tokens",
     loss_weight: float = 1.0,
 ) -> Tensor:
@@ -56,5 +57,12 @@ def head_loss(
         loss_weight=loss_weight,
     )
     return chunked_cross_entropy(
-        hidden, weight, labels, bias, ignore_index=IGNORED_LABEL, weights=coefficients, reduction="sum"
+        hidden,
+        weight,
+        labels,
+        bias,
+        ignore_index=IGNORED_LABEL,
+        label_smoothing=label_smoothing,
+        weights=coefficients,
+        reduction="sum",
     )

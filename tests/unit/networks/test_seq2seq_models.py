@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ import torch.nn.functional as F
 import portwright
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.model_params_seq2seq import Seq2SeqParams, T5Params
-from portwright.networks.seq2seq_loss import seq2seq_loss
+from portwright.layers.plain_ops import plain_ops
+from portwright.networks.token_loss import head_loss
 from portwright.runtime.metrics import clear_registry
 
 MODELS = Path(portwright.__file__).parent / "models"
@@ -166,29 +166,19 @@ def test_bfloat16_is_near(make):
     assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
 
 
-def test_traced_loss_equals_the_chunked_one():
+def test_loss_of_plain_ops_equals_the_chunked_one():
     torch.manual_seed(0)
     hidden, weight = torch.randn(4, 6, 8, requires_grad=True), torch.randn(40, 8, requires_grad=True)
     batch = make_batch()
     options = {"label_smoothing": 0.1, "loss_scaling": "num_tokens", "loss_weight": 2.0}
-    given = (hidden, weight, batch["labels"], batch["decoder_attention_mask"])
-    chunked = seq2seq_loss(*given, **options)
-
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Tracing(TorchDispatchMode):
-        names: ClassVar[list[str]] = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Tracing() as mode:
-        traced = seq2seq_loss(*given, **options)
-    assert not [name for name in mode.names if name.startswith("portwright")]
-    torch.testing.assert_close(traced, chunked)
+    given = (hidden, weight, None, batch["labels"], batch["decoder_attention_mask"])
+    chunked = head_loss(*given, **options)
+    with plain_ops():
+        plain = head_loss(*given, **options)
+    assert "head" not in type(plain.grad_fn).__name__.lower()
+    torch.testing.assert_close(plain, chunked)
     torch.testing.assert_close(
-        torch.autograd.grad(traced, (hidden, weight)), torch.autograd.grad(chunked, (hidden, weight))
+        torch.autograd.grad(plain, (hidden, weight)), torch.autograd.grad(chunked, (hidden, weight))
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from portwright.layers.plain_ops import is_eager
 
 
 def finish(
@@ -36,14 +37,6 @@ def finish(
     else:  # running statistics are the same for every plane
         normed = norm(x)
     return F.leaky_relu(normed if residual is None else normed + residual, slope)
-
-
-def is_eager(x: Tensor) -> bool:
-    """Whether to save memory by hand: what is captured, compiled, lowered or watched shall be made of torch's plain ops."""
-    if torch.compiler.is_compiling():
-        return False
-    is_watched = _get_current_dispatch_mode() is not None
-    return type(x) is Tensor and x.device.type in ("cpu", "cuda") and not is_watched
 
 
 class _NormLeaky(torch.autograd.Function):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from plane_norm import is_eager
 from torch import Tensor
 from torch.nn import functional as F
 
 from portwright.layers.legal import interpolate
+from portwright.layers.plain_ops import is_eager
 
 
 def double(x: Tensor, mode: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from plane_norm import is_eager
 from torch import Tensor, nn
 from uresnet_blocks import (
     LEAK,
@@ -21,6 +20,7 @@ from uresnet_blocks import (
 )
 
 from portwright import UserError
+from portwright.layers.plain_ops import is_eager
 
 NUM_CLASSES = 3
 

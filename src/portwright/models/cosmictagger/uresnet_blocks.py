@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from plane_norm import finish, is_eager
+from plane_norm import finish
 from resample import double
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from portwright.layers.plain_ops import is_eager
 
 NUM_PLANES = 3
 LEAK = 0.01
