@@ -9,6 +9,7 @@ from typing import Any
 
 from portwright.data.manifest import Field
 from portwright.data.store import Store
+from portwright.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class StoreReport:
 
 
 def check_store(folder: Path) -> StoreReport:
-    """Reads all of a store; what keeps it from being opened at all is raised."""
-    store = Store(folder, verify="off")
+    """Reads all of a store; a manifest that cannot be read is raised."""
+    damages: list[UserError] = []
+    store = Store(folder, verify="off", on_damage=damages.append)
     shards = store.manifest.shards
     return StoreReport(
         folder=folder,
@@ -50,5 +52,5 @@ def check_store(folder: Path) -> StoreReport:
         num_bytes=sum(shard.bytes for shard in shards),
         fields=store.fields,
         tokenizer=store.tokenizer,
-        problems=tuple(store.check()),
+        problems=(*(each.message for each in damages), *store.check()),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import Field as Bounded
 
 from portwright.errors import UserError, suggest
 
@@ -21,6 +23,14 @@ DTYPES = (
 )  # fmt: skip
 BLOCK_BYTES = 65536  # of records that share a checksum
 _ALIGNMENT = 64  # bytes, of each field in a shard: a cache line
+_MOST = 1 << 48  # of anything that is counted: their products are still numbers that numpy takes
+
+Count = Annotated[int, Bounded(ge=0, le=_MOST)]
+PositiveCount = Annotated[int, Bounded(ge=1, le=_MOST)]
+
+
+class DamagedManifest(UserError):
+    """It was a store's manifest once; one that is of something else is a plain UserError."""
 
 
 class _Strict(BaseModel):
@@ -32,7 +42,7 @@ class Field(_Strict):
 
     name: str
     dtype: str
-    shape: tuple[PositiveInt, ...] = ()
+    shape: tuple[PositiveCount, ...] = ()
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...] = ()) -> None:
         super().__init__(**{"name": name, "dtype": dtype, "shape": tuple(shape)})
@@ -51,13 +61,20 @@ class Field(_Strict):
             raise ValueError("a field has an empty name")
         return name
 
+    @field_validator("shape")
+    @classmethod
+    def _is_countable(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if math.prod(shape) > _MOST:
+            raise ValueError(f"shape {list(shape)} has more values than can be counted")
+        return shape
+
     @property
     def on_disk(self) -> np.dtype[Any]:
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.on_disk.itemsize
+        return math.prod(self.shape) * self.on_disk.itemsize
 
 
 class ShardInfo(_Strict):
@@ -67,17 +84,17 @@ class ShardInfo(_Strict):
     """
 
     file: str
-    records: NonNegativeInt
-    bytes: NonNegativeInt
-    table_crc32: NonNegativeInt  # of the checksums at the file's end
+    records: Count
+    bytes: Count
+    table_crc32: Count  # of the checksums at the file's end
     lowest: dict[str, int]
     highest: dict[str, int]
 
     @field_validator("file")
     @classmethod
     def _stays_inside(cls, file: str) -> str:
-        if not file or Path(file).name != file:
-            raise ValueError(f"shard '{file}' is no plain file name")
+        if not file or Path(file).name != file or not file.isprintable():
+            raise ValueError(f"shard {file!r} is no plain file name")
         return file
 
 
@@ -87,7 +104,7 @@ class Header(_Strict):
     format: str = FORMAT
     version: int = VERSION
     fields: tuple[Field, ...]
-    block_records: PositiveInt
+    block_records: PositiveCount
     tokenizer: dict[str, Any] | None = None  # fingerprint, vocab_size and what else its maker tells
     made_by: dict[str, Any]
 
@@ -125,7 +142,7 @@ class Header(_Strict):
 
 class Manifest(_Strict):
     header: Header
-    num_records: NonNegativeInt
+    num_records: Count
     shards: tuple[ShardInfo, ...]
 
     @field_validator("shards", mode="before")
@@ -149,14 +166,21 @@ def read_manifest(folder: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise _no_store(folder) from error
-    except (NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.", "Name the folder of a store.") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror or error}.", "Name the folder of a store."
+        ) from error
     except UnicodeDecodeError as error:
         raise _damaged(path, f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise _damaged(path, f"it is not JSON ({error.msg}, line {error.lineno})") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # numbers of thousands of digits, lists in lists without end
+        raise _damaged(path, f"it cannot be read ({error})") from error
     header = document.get("header") if isinstance(document, dict) else None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UserError(
@@ -196,8 +220,8 @@ def _no_store(folder: Path) -> UserError:
     )
 
 
-def _damaged(path: Path, how: str) -> UserError:
-    return UserError(
+def _damaged(path: Path, how: str) -> DamagedManifest:
+    return DamagedManifest(
         f"{path} is damaged: {how}.",
         "Prepare the data again (whole shards are kept), or fetch that file anew; it is not to be edited by hand.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,11 +29,17 @@ class Store:
     """The records of a store folder, as arrays by field.
 
     `verify="touch"` looks at the checksum of a block of records when one of them is first read; processes that were
-    forked from this one share what has been looked at. Sent to another process, it is opened anew there.
+    forked from this one share what has been looked at. Sent to another process, it is opened anew there. `on_damage`
+    hears of shards that are missing or cut off, which are raised without it; such a store can only be checked.
     """
 
     def __init__(
-        self, folder: str | Path, fields: Sequence[str] | None = None, *, verify: Verify = "touch"
+        self,
+        folder: str | Path,
+        fields: Sequence[str] | None = None,
+        *,
+        verify: Verify = "touch",
+        on_damage: Callable[[UserError], None] | None = None,
     ) -> None:
         if verify not in get_args(Verify):
             raise UserError(f"verify is '{verify}'.", suggest(str(verify), get_args(Verify)))
@@ -58,7 +64,13 @@ class Store:
         self._columns: list[Arrays] = []
         self._sums: list[dict[str, npt.NDArray[np.uint32]]] = []
         for shard in self._shards:
-            columns, sums = self._open(shard)
+            try:
+                columns, sums = self._open(shard)
+            except UserError as error:
+                if on_damage is None:
+                    raise
+                on_damage(error)
+                columns, sums = {}, {}
             self._columns.append(columns)
             self._sums.append(sums)
         counts = [header.num_blocks(shard.records) for shard in self._shards]
@@ -160,8 +172,10 @@ class Store:
         return batch
 
     def check(self) -> Iterator[str]:
-        """Looks at every block of every field, and tells each damage."""
+        """Looks at every block of every field, and tells each damage; shards that could not be opened were told of."""
         for number, shard in enumerate(self._shards):
+            if not self._columns[number]:
+                continue
             for block in range(self.manifest.header.num_blocks(shard.records)):
                 try:
                     self._check_block(number, block)

@@ -26,6 +26,7 @@ from portwright.text.prepare_folder import (
     difference,
     gather_skipped,
     has_records,
+    is_whole,
     locked,
     made_of,
     refuse_foreign_files,
@@ -120,7 +121,7 @@ def prepare(
     with locked(folder):
         clean_leftovers(folder)
         asked = _describe(files, options, report)
-        found = made_of(folder)
+        found = made_of(folder, if_damaged={} if force else asked)
         if found is not None and found != asked:
             if not force and has_records(folder):
                 raise UserError(
@@ -129,9 +130,10 @@ def prepare(
                 )
             remove_store(folder)
             found = None
-        if found is not None and (folder / MANIFEST).is_file():
+        if is_whole(folder):
             return _done(folder, options)
-        refuse_foreign_files(folder)
+        if found is None:
+            refuse_foreign_files(folder)
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
         tokenizer = _settle_tokenizer(folder, files, options, asked, report)
         options.objective.check_tokenizer(tokenizer)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from portwright.data.manifest import MANIFEST, read_manifest
+from portwright.data.manifest import MANIFEST, DamagedManifest, read_manifest
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, explain_os_error
 from portwright.text.preparing import skipped_file
@@ -20,10 +20,16 @@ JOB_FILE = "prepare.json"  # what is being made here, while it is
 SKIPPED_FILE = "skipped.json"
 
 
-def made_of(folder: Path) -> dict[str, Any] | None:
-    """What the folder was made of, as far as it is."""
+def made_of(folder: Path, *, if_damaged: dict[str, Any]) -> dict[str, Any] | None:
+    """What the folder was made of, as far as it is; `if_damaged` where only its shards can still tell.
+
+    Each shard has beside it what it belongs to, so that one of other inputs or options is refused all the same.
+    """
     if (folder / MANIFEST).is_file():
-        return dict(read_manifest(folder).header.made_by)
+        try:
+            return dict(read_manifest(folder).header.made_by)
+        except DamagedManifest:
+            return if_damaged
     try:
         content = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -31,6 +37,20 @@ def made_of(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a finished store has all that its manifest names: what was lost or cut off since is to be made again."""
+    try:
+        manifest = read_manifest(folder)
+        shards_are_whole = all((folder / each.file).stat().st_size == each.bytes for each in manifest.shards)
+    except (DamagedManifest, OSError):
+        return False
+    except UserError:
+        if (folder / MANIFEST).is_file():
+            raise
+        return False  # not finished yet
+    return shards_are_whole and (folder / TOKENIZER_FILE).is_file()
 
 
 def has_records(folder: Path) -> bool:
