@@ -23,7 +23,7 @@ from portwright.data.failures import (
     too_short_error,
 )
 from portwright.data.fetch import Fetch, GatherFetch, make_fetch
-from portwright.data.order import make_order
+from portwright.data.order import FixedOrder, make_order
 from portwright.data.seeding import RandomStream, derive_seed
 from portwright.data.shards import Counted, Shards
 from portwright.data.source import Numbered, Shared
@@ -71,6 +71,15 @@ class MapSource:
             raise self._empty_error()
         if num_parts > 1:
             self._shared.check_batch_size(order.batch_size)
+        small = order.last_size if order.last_size is not None and order.last_size < num_parts else None
+        if small is not None and not self._shared.keeps_small and isinstance(order, FixedOrder):
+            if order.num_batches == 1:
+                raise self._shared.no_batch_error(self._what, num_dropped=1)
+            order.join_last()
+            self._shared.note(
+                f"an epoch's last batch has {small} of {order.batch_size} samples, fewer than the {num_parts} processes: they "
+                "come with the batch before."
+            )
         replicas = self._num_replicas
         self.batch_size: int | None = None if order.batch_size is None else order.batch_size * replicas
         self.end: int | None = order.num_batches if order.is_exact else None

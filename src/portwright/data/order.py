@@ -111,6 +111,16 @@ class FixedOrder:
         self._num_samples = num_samples
         self._shuffle_seed = shuffle_seed
         self._kind = kind
+        self._has_joined = False
+
+    def join_last(self) -> None:
+        """Makes one batch of the last two."""
+        assert self.last_size is not None
+        assert self._count > 1
+        self._count -= 1
+        self.num_batches = self._count
+        self.last_size += self._stride
+        self._has_joined = True
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
         stride, num_samples = self._stride, self._num_samples
@@ -126,7 +136,8 @@ class FixedOrder:
         cut = self._cut_range if permuted is None else _cutter(permuted, self._kind)
         for number in range(start, self._count):
             low = number * stride
-            yield number, cut(low, min(low + stride, num_samples))
+            takes_rest = self._has_joined and number == self._count - 1
+            yield number, cut(low, num_samples if takes_rest else min(low + stride, num_samples))
 
     def _cut_range(self, low: int, high: int) -> Any:
         if self._kind == "array":

@@ -63,7 +63,14 @@ def test_ranks_together_are_one_process(
         with pytest.raises(UserError):
             make(open_data(), world_size=world_size, rank=0, repeat=True)
         return
-    whole = [batch for batch in take(make(open_data(), repeat=True), 50) if len(batch[1]) >= world_size]
+    # A last batch of fewer samples than ranks comes with the one before.
+    whole: list[Any] = []
+    for batch in take(make(open_data(), repeat=True), 50):
+        if len(batch[1]) < world_size:
+            whole[-1] = [torch.cat(columns) for columns in zip(whole[-1], batch, strict=True)]
+        else:
+            whole.append(batch)
+    whole.pop()  # what would come with it was not taken
     ranks = [make(open_data(), world_size=world_size, rank=rank, repeat=True) for rank in range(world_size)]
     assert {rank.num_batches for rank in ranks} == {len([size for size in sizes if size >= world_size])}
     iterators = [iter(rank) for rank in ranks]
@@ -134,9 +141,28 @@ def test_ranks_draw_different_random_numbers_and_rank_0_those_of_one_process() -
     assert not torch.equal(noise(0, 2), noise(1, 2))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("num_samples", [10, 11])
+def test_samples_that_do_not_reach_all_processes_come_with_the_batch_before(
+    num_samples: int, shuffle: bool, num_workers: int
+) -> None:
+    data = DataLoader(tensors(num_samples), batch_size=3, shuffle=shuffle, num_workers=num_workers)
+    loaders = [make(data, world_size=3, rank=rank, repeat=True) for rank in range(3)]
+    count = loaders[0].num_batches
+    assert count == 3
+    for _ in range(2):  # epochs
+        seen = torch.cat([batch[1] for loader in loaders for batch in take(loader, count)])
+        assert sorted(seen.tolist()) == sorted(tensors(num_samples)[:][1].tolist())
+    for loader in loaders:
+        assert loader.position()["samples"] == 2 * num_samples
+        assert loader.batch_sizes_vary
+        assert len([note for note in loader.notes if "come with the batch before" in note]) == 1
+        loader.close()
+
+
 def test_a_batch_smaller_than_the_processes_is_left_out_everywhere_and_said() -> None:
     for data in (
-        DataLoader(tensors(9), batch_size=4),
         DataLoader(Stream(9), batch_size=4),
         DataLoader(tensors(9), batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7], [8]]),
         [torch.ones(4), torch.ones(4), torch.ones(1)],
@@ -173,9 +199,9 @@ def test_an_evaluation_counts_every_sample_once_and_keeps_the_processes_in_step(
     )
 
 
-def test_known_sizes_do_not_count_what_is_left_out() -> None:
+def test_known_sizes_count_what_comes_with_the_batch_before() -> None:
     loader = make(DataLoader(tensors(9), batch_size=4), world_size=2, rank=0, repeat=True)
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (2, 4, False)
+    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (2, 5, True)
 
 
 @pytest.mark.parametrize(
