@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -31,6 +33,8 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
     chosen, valid = (given_from, _SOURCES) if given_from is not None else (given_to or "", _DESTINATIONS)
     if chosen.lower() not in valid:
         raise UserError(f"unknown format '{chosen}'.", suggest(chosen, valid))
+    if not (math.isfinite(options.tolerance) and options.tolerance >= 0):
+        raise UserError(f"--tolerance is {options.tolerance}.", "Give a number from 0 on, such as 1e-4.")
     convert: Callable[[Options, OnBytes], dict[str, Any]] = take_back
     if given_from is not None:
         convert = partial(bring_in, read=_SOURCES[chosen.lower()])
@@ -43,10 +47,22 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
             "Check the path and its permissions.",
         ) from error
     if as_json:
-        print(json.dumps(made, indent=2))
+        print(json.dumps(_finite(made), indent=2, allow_nan=False))
     else:
         _print(made)
     return made.get("check", {"equal": True})["equal"] is True
+
+
+def _finite(made: Mapping[str, Any]) -> dict[str, Any]:
+    """The account with null for what a check found to be no number, which JSON has no word for."""
+    check = made.get("check")
+    if check is None:
+        return dict(made)
+    plain = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in check.items()
+    }
+    return {**made, "check": plain}
 
 
 def _print(made: Mapping[str, Any]) -> None:
@@ -59,7 +75,7 @@ def _print(made: Mapping[str, Any]) -> None:
         f"{made['model']}: {made['tensors']} tensors, {show_bytes(made['bytes'])}, written to {made['out']}"
     )
     if "checkpoint" in made:
-        print(f"  portwright run {made['out']} CPU --mode eval")
+        print(f"  portwright run {shlex.quote(made['out'])} CPU --mode eval")
         print(f"  checkpoint: {made['checkpoint']}")
     if "check" in made:
         values = {key: value for key, value in made["check"].items() if key != "equal"}

@@ -16,6 +16,7 @@ from portwright.huggingface.mapping import Family, Move, Params, moves_of
 from portwright.huggingface.model_folder import (
     check_section,
     complete_section,
+    is_converted,
     make_folder,
     open_ours,
     read_model_section,
@@ -96,7 +97,7 @@ def bring_in(
     made = account(direction, options, given.folder, given.family, ours, list_moves(moves, ours), notes)
     if options.only_list:
         return made
-    out = require_out(options, is_file=options.weights_only, mark="run.py")
+    out = require_out(options, is_file=options.weights_only, is_made=is_converted)
     check_storable(ours.specs)
     total = total_bytes(ours)
     if options.weights_only:

@@ -19,6 +19,7 @@ from portwright.huggingface.their_names import find_names
 
 Params = Mapping[str, Any]  # the section `model:` of params.yaml
 Shape = tuple[int, ...]
+_FEW_LAYERS = 200  # below, each missing tensor can be named
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def plan_ours(
     Also gives pairs of names whose tensors must be equal, since the model has one weight for both. `partial` passes over what
     is missing or too much, as when a base model gets a new head.
     """
+    _refuse_more_layers(family, params, len(shapes))
     moves = moves_of(family, params)
     wanted = [name for move in moves for name in move.theirs]
     found = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
@@ -187,6 +189,7 @@ def plan_ours(
 
 def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> list[Move]:
     """How their tensors are made of ours, told by the shapes alone."""
+    _refuse_more_layers(family, params, len(shapes))
     moves = moves_of(family, params)
     problems = Problems(f"The weights are not of a {family.name} with these params", "weights", "model")
     expected = our_shapes(family, params)
@@ -204,6 +207,16 @@ def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> 
     problems.surplus = [name for name in shapes if name not in known]
     problems.raise_if_any(params, candidates=known)
     return moves
+
+
+def _refuse_more_layers(family: Family, params: Params, num_tensors: int) -> None:
+    """Refuses more layers than there are tensors before they are made: millions in a damaged config.json take all memory."""
+    most = max((entry.count or 0 for entry in family.entries(params)), default=0)
+    if most > max(num_tensors, _FEW_LAYERS):
+        raise UserError(
+            f"The params say {most} layers, and the checkpoint has {num_tensors} tensors in all.",
+            "Correct the number of layers, or give the checkpoint that belongs to it.",
+        )
 
 
 def our_shapes(family: Family, params: Params) -> dict[str, Shape] | None:

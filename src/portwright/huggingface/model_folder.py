@@ -39,6 +39,7 @@ _CARRIED_NAMES = (
 )
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 _PARAMS_FILE = Path("configs") / "params.yaml"
+_MARK = "# Converted from"  # begins the params of a folder that a conversion made
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,12 @@ def reference_folder(name: str) -> Path:
     return models[name]
 
 
+def is_converted(folder: Path) -> bool:
+    """Whether a conversion made this folder; one of a user's own has a run.py too."""
+    params_file = folder / _PARAMS_FILE
+    return params_file.is_file() and params_file.read_bytes().startswith(_MARK.encode())
+
+
 def make_folder(
     folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path | None, source: str
 ) -> list[str]:
@@ -201,12 +208,16 @@ def make_folder(
         values = _fit_input(before, known, section, tokenizer)
         if values != before:
             text = replace_section(text, input_name, values)
-        if tokenizer is None and "tokenizer" in known and not values.get("tokenizer"):
+        # evaluation has training's tokenizer: one note is enough
+        unset = tokenizer is None and "tokenizer" in known and not values.get("tokenizer")
+        if unset and input_name == "train_input":
             notes.append(
-                f"no tokenizer.json, vocab.json or vocab.txt came with the weights: set {input_name}.tokenizer, or a new one is trained "
+                "no tokenizer.json, vocab.json or vocab.txt came with the weights: set train_input.tokenizer, or a new one is trained "
                 "whose tokens are not those of the weights"
             )
-    heading = f"# Converted from {source} by `portwright convert`; the weights that belong to `model:` are in model_dir.\n"
+    heading = (
+        f"{_MARK} {source} by `portwright convert`; the weights that belong to `model:` are in model_dir.\n"
+    )
     params_file.write_text(heading + text, "utf-8")
     return notes
 

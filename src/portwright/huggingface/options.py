@@ -34,10 +34,10 @@ class Options:
     only_list: bool = False
 
 
-def require_out(options: Options, *, is_file: bool, mark: str) -> Path:
+def require_out(options: Options, *, is_file: bool, is_made: Callable[[Path], bool]) -> Path:
     if options.out is None:
         raise UserError("no place to write to was given.", "Add OUT, or --list to see the tensors only.")
-    require_place(options.out, options.source, force=options.force, is_file=is_file, mark=mark)
+    require_place(options.out, options.source, force=options.force, is_file=is_file, is_made=is_made)
     if options.out.parent.is_dir():
         clean_leftovers(options.out.parent)  # of a conversion that was killed
     return options.out

@@ -41,7 +41,7 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
     made["step"] = model.step
     if options.only_list:
         return made
-    out = require_out(options, is_file=False, mark=CONFIG_FILE)
+    out = require_out(options, is_file=False, is_made=lambda folder: (folder / CONFIG_FILE).is_file())
     check_storable(theirs.specs)
     total = total_bytes(theirs)
     with atomic_directory(out) as temporary:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from portwright.errors import UserError
 from portwright.job.atomic import explain_os_error
 
 
-def require_place(out: Path, source: Path, *, force: bool, is_file: bool, mark: str) -> None:
+def require_place(
+    out: Path, source: Path, *, force: bool, is_file: bool, is_made: Callable[[Path], bool]
+) -> None:
     """Refuses a place that holds something, or the input itself; `force` replaces what an earlier conversion made.
 
-    `mark` is a file by which a folder that a conversion made is known.
+    `is_made` tells a folder that a conversion made.
     """
     if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
         raise UserError(f"'{out}' holds what is to be converted.", "Write to another place.")
@@ -33,9 +35,9 @@ def require_place(out: Path, source: Path, *, force: bool, is_file: bool, mark: 
         return
     if not force:
         raise UserError(f"'{out}' exists already.", "Choose another name, or add --force to replace it.")
-    if not (out / mark).is_file():
+    if not is_made(out):
         raise UserError(
-            f"'{out}' was not made by a conversion (it has no {mark}), so --force does not replace it.",
+            f"'{out}' was not made by a conversion, so --force does not replace it.",
             "Choose another name, or remove it yourself.",
         )
 

@@ -74,6 +74,11 @@ def family_to_write(name: str, params: Params) -> tuple[str, Family]:
             family.config_of(params)
         except (UserError, UnsupportedError) as error:
             refused = refused or error
+        except KeyError as error:  # params of another kind of model
+            refused = refused or UserError(
+                f"the params have no model.{error.args[0]}, which a {family.name} needs.",
+                "Name the model that they are of with --model.",
+            )
         else:
             return folder, family
     assert refused is not None
@@ -110,8 +115,8 @@ def folder_of_config(config: Mapping[str, Any]) -> str:
     for family in families.values():
         by_type.setdefault(family.model_type, next(iter(family.architectures)))
     kind = config.get("model_type")
-    if kind in by_type:
-        return by_type[str(kind)]
+    if isinstance(kind, str) and kind in by_type:
+        return by_type[kind]
     raise UserError(
         f"config.json says model_type {kind!r}, which no model of ours reads.",
         suggest(str(kind), by_type),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from unit.huggingface.test_convert_families import nothing, save
 
 from portwright.cli import app
+from portwright.discover import find_models
 from portwright.errors import UnsupportedError, UserError
 from portwright.huggingface import check as check_module
 from portwright.huggingface.command import Options, bring_in, take_back
@@ -530,6 +532,10 @@ def test_what_exists_is_replaced_only_by_force_and_only_what_a_conversion_made(g
     with pytest.raises(UserError, match="was not made by a conversion"):
         _bring(gpt2, name="precious", force=True)
     assert (precious / "thesis.txt").read_text() == "42"
+    own = shutil.copytree(find_models()["fc_mnist"], gpt2.parent / "own")  # it has a run.py, too
+    with pytest.raises(UserError, match="was not made by a conversion"):
+        _bring(gpt2, name="own", force=True)
+    assert (own / "model.py").is_file()
     (gpt2.parent / "empty").mkdir()
     _bring(gpt2, name="empty")
     for place in (gpt2, gpt2.parent):
@@ -653,3 +659,60 @@ def test_one_direction_is_needed(gpt2, tmp_path, words):
 def test_importing_the_command_line_loads_no_torch():
     code = "import sys, portwright.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"architectures": None, "model_type": ["gpt2"]}, "which no model of ours reads"),
+        ({"n_layer": 10_000_000}, "say 10000000 layers, and the checkpoint has 28 tensors"),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_told_at_once(gpt2, values, says):
+    given = {**json.loads((gpt2 / "config.json").read_text()), **values}
+    (gpt2 / "config.json").write_text(json.dumps(given))
+    with pytest.raises(UserError, match=says):
+        _bring(gpt2)
+
+
+def test_params_of_another_kind_of_model_are_told(gpt2, tmp_path):
+    _, out = _bring(gpt2)
+    with pytest.raises(UserError, match=r"the params have no model\.\w+, which a bert needs"):
+        take_back(Options(out, tmp_path / "back", model="bert"), nothing)
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "inf"])
+def test_a_tolerance_that_decides_nothing_is_refused(gpt2, tmp_path, tolerance):
+    words = [
+        "convert",
+        "--from",
+        "hf",
+        str(gpt2),
+        str(tmp_path / "ours"),
+        "--check",
+        "--tolerance",
+        tolerance,
+    ]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError)
+    assert "--tolerance is" in str(result.exception)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_check_of_weights_that_are_no_numbers_is_status_1_and_its_json_is_json(gpt2, tmp_path):
+    state = _weights(gpt2)
+    state["transformer.wpe.weight"][3, 2] = float("nan")
+    save_file(state, gpt2 / "model.safetensors", {"format": "pt"})
+    words = ["convert", "--from", "hf", str(gpt2), str(tmp_path / "ours"), "--check", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    document = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert document["check"]["difference"] is None
+    assert document["check"]["equal"] is False
+
+
+def test_the_command_to_run_next_can_be_pasted(gpt2, tmp_path):
+    out = tmp_path / "my größe 'model'"
+    result = CliRunner().invoke(app, ["convert", "--from", "hf", str(gpt2), str(out)])
+    line = next(each for each in result.stdout.splitlines() if "portwright run" in each)
+    assert shlex.split(line) == ["portwright", "run", str(out), "CPU", "--mode", "eval"]
