@@ -75,6 +75,8 @@ class TorchSession:
         self._optimizer: torch.optim.Optimizer | None = None
         if job.mode in ("train", "train_and_eval"):
             self._open_training()
+        if job.mode == "train_and_eval":
+            self._fresh_eval_loader()  # what is wrong with its data is told before the training, not after it
         if world.size > 1:
             seed_all(self._seed + world.rank, device)
 
