@@ -38,7 +38,7 @@ def make_dataset(params: dict[str, Any], name: str) -> Any:
     if shape[2] != model["input_channels"]:
         raise UserError(
             f"{name}.image_shape is {shape} and model.input_channels {model['input_channels']}.",
-            "image_shape is height, width, channels.",
+            f"image_shape is height, width, channels: set model.input_channels to {shape[2]}, or the last of image_shape to {model['input_channels']}.",
         )
     if options["data_dir"] is None:
         if not training and params["train_input"]["data_dir"] is not None:
