@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data_app)
+app.add_typer(data_app, short_help="Prepare, pack, check and measure training data.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 

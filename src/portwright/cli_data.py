@@ -88,7 +88,7 @@ def pack(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="Files and folders: HDF5, npy, npz, Parquet, Arrow, CSV or JSONL of numbers and lists of numbers.",
         ),
     ],
@@ -121,7 +121,7 @@ def prepare(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="INPUT...", help="Files and folders: text, JSONL, CSV, Parquet, Arrow, also compressed."
+            metavar="INPUT", help="Files and folders: text, JSONL, CSV, Parquet, Arrow, also compressed."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder of the store; data_dir of a model's input.")],

@@ -24,7 +24,7 @@ class StoreReport:
 
     def lines(self) -> Iterator[str]:
         shown = ", ".join(f"{f.name} {f.dtype}{list(f.shape) if f.shape else ''}" for f in self.fields)
-        yield f"{self.folder}: {self.num_records:,} records ({shown}) in {self.num_shards} shards, {self.num_bytes:,} bytes"
+        yield f"{self.folder}: {self.num_records:,} records ({shown}) in {self.num_shards} shard{'s' * (self.num_shards != 1)}, {self.num_bytes:,} bytes"
         yield from self.problems
         yield f"{len(self.problems)} damaged" if self.problems else "every checksum is right"
 

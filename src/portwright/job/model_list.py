@@ -83,8 +83,8 @@ def render_models(rows: Iterable[dict[str, Any]], width: int) -> list[str]:
     longest = max((len(row["name"]) for row in rows), default=0) + 2
     lines = []
     for row in rows:
-        size = show_count(row["parameters"])
-        lines.append(_cut(f"{row['name']:<{longest}}{size:>8}  {row['summary']}", width))
+        first = f"{row['name']:<{longest}}{show_count(row['parameters']):>8}"
+        lines += _wrap(row["summary"], width, " " * (longest + 10), first.ljust(longest + 10)) or [first]
         others = [
             config["name"] + (f" ({show_count(config['parameters'])})" if config["parameters"] else "")
             for config in row["configs"][1:]
@@ -109,15 +109,14 @@ def complete_models(incomplete: str) -> list[str]:
     return [name for name in find_all_models() if name.startswith(incomplete)]
 
 
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _wrap(text: str, width: int, indent: str) -> list[str]:
+def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        text, max(width, len(indent) + 30), initial_indent=indent, subsequent_indent=indent + "  "
+        text,
+        max(width, len(indent) + 30),
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent + "  ",
     )
 
 

@@ -1,9 +1,10 @@
-"""How far preparing is, on stderr: a bar on a terminal, a line for every tenth elsewhere."""
+"""How far preparing is, on stderr: a bar on a terminal, elsewhere a line for every tenth that is a second after the last."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,17 +14,27 @@ from portwright.job.sizes import show_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+_LINE_SECONDS = 1.0  # what is done sooner needs no line
+
 
 class ByteProgress:
     """Call it with what is being done, the bytes done and the bytes in all; each kind of work has a bar of its own."""
 
-    def __init__(self, *, shown: bool = True, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        shown: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._shown = shown
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
         self._started: dict[str, float] = {}
+        self._clock = clock
+        self._last_line = clock()
 
     def __enter__(self) -> ByteProgress:
         if self._shown and self._stream.isatty():
@@ -63,12 +74,13 @@ class ByteProgress:
             self._print_tenths(what, done, total)
 
     def _print_tenths(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
+        now = self._clock()
         started = self._started.setdefault(what, now)
         tenth = 10 * done // total if total else 10
-        if tenth <= self._tenths.get(what, 0):
+        if tenth <= self._tenths.get(what, 0) or now - self._last_line < _LINE_SECONDS:
             return
         self._tenths[what] = tenth
+        self._last_line = now
         fields = [f"{what}: {show_bytes(done)} of {show_bytes(total)}"]
         if now > started:
             rate = done / (now - started)
