@@ -154,9 +154,11 @@ class _TextFile:
     def _read(self, stream: IO[bytes], size: int) -> bytes:
         """Exactly `size` bytes, unless the file ends before."""
         pieces, missing = [], size
+        # read1 gives what was unpacked before a damage; read would lose it, and with it the place.
+        read = stream.read if self.file.compression is None else stream.read1  # type: ignore[attr-defined]
         while missing > 0 and not self.ended:
             try:
-                piece = stream.read(min(missing, 1 << 22))
+                piece = read(min(missing, 1 << 22))
             except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
                 self.damage, piece = _explain_damage(self.file, error), b""
             if not piece:

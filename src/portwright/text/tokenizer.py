@@ -101,11 +101,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> Ids:
         """Ids of the text alone, without special tokens."""
-        return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text; several threads at once, unless TOKENIZERS_PARALLELISM says no."""
-        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise UserError(
+                f"{self.source} cannot cut a text into tokens: {error}.",
+                "Take one whose vocabulary has a token for unknown words.",
+            ) from error
         return [np.asarray(one.ids, np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:

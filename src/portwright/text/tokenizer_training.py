@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import tokenizers
@@ -28,6 +30,9 @@ _MOST_LETTERS = (
 )
 
 
+_LONG_WORD = re.compile(r"[^ ]{1000}")
+
+
 def train_tokenizer(
     kind: str, texts: Iterable[str], vocab_size: int, *, num_sentinels: int = 0, do_lower: bool = True
 ) -> Tokenizer:
@@ -41,11 +46,10 @@ def train_tokenizer(
     special = list(_SPECIAL[kind])
     backend = _backend(kind, do_lower)
     letters: list[str]
+    texts = [piece for text in texts for piece in _without_long_words(text)]
     if kind in ("gpt", "roberta"):
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        texts = list(texts)
     else:
-        texts = list(texts)
         # Scripts of many letters get more, but never so many that there is no room for words.
         letters = _alphabet(backend, texts, max(_MOST_LETTERS, vocab_size // 4))
     # Given as special tokens, they get their numbers first and in this order. Left to itself the trainer numbers them
@@ -70,6 +74,12 @@ def train_tokenizer(
         backend = _without_special_letters(backend, special, do_lower)
     tokenizer = Tokenizer(backend, f"the tokenizer trained here ({kind})")
     return tokenizer.with_sentinels(num_sentinels)
+
+
+def _without_long_words(text: str) -> list[str]:
+    """The text in pieces: the time of a trainer grows with the square of a word's length, and millions would be years."""
+    cuts = [0, *(match.end() for match in _LONG_WORD.finditer(text)), len(text)]
+    return [text[low:high] for low, high in pairwise(cuts)]
 
 
 def _backend(kind: str, do_lower: bool) -> tokenizers.Tokenizer:
