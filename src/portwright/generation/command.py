@@ -16,10 +16,10 @@ from portwright.generation.api import generate
 from portwright.generation.inputs import left_pad, right_pad, room_for_new
 from portwright.generation.loading import TrainedNetwork, load_trained
 from portwright.generation.options import GenerationOptions
-from portwright.generation.source import is_encoder_decoder
+from portwright.generation.source import is_encoder_decoder, require_generating
 from portwright.generation.streaming import TextStream
 from portwright.generation.vocabulary import Vocabulary, find_vocabulary
-from portwright.job.stdout import stdout_to_stderr
+from portwright.job.stdout import printing, stdout_to_stderr
 
 DEFAULT_NEW_TOKENS = 64
 
@@ -66,11 +66,14 @@ def generate_and_print(request: GenerateRequest) -> None:
         trained = load_trained(
             request.name, request.checkpoint, request.params, request.overrides, device, _note
         )
+        require_generating(trained.network)
         vocabulary = find_vocabulary(trained, request.tokenizer)
     options = _settle(asked, choices, vocabulary)
     encoded = [vocabulary.encode(prompt) for prompt in prompts]
     if _streams(request, options, len(prompts)):
-        _stream(trained, vocabulary, prompts[0], encoded[0], _with_room(options, choices, trained, encoded))
+        fitting = _with_room(options, choices, trained, encoded)
+        with printing():
+            _stream(trained, vocabulary, prompts[0], encoded[0], fitting)
         return
     results = list(_generate_all(trained, vocabulary, prompts, encoded, options, choices, request.batch_size))
     if request.as_json:
@@ -80,9 +83,11 @@ def generate_and_print(request: GenerateRequest) -> None:
             "step": trained.step,
             "results": results,
         }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        with printing():
+            print(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    _print_texts(results, is_encoder_decoder(trained.network))
+    with printing():
+        _print_texts(results, is_encoder_decoder(trained.network))
 
 
 def _read_prompts(request: GenerateRequest) -> list[str]:
@@ -103,6 +108,14 @@ def _read_prompts(request: GenerateRequest) -> list[str]:
         prompts += [line.rstrip("\r") for line in text.split("\n") if line.strip()]
     if not prompts:
         raise UserError("There is no prompt.", 'Give --prompt "TEXT", or --prompt-file with one a line.')
+    for prompt in prompts:
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:  # bytes of the command line that are no text
+            raise UserError(
+                f"The prompt {prompt!a} is not UTF-8: character {error.start}.",
+                "Give text, or a file of it with --prompt-file.",
+            ) from error
     return prompts
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from portwright.discover import FRAMEWORKS
-from portwright.errors import UserError
+from portwright.errors import PortwrightError, UserError
 from portwright.graph.plans.request import Request, find_script, framework_of
 from portwright.job.arguments import parse_arguments
 from portwright.job.run_params import load_run_params
@@ -82,7 +82,12 @@ def load_trained(
     if params_file is None and kept.is_file():
         own_params, params = kept, None
     if params is None:
-        params = _read_params(parts, script, own_params, overrides)
+        try:
+            params = _read_params(parts, script, own_params, overrides)
+        except PortwrightError as error:
+            if own_params == kept:
+                error.cure += f" These are the params of the run that made {found}: is it one of '{name}'?"
+            raise
     network = make_model(parts["model_fn"], copy.deepcopy(params), "cpu").net
     step = _fill(network, found, note)
     return TrainedNetwork(network.to(device).eval(), params, own_params, found, step, script.parent)
@@ -102,6 +107,11 @@ def _read_params(
 
 def _choose_checkpoint(path: Path, note: Callable[[str], None]) -> Path:
     path = path.expanduser()
+    if not path.exists():
+        raise UserError(
+            f"There is no checkpoint {path}.",
+            "Give --checkpoint a checkpoint, a model_dir or a .safetensors file.",
+        )
     if not path.is_dir() or (path / MANIFEST_FILE).is_file():
         return path
     for folder in (path, path / "model_dir"):

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from portwright.errors import UserError
 from portwright.layers.cache import DecoderLayerCache
 
+_OF_DECODER = ("hidden", "head_weight", "make_cache")
+_OF_ENCODER_DECODER = ("encode", "decode", "make_cache", "decoder_start_token_id")
+
 
 class TokenSource(Protocol):
     """Scores of the next token for rows that grow by a token a step.
@@ -119,11 +122,21 @@ def make_source(
     network: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
 ) -> TokenSource:
     """The source over a network, by what the network can do."""
-    if _can(network, ("encode", "decode", "make_cache", "decoder_start_token_id")):
+    if _can(network, _OF_ENCODER_DECODER):
         return EncoderDecoderSource(network, input_ids, attention_mask, max_new_tokens)
-    if _can(network, ("hidden", "head_weight", "make_cache")):
+    if _can(network, _OF_DECODER):
         return DecoderSource(network, input_ids, attention_mask, max_new_tokens)
-    raise UserError(
+    raise _cannot_generate(network)
+
+
+def require_generating(network: nn.Module) -> None:
+    """Refuses a network that no source is made over."""
+    if not (_can(network, _OF_ENCODER_DECODER) or _can(network, _OF_DECODER)):
+        raise _cannot_generate(network)
+
+
+def _cannot_generate(network: nn.Module) -> UserError:
+    return UserError(
         f"{type(network).__name__} cannot generate: it has neither hidden, head_weight and make_cache (a decoder) nor "
         "encode, decode, make_cache and decoder_start_token_id (an encoder-decoder).",
         "Give a Gpt, T5 or Seq2Seq of portwright.networks, or a network with these methods.",

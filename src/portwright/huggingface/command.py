@@ -18,6 +18,7 @@ from portwright.huggingface.options import OnBytes, Options
 from portwright.huggingface.outgoing import take_back
 from portwright.huggingface.turned import render_moves
 from portwright.job.sizes import show_bytes
+from portwright.job.stdout import printing
 
 __all__ = ["Options", "bring_in", "convert_and_print", "take_back"]
 
@@ -46,10 +47,11 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
             f"Cannot read {error.filename or options.source}: {(error.strerror or str(error)).lower()}.",
             "Check the path and its permissions.",
         ) from error
-    if as_json:
-        print(json.dumps(_finite(made), indent=2, allow_nan=False))
-    else:
-        _print(made)
+    with printing():
+        if as_json:
+            print(json.dumps(_finite(made), indent=2, allow_nan=False))
+        else:
+            _print(made)
     return made.get("check", {"equal": True})["equal"] is True
 
 

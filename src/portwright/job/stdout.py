@@ -7,10 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
+from portwright.errors import UserError
+
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Sends what anybody else prints, other processes and C code too, to stderr."""
+    if sys.stdout is None:
+        raise UserError("standard output is closed.", "Send it to a file, or to /dev/null.")
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -20,3 +24,27 @@ def stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Around the printing of a result: a reader that has seen enough is no failure, and a full disk is told."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # head, or a pager that was left
+        _drop_the_rest()
+    except OSError as error:
+        _drop_the_rest()
+        raise UserError(
+            f"standard output cannot be written: {(error.strerror or str(error)).lower()}.",
+            "Send it to another place.",
+        ) from error
+
+
+def _drop_the_rest() -> None:
+    """Lets what is still buffered go nowhere, or Python would complain of it when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 
 from portwright.errors import UserError
 from portwright.generation.command import GenerateRequest, generate_and_print, read_choices
+from portwright.huggingface.model_folder import complete_section
 from portwright.networks import T5, Gpt, Seq2Seq
+from portwright.networks.bert_heads import BertForPreTraining
 from portwright.runtime.checkpoint import CheckpointWriter
 from portwright.target import Shard
 from portwright.text.tokenizer_training import train_tokenizer
@@ -277,3 +279,35 @@ def test_a_run_is_found_with_its_params_and_its_tokenizer(
         )
     with pytest.raises(UserError, match="tensorflow/gpt2"):
         generate_and_print(GenerateRequest("tensorflow/gpt2", ["the"]))
+
+
+def test_networks_that_do_not_generate_are_told_before_a_tokenizer_is_asked_for(tmp_path: Path) -> None:
+    sizes = {**_GPT_MODEL, "disable_nsp": True}
+    file = tmp_path / "bert.safetensors"
+    save_file(dict(BertForPreTraining(complete_section(sizes, "bert")).state_dict()), file)
+    changed = [f"model.{name}={json.dumps(value)}" for name, value in sizes.items()]
+    overrides = [*changed, "train_input.max_sequence_length=16"]
+    request = GenerateRequest("bert", ["the"], checkpoint=file, overrides=overrides, device="cpu")
+    with pytest.raises(UserError, match="BertForPreTraining cannot generate"):
+        generate_and_print(request)
+
+
+def test_a_checkpoint_of_another_model_is_told_as_that(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with CheckpointWriter(run, None, on_note=pytest.fail) as writer:
+        writer.save(2, [Shard("model/weight", torch.ones(2))], {})
+    (run / "train").mkdir()
+    params = {"train_input": {"src_max_sequence_length": 4}, "model": {"d_model": 8}}
+    (run / "train" / "params_train.yaml").write_text(yaml.safe_dump(params), "utf-8")
+    with pytest.raises(UserError, match=r"run that made .*checkpoint_2: is it one of 'gpt2'\?"):
+        generate_and_print(GenerateRequest("gpt2", ["the"], checkpoint=run, device="cpu"))
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_the_option_s_own_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no checkpoint .*none.* --checkpoint a"):
+        generate_and_print(GenerateRequest("gpt2", ["the"], checkpoint=tmp_path / "none", device="cpu"))
+
+
+def test_bytes_that_are_no_text_are_told(weights: Path, tokenizer_file: Path) -> None:
+    with pytest.raises(UserError, match=r"'the \\udcff' is not UTF-8: character 4"):
+        generate_and_print(_request(weights, tokenizer_file, prompts=["the \udcff"]))
