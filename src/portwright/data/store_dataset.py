@@ -13,7 +13,8 @@ from portwright.data.store import Store, Verify
 class StoreDataset(GatherDataset):
     """The records of a store that `portwright data prepare` or a StoreWriter made.
 
-    `fields` names those to read (all without); `vocab_size` has the ids in `ids_field` checked against it at once.
+    `fields` names those to read (all without); `vocab_size` has the ids in `ids_field` checked against it at once
+    (left out: `input_ids`, or `tokens` as `portwright data prepare` writes them).
     """
 
     def __init__(
@@ -24,12 +25,14 @@ class StoreDataset(GatherDataset):
         *,
         verify: Verify = "touch",
         vocab_size: int | None = None,
-        ids_field: str = "input_ids",
+        ids_field: str | None = None,
     ) -> None:
         self.store = Store(folder, fields, verify=verify)
         self.transform = transform
         if vocab_size is not None:
-            self.store.require_ids(ids_field, vocab_size)
+            names = self.store.names
+            usual = "tokens" if "tokens" in names and "input_ids" not in names else "input_ids"
+            self.store.require_ids(ids_field or usual, vocab_size)
 
     def __len__(self) -> int:
         return len(self.store)

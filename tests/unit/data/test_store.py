@@ -225,6 +225,13 @@ def test_ids_beyond_the_vocabulary_are_named(tmp_path: Path) -> None:
         StoreDataset(tmp_path, vocab_size=9, ids_field="ids")
 
 
+def test_the_ids_of_prepared_text_are_found_by_themselves(tmp_path: Path) -> None:
+    write_store(tmp_path, {"tokens": np.full((3, 2), 7, dtype=np.uint16)}, made_by={})
+    StoreDataset(tmp_path, vocab_size=8)
+    with pytest.raises(UserError, match="has the id 7"):
+        StoreDataset(tmp_path, vocab_size=7)
+
+
 def test_ids_have_to_be_whole_numbers(tmp_path: Path) -> None:
     write_store(tmp_path, {"input_ids": np.zeros((3, 2), dtype=np.float32)}, made_by={})
     with pytest.raises(UserError, match="float32, and ids are whole numbers"):
