@@ -177,6 +177,11 @@ def _attention_options(params: Mapping[str, Any]) -> BlockOptions:
         return {}
     if style not in ZOO_SHARE_STYLES and style not in SHARE_STYLES:
         raise UserError(f"model.attention_style is {style!r}.", suggest(str(style), ZOO_SHARE_STYLES))
+    if params["projected_dims"] > params["max_position_embeddings"]:
+        raise UserError(
+            f"model.projected_dims is {params['projected_dims']} and max_position_embeddings {params['max_position_embeddings']}.",
+            "Linformer mixes keys into fewer than there are: take no more than that.",
+        )
     return {
         "attention_module": "linformer_attention",
         "extra_attention_params": {

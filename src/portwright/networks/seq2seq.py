@@ -38,6 +38,11 @@ class Seq2Seq(EncoderDecoder):
                 f"One embedding is to serve vocabularies of {sizes[0]} and {sizes[1]}.",
                 "Make src_vocab_size and tgt_vocab_size the same, or set share_encoder_decoder_embedding: false.",
             )
+        if options.hidden_size % options.num_heads:
+            raise UserError(
+                f"model.hidden_size is {options.hidden_size} and num_heads {options.num_heads}.",
+                "Let the heads divide the width.",
+            )
         self.encoder_embeddings = _embedding(options, options.src_vocab_size)
         self.decoder_embeddings: EmbeddingLayer | None = None
         if not options.share_encoder_decoder_embedding:

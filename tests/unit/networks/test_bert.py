@@ -288,6 +288,7 @@ def test_answers_beyond_the_text_do_not_count() -> None:
             {"num_labels": 1, "problem_type": "single_label_classification"},
             "num_labels",
         ),
+        (Bert, LinformerParams, {"projected_dims": 9, "max_position_embeddings": 8}, "projected_dims is 9"),
         (Bert, RobertaParams, {"pad_token_id": 20, "max_position_embeddings": 20}, "max_position_embeddings"),
     ],
 )

@@ -218,6 +218,11 @@ def test_embedding_is_one_or_two():
         Seq2Seq({**SMALL, "tgt_vocab_size": 30})
 
 
+def test_heads_that_do_not_divide_the_width_are_told():
+    with pytest.raises(UserError, match=r"model\.hidden_size is 12 and num_heads 5"):
+        Seq2Seq({**SMALL, "hidden_size": 12, "num_heads": 5})
+
+
 def test_a_sequence_beyond_the_positions_is_refused():
     with pytest.raises(UserError, match="does not fit in 15 positions"):
         Seq2Seq(SMALL).encode(torch.ones(1, 16, dtype=torch.long))
