@@ -150,7 +150,7 @@ def test_linformer_is_the_papers(style: str, is_padded: bool, length: int) -> No
     ],
 )
 def test_linformer_has_as_many_projections_as_it_says(style: str, per_layer: int, shared: int) -> None:
-    network = Bert(make_params(LinformerParams, attention_style=style))
+    network = Bert(make_params(LinformerParams, attention_style=style, projected_dims=4))
     kernels = [weight for name, weight in network.named_parameters() if "projection_kernel" in name]
     assert len(kernels) == 2 * per_layer + shared
     assert all(weight.shape[0] == (3 if style == "linformer" else 1) for weight in kernels)
