@@ -67,7 +67,7 @@ def generate_and_print(request: GenerateRequest) -> None:
             request.name, request.checkpoint, request.params, request.overrides, device, _note
         )
         require_generating(trained.network)
-        vocabulary = find_vocabulary(trained, request.tokenizer)
+        vocabulary = find_vocabulary(trained, request.tokenizer, _note)
     options = _settle(asked, choices, vocabulary)
     encoded = [vocabulary.encode(prompt) for prompt in prompts]
     if _streams(request, options, len(prompts)):

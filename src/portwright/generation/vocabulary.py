@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Vocabulary:
         return self.tokenizer.decode(ids[:ended])
 
 
-def find_vocabulary(trained: TrainedNetwork, given: Path | None) -> Vocabulary:
+def find_vocabulary(trained: TrainedNetwork, given: Path | None, note: Callable[[str], None]) -> Vocabulary:
     """The tokenizer that was given, that came with converted weights, or that training used; a wrong one is told."""
     model = _model_section(trained)
     noted = _noted(trained)
@@ -70,6 +70,11 @@ def find_vocabulary(trained: TrainedNetwork, given: Path | None) -> Vocabulary:
         tokenizer = _load(given, trained)
         _compare(tokenizer, noted, str(trained.params_file))
     else:
+        if noted is None and _is_unchanged_conversion(trained):
+            note(
+                "no tokenizer came with the converted weights: the one made from train_input's text is taken, whose tokens "
+                "may not be theirs. Give theirs with --tokenizer."
+            )
         tokenizer = noted if noted is not None else _made_in_training(trained, model)
     check_tokenizer(tokenizer, "generate", model)
     return Vocabulary(tokenizer, trained.network, model)
@@ -95,6 +100,12 @@ def _noted(trained: TrainedNetwork) -> Tokenizer | None:
         if any((folder / name).is_file() for name in _TOKENIZER_FILES):
             return _load(folder, trained)
     return None
+
+
+def _is_unchanged_conversion(trained: TrainedNetwork) -> bool:
+    """Whether the weights are as they came from HuggingFace, so that no training here chose their tokens."""
+    around = trained.checkpoint.parent.parent / _CARRIED_FOLDER
+    return trained.step == 0 and (around / "config.json").is_file()
 
 
 def _input_section(trained: TrainedNetwork) -> Mapping[str, Any]:

@@ -200,7 +200,7 @@ def make_folder(
         carry(theirs, folder / CARRIED_FOLDER)
     text = replace_section(params_file.read_text("utf-8"), "model", section)
     kinds = schema_of_namespace(_run_utils(folder), "utils.py") or {}
-    tokenizer = final.resolve() / CARRIED_FOLDER if theirs is not None and _has_tokenizer(theirs) else None
+    tokenizer = final.resolve() / CARRIED_FOLDER if theirs is not None and has_tokenizer(theirs) else None
     notes = []
     for input_name in ("train_input", "eval_input"):
         known = getattr(kinds.get(input_name), "model_fields", {})
@@ -239,7 +239,8 @@ def _fit_input(
     return values
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer that the data sections read."""
     return any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS)
 
 

@@ -9,7 +9,7 @@ from portwright.errors import UserError, suggest
 from portwright.huggingface.check import check, require_transformers
 from portwright.huggingface.config import make_config
 from portwright.huggingface.mapping import Family, Params
-from portwright.huggingface.model_folder import OurModel, carry, open_ours, read_model_section
+from portwright.huggingface.model_folder import OurModel, carry, has_tokenizer, open_ours, read_model_section
 from portwright.huggingface.options import OnBytes, Options, account, require_out, total_bytes
 from portwright.huggingface.registry import (
     families_of,
@@ -49,6 +49,8 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
         (temporary / CONFIG_FILE).unlink(missing_ok=True)
         files = write_folder(temporary, config, theirs, shard_bytes, lambda n: on_bytes(n, total))
     made["files"] = sorted({*files, *carried})
+    if not has_tokenizer(out):
+        made["notes"].append("no tokenizer goes along: put the one of the training beside config.json")
     if options.check:
         rounded = parse_dtype(options.dtype)
         compared = check(out, model.weights, family, section, options.tolerance, rounded)

@@ -311,3 +311,26 @@ def test_a_checkpoint_that_is_not_there_is_told_with_the_option_s_own_name(tmp_p
 def test_bytes_that_are_no_text_are_told(weights: Path, tokenizer_file: Path) -> None:
     with pytest.raises(UserError, match=r"'the \\udcff' is not UTF-8: character 4"):
         generate_and_print(_request(weights, tokenizer_file, prompts=["the \udcff"]))
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_converted_weights_without_a_tokenizer_are_told(
+    tmp_path: Path, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {**_GPT_MODEL, "vocab_size": 300}
+    shards = [Shard(f"model/{name}", value) for name, value in Gpt(model).state_dict().items()]
+    with CheckpointWriter(tmp_path / "model_dir", None, on_note=pytest.fail) as writer:
+        writer.save(step, shards, {})
+    (tmp_path / "huggingface").mkdir()
+    (tmp_path / "huggingface" / "config.json").write_text("{}", "utf-8")
+    request = GenerateRequest(
+        "gpt2",
+        ["the"],
+        checkpoint=tmp_path / "model_dir",
+        overrides=_GPT,
+        device="cpu",
+        choices={"max_new_tokens": 2},
+    )
+    generate_and_print(request)
+    # Those that were trained on here had their tokens chosen here.
+    assert ("no tokenizer came with the converted weights" in capsys.readouterr().err) is (step == 0)

@@ -230,6 +230,14 @@ def test_tokenizer_and_generation_settings_go_along(gpt2):
     assert not (back / "secret.txt").exists()
 
 
+def test_without_a_tokenizer_it_is_said_on_the_way_back_too(gpt2, tmp_path):
+    _, out = _bring(gpt2)
+    (note,) = take_back(Options(out, tmp_path / "without"), nothing)["notes"]
+    assert "no tokenizer goes along" in note
+    (out / "huggingface" / "tokenizer.json").write_text("{}")
+    assert take_back(Options(out, tmp_path / "with"), nothing)["notes"] == []
+
+
 def test_without_a_tokenizer_it_is_said(gpt2):
     made, _ = _bring(gpt2)
     assert any("train_input.tokenizer" in note for note in made["notes"])
