@@ -32,10 +32,10 @@ def prepare_and_tell(
     )
     with ByteProgress() as progress:
         made = prepare(inputs, out, chosen, force=force, on_progress=progress)
-    return _lines(made), _details(made)
+    return _lines(made, chosen.objective), _details(made)
 
 
-def _lines(made: Prepared) -> list[str]:
+def _lines(made: Prepared, objective: Objective) -> list[str]:
     shards = f"{made.num_shards} shard{'s' if made.num_shards != 1 else ''}"
     if made.was_done:
         lines = [f"{made.folder} is done already: {made.num_rows} samples in {shards}; nothing was changed."]
@@ -45,6 +45,11 @@ def _lines(made: Prepared) -> list[str]:
             f"{made.folder}: {made.num_rows} samples in {shards}{kept}; {show_count(made.num_tokens)} tokens written."
         ]
     lines.append(f"tokenizer.json: {made.tokenizer.size} tokens, fingerprint {made.tokenizer.fingerprint}.")
+    length = "src_max_sequence_length" if objective.name == "spans" else "max_sequence_length"
+    lines.append(
+        f"To train on it: data_dir: {made.folder} and {length}: {objective.sequence_length} in train_input, vocab_size of at least "
+        f"{made.tokenizer.size} in model."
+    )
     if made.num_bad:
         lines.append(f"{made.num_bad} bad records were left out; skipped.json names them.")
     return lines
