@@ -32,7 +32,7 @@ class BadRecord:
     def as_error(self) -> UserError:
         return UserError(
             f"'{self.path}', {self.place}: {self.reason}.",
-            f"{self.cure} Or leave such records out: --skip-bad.",
+            f"{self.cure} Or leave such records out: portwright data prepare --skip-bad.",
         )
 
     def as_dict(self) -> dict[str, str]:

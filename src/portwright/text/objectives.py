@@ -151,7 +151,8 @@ class Objective:
         else:
             if any(document.begun or not document.whole for document in documents):
                 raise UserError(
-                    "a text is too long to be one document of pairs.", "Cut it: --split paragraph, or line."
+                    "a text is too long to be one document of pairs.",
+                    "Cut it: `split` is paragraph, or line.",
                 )
             others = _encode_sentences(donors, tokenizer)
             tables = [

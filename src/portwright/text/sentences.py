@@ -79,7 +79,7 @@ def sentence_pairs(
     if documents and len(everyone) < 2:
         raise UserError(
             "Pairs of sentences need at least two documents that are not empty; there is 1.",
-            "Give more documents, or say what one is (--split line, or paragraph).",
+            "Give more documents, or say what one is (`split` is line, or paragraph).",
         )
     rows: list[list[int]] = []
     first_lengths: list[int] = []
