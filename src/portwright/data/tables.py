@@ -85,6 +85,13 @@ def _from_arrow(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
             width = getattr(kind, "list_size", 0)
         shape.append(width)
         column = column.flatten()
+        if column.null_count:
+            place = column.is_null().to_pylist().index(True)
+            record = place // max(1, int(np.prod(shape[1:])))
+            raise UserError(
+                f"{path}: record {record} has nothing at a place of the list '{name}'.",
+                "Fill it in, or leave the record out.",
+            )
         kind = column.type
     array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in "biuf":
@@ -99,6 +106,7 @@ def read_csv(path: Path, names: Sequence[str] | None) -> Arrays:
         with _open_text(path) as file:
             reader = csv.reader(file, strict=True)
             heading = next(reader, [])
+            _check_heading(path, heading)
             wanted = check_names(path, heading, names)
             places = [heading.index(name) for name in wanted]
             records = []
@@ -116,6 +124,22 @@ def read_csv(path: Path, names: Sequence[str] | None) -> Arrays:
     finally:
         csv.field_size_limit(before)
     return _stack(path, wanted, records)
+
+
+def _check_heading(path: Path, heading: Sequence[str]) -> None:
+    """A first record must not be taken for a heading: it would be lost."""
+    for name in heading:
+        if not name.strip() or heading.count(name) > 1:
+            what = f"'{name}' {heading.count(name)} times" if name.strip() else "a column without a name"
+            raise UserError(f"{path}, line 1: the heading has {what}.", "Give each column a name of its own.")
+        try:
+            json.loads(name)
+        except (ValueError, RecursionError):
+            continue
+        raise UserError(
+            f"{path}, line 1: '{name[:40]}' is a value, and the first line names the columns.",
+            "Put a heading before the records.",
+        )
 
 
 def read_jsonl(path: Path, names: Sequence[str] | None) -> Arrays:
@@ -201,6 +225,9 @@ def _as_array(path: Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
         is_regular = array.dtype.kind in "biuf"
     except (ValueError, OverflowError):
         is_regular = False
+    if is_regular and array.dtype.kind == "f" and np.abs(array).max(initial=0) >= 2.0**63:
+        # numpy makes floats of whole numbers that neither int64 nor uint64 holds all of.
+        is_regular = not any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
     if not is_regular:
         raise _find_odd(path, name, values)
     if array.dtype.kind == "f":
