@@ -71,7 +71,7 @@ def _verdict(plan: Plan) -> str:
         )
     if plan.fit.fits is False:
         return f"{name}: supported, but does not fit on {machine}: {plan.fit.why}"
-    known = "fits" if plan.fit.fits else "whether it fits is not known"
+    known = "fits" if plan.fit.fits else "whether it fits is not known (give its memory with --memory)"
     return f"{name}: supported on {machine}, {known}, mode {plan.fit.mode}"
 
 
