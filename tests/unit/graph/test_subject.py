@@ -63,6 +63,21 @@ def test_a_folder_gives_its_own_batch_optimizer_and_precision(model_folder: Path
     assert subject.data.num_samples == 1437
 
 
+def test_processes_that_load_data_are_the_training_machines(
+    model_folder: Path,
+) -> None:
+    """Torch warns of more than this machine has, and warnings are errors here."""
+    data = model_folder / "data.py"
+    warning = "This DataLoader will create 8 worker processes in total."
+    data.write_text(
+        data.read_text().replace(
+            "    return DataLoader(",
+            f"    import warnings\n    warnings.warn({warning!r})\n    return DataLoader(",
+        )
+    )
+    assert subject_of(model_folder).batch is not None
+
+
 def test_another_batch_size_changes_the_first_dimension_alone(model_folder: Path) -> None:
     subject = subject_of(model_folder, batch_size=5)
     assert subject.batch == [TensorSpec((5, 1, 8, 8), "float32"), TensorSpec((5,), "int64")]

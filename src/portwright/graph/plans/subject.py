@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,12 +120,15 @@ def _read_batch(data_fn: Any, values: dict[str, Any], params: Any) -> tuple[Any,
     if data_fn is None:
         raise UserError("run() was called without train_data_fn, so there is no batch.", cure)
     try:
-        made = data_fn(values)
-        loader = ResumableLoader(made, name="train_input", seed=params.runconfig.seed or 0, repeat=False)
-        try:
-            batch = next(iter(loader), None)
-        finally:
-            loader.close()
+        with warnings.catch_warnings():
+            # The processes that load data are for the machine that will train, which need not be this one.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            made = data_fn(values)
+            loader = ResumableLoader(made, name="train_input", seed=params.runconfig.seed or 0, repeat=False)
+            try:
+                batch = next(iter(loader), None)
+            finally:
+                loader.close()
     except PortwrightError as error:
         error.cure = f"{error.cure} {cure}".strip()
         raise
