@@ -45,9 +45,10 @@ class ArrayColumns:
 
 def describe(where: str, name: str, array: Any) -> Field:
     """The field of an array, [records, ...]; refused where it holds no numbers."""
-    if len(array.shape) == 0 or array.dtype.name not in DTYPES:
+    shape = tuple(array.shape or ())  # an empty data set of HDF5 has None
+    if not shape or array.dtype.name not in DTYPES:
         raise UserError(
-            f"{where}: '{name}' is {array.dtype} of shape {tuple(array.shape)}.",
+            f"{where}: '{name}' is {array.dtype} of shape {shape}.",
             f"Fields are [records, ...] of {', '.join(DTYPES)}; leave others out by naming the fields to read.",
         )
     if 0 in array.shape[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import pytest
 
 from portwright.data import FileDataset
@@ -39,3 +40,10 @@ def test_a_hole_in_a_list_is_not_made_a_number(tmp_path: Path) -> None:
         parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=1)
         with pytest.raises(UserError, match=rf"{name}.parquet: record 1 has nothing at a place of the list"):
             FileDataset(tmp_path / f"{name}.parquet")
+
+
+def test_an_hdf5_data_set_without_values_is_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("ids", data=h5py.Empty("int32"))
+    with pytest.raises(UserError, match=r"a.h5: 'ids' is int32 of shape \(\)"):
+        FileDataset(tmp_path / "a.h5")
