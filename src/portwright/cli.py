@@ -107,6 +107,8 @@ def run(
     """Run a model folder's run.py with the rest of the command line: portwright run DIR CPU --mode train.
 
     Without --params, the folder's configs/params.yaml is used; --params small means its configs/params_small.yaml.
+
+    A run lies in model_dir beside the run.py, which for a reference model is inside the package: -o DIR puts it elsewhere.
     """
     from portwright.job.run_script import run_script
 
