@@ -92,6 +92,17 @@ def test_train_and_eval_does_not_disturb_training(model_folder: Path, run_script
     assert all(a[name].equal(b[name]) for name in a)
 
 
+def test_bad_evaluation_data_is_told_before_the_training(model_folder: Path, run_script) -> None:
+    data = model_folder / "data.py"
+    data.write_text(
+        data.read_text() + "\n\ndef get_eval_dataloader(params):\n    raise ValueError('no such data')\n"
+    )
+    done = run_script(model_folder, "CPU", "--mode", "train_and_eval", *PARAMS, *SHORT)
+    assert done.returncode != 0
+    assert "no such data" in done.stderr
+    assert not list(model_folder.rglob("checkpoint_*"))
+
+
 def test_pretrained_checkpoint_starts_at_step_0(model_folder: Path, run_script) -> None:
     assert run_script(model_folder, "CPU", "--mode", "train", *PARAMS, *SHORT).returncode == 0
     arguments = (
