@@ -144,10 +144,11 @@ def _about_order(stages: list[Stage], loader: DataLoader[Any], is_training: bool
             f"{chain}: it caches what the map made, so that random changes of a sample are the same in every epoch, and the "
             "cache holds decoded samples. Cache first, unless the map is costly and draws nothing."
         )
-    if comes_before("shuffle", "shard"):
-        yield f"{chain}: every worker shuffles what it then throws away. Shard first, then shuffle."
-    for stage in stages:
-        if stage.kind == "shuffle" and is_training and stage.buffer_size is not None:
+    last_shard = max((place for place, stage in enumerate(stages) if stage.kind == "shard"), default=-1)
+    for place, stage in enumerate(stages):
+        # Shuffling before sharding is what torch (all workers share the order) and WebDataset (it shuffles names of
+        # archives there) ask for.
+        if stage.kind == "shuffle" and place > last_shard and is_training and stage.buffer_size is not None:
             least = max(_SMALL_BUFFER, 4 * (loader.batch_size or 1))
             if stage.buffer_size < least:
                 yield (
