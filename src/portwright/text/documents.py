@@ -17,6 +17,7 @@ from portwright.text.objectives import Document
 from portwright.text.tables import TablePart, texts_of
 
 _BOM = b"\xef\xbb\xbf"
+_ESCAPED = re.compile("[\udc80-\udcff]")
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
@@ -153,14 +154,8 @@ def _read_jsonl(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]
 
 
 def _read_csv(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]:
-    data = part.heading + part.data
-    try:
-        text = data.removeprefix(_BOM).decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start - len(part.heading) + part.first_byte + (len(_BOM) if data.startswith(_BOM) else 0)
-        raise UserError(
-            f"'{part.path}', byte {at}: 0x{data[error.start]:02x} is not UTF-8.", "Save it as UTF-8."
-        ) from error
+    # Bytes that are not UTF-8 become lone surrogates, by which the records that hold them are known.
+    text = (part.heading + part.data).removeprefix(_BOM).decode("utf-8", "surrogateescape")
     # A text may be longer than the 128 kB that csv has as its bound; the bound belongs to the process.
     before = csv.field_size_limit(1 << 30)
     rows = csv.reader(
@@ -181,6 +176,10 @@ def _read_csv(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]:
         for row in rows:
             place = f"record that ends on line {rows.line_num + shift}"
             if not row:
+                continue
+            if (bad := _ESCAPED.search("".join(row))) is not None:
+                what = f"0x{ord(bad[0]) - 0xDC00:02x} is not UTF-8"
+                yield BadRecord(part.path, place, what, "Save it as UTF-8.")
                 continue
             if len(row) != len(heading):
                 yield BadRecord(

@@ -36,3 +36,12 @@ def test_a_tokenizer_without_unknown_words_says_so(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer.json' cannot cut a text into tokens: .*Missing \[UNK\]"):
         tokenizer.encode("b")
+
+
+def test_a_csv_record_that_is_not_utf8_is_one_bad_record(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text,n\nfirst one,1\nsecond \xff one,2\nthird one,3\n")
+    options = PrepareOptions(Objective("causal", 8), vocab_size=300)
+    with pytest.raises(UserError, match=r"a.csv', record that ends on line 3: 0xff is not UTF-8"):
+        prepare([tmp_path / "a.csv"], tmp_path / "store", options)
+    skipping = PrepareOptions(Objective("causal", 8), vocab_size=300, skip_bad=True)
+    assert prepare([tmp_path / "a.csv"], tmp_path / "store", skipping).num_bad == 1
