@@ -108,7 +108,7 @@ def run(
 
     Without --params, the folder's configs/params.yaml is used; --params small means its configs/params_small.yaml.
 
-    A run lies in model_dir beside the run.py, which for a reference model is inside the package: -o DIR puts it elsewhere.
+    A run lies in model_dir beside the run.py, that of a reference model in NAME_run of the current folder; -o DIR puts it elsewhere.
     """
     from portwright.job.run_script import run_script
 

@@ -104,3 +104,11 @@ def test_generated_pages_are_fresh() -> None:
             sys.version_info[:2] == (3, 11) or name != "cli.md"
         ):  # argparse words its help anew with each Python
             assert (docs / name).read_text() == text, f"docs/{name} is stale: run make docs"
+
+
+def test_a_reference_models_run_lies_in_the_folder_of_the_moment(tmp_path):
+    short = ("--mode", "train", "-D", "runconfig.max_steps=1")
+    finished = portwright("run", "fc_mnist", "CPU", *short, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["fc_mnist_run"]
+    assert (tmp_path / "fc_mnist_run" / "checkpoint_1").is_dir()

@@ -17,7 +17,7 @@ from portwright.discover import FRAMEWORKS
 from portwright.errors import PortwrightError, UserError
 from portwright.graph.plans.request import Request, find_script, framework_of
 from portwright.job.arguments import parse_arguments
-from portwright.job.run_params import load_run_params
+from portwright.job.run_params import default_model_dir, load_run_params
 from portwright.runtime.asked_script import ask_script
 from portwright.runtime.base_model import make_model
 from portwright.runtime.checkpoint import find_last_good, list_checkpoints, match_names, read_checkpoint
@@ -70,7 +70,7 @@ def load_trained(
     if checkpoint is None:
         params = _read_params(parts, script, own_params, overrides)
         given_dir = params.get("runconfig", {}).get("model_dir")
-        model_dir = Path(given_dir).expanduser() if given_dir else script.parent / "model_dir"
+        model_dir = Path(given_dir).expanduser() if given_dir else default_model_dir(script.parent)
         if not list_checkpoints(model_dir):
             raise UserError(
                 f"'{name}' has no checkpoint in {model_dir}.",

@@ -165,7 +165,7 @@ def make_parser(target: Target | None, script: str, style: CommandStyle = PYTORC
     )
     main.add_argument(
         "-o", "--model_dir", type=Path, default=None, metavar="DIR",
-        help="where checkpoints and logs go; the same folder resumes (default: model_dir beside the script)",
+        help="where checkpoints and logs go; the same folder resumes (default: model_dir beside the script; a reference model's: NAME_run here)",
     )  # fmt: skip
     main.add_argument(
         "--checkpoint_path", type=Path, default=None, metavar="PATH", help="start from this checkpoint"

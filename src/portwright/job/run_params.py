@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from portwright.discover import find_targets
+from portwright.discover import find_all_models, find_targets
 from portwright.errors import UserError
 from portwright.job.arguments import Arguments, script_folder
 from portwright.job.params import Params, load_params
@@ -34,13 +34,21 @@ def load_run_params(
 def find_model_dir(arguments: Arguments, params: Params) -> Path:
     chosen = arguments.model_dir if arguments.model_dir is not None else params.runconfig.model_dir
     if chosen is None:
-        return script_folder() / "model_dir"
+        return default_model_dir(script_folder())
     try:
         return Path(chosen).expanduser()
     except RuntimeError as error:  # ~somebody who has no home
         raise UserError(
             f"cannot use model_dir '{chosen}': {error}", "Choose another folder with --model_dir."
         ) from error
+
+
+def default_model_dir(folder: Path) -> Path:
+    """model_dir beside the script; NAME_run where one stands for a reference model, whose script is in the package."""
+    for name, path in find_all_models().items():
+        if path.resolve() == folder.resolve():
+            return Path.cwd() / f"{name.replace('/', '_')}_run"
+    return folder / "model_dir"
 
 
 def _user_schemas(default_params_fn: Any) -> Mapping[str, Any]:
