@@ -113,6 +113,16 @@ def _find_carried(checkpoint: Path) -> Path | None:
 
 def read_model_section(params_file: Path, folder: str) -> dict[str, Any]:
     """The section `model:` of a params file as a run would see it: checked, and with the reference model's defaults."""
+    section = read_sections(params_file, folder).get("model")
+    if not section:
+        raise UserError(
+            f"{params_file} has no section 'model'.", "Give the params of the model with --params."
+        )
+    return dict(section)
+
+
+def read_sections(params_file: Path, folder: str) -> dict[str, Any]:
+    """All sections of a params file as a run would see them."""
     reference = reference_folder(folder)
     beside = params_file.resolve().parent.parent
     namespace = _run_utils(beside if (beside / "utils.py").is_file() else reference)
@@ -122,12 +132,7 @@ def read_model_section(params_file: Path, folder: str) -> dict[str, Any]:
         user_schemas=schema_of_namespace(namespace, "utils.py") or {},
         known_target_sections=[name for target in find_targets().values() for name in target.sections],
     )
-    section = params.values.get("model")
-    if not section:
-        raise UserError(
-            f"{params_file} has no section 'model'.", "Give the params of the model with --params."
-        )
-    return dict(section)
+    return params.values
 
 
 def check_section(section: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -9,7 +9,14 @@ from portwright.errors import UserError, suggest
 from portwright.huggingface.check import check, require_transformers
 from portwright.huggingface.config import make_config
 from portwright.huggingface.mapping import Family, Params
-from portwright.huggingface.model_folder import OurModel, carry, has_tokenizer, open_ours, read_model_section
+from portwright.huggingface.model_folder import (
+    OurModel,
+    carry,
+    has_tokenizer,
+    open_ours,
+    read_model_section,
+    read_sections,
+)
 from portwright.huggingface.options import OnBytes, Options, account, require_out, total_bytes
 from portwright.huggingface.registry import (
     families_of,
@@ -18,6 +25,7 @@ from portwright.huggingface.registry import (
     folder_of_config,
     names_to_choose,
 )
+from portwright.huggingface.tokenizer_out import write_tokenizer
 from portwright.huggingface.turned import as_theirs, list_moves, parse_dtype
 from portwright.huggingface.weights import CONFIG_FILE, read_config
 from portwright.huggingface.writing import check_storable, write_folder
@@ -48,14 +56,25 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
         carried = carry(model.carried, temporary) if model.carried is not None else []
         (temporary / CONFIG_FILE).unlink(missing_ok=True)
         files = write_folder(temporary, config, theirs, shard_bytes, lambda n: on_bytes(n, total))
-    made["files"] = sorted({*files, *carried})
-    if not has_tokenizer(out):
-        made["notes"].append("no tokenizer goes along: put the one of the training beside config.json")
+        if not has_tokenizer(temporary):
+            made["notes"] += _bring_tokenizer(model, folder, temporary)
+        files = sorted({*files, *carried, *(path.name for path in temporary.glob("tokenizer*.json"))})
+    made["files"] = files
     if options.check:
         rounded = parse_dtype(options.dtype)
         compared = check(out, model.weights, family, section, options.tolerance, rounded)
         made["check"] = compared.as_dict()
     return made
+
+
+def _bring_tokenizer(model: OurModel, folder: str, out: Path) -> list[str]:
+    """The training's tokenizer, and a note where there is none."""
+    why = "its params are not known"
+    if model.carried is not None and not model.step:
+        why = "none came with the weights"  # one made from some text would not be theirs
+    elif model.params_file is not None:
+        why = write_tokenizer(folder, read_sections(model.params_file, folder), out) or ""
+    return [f"no tokenizer goes along ({why}): put the one of the training beside config.json"] if why else []
 
 
 def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:
