@@ -58,7 +58,7 @@ def make_page(results: dict[str, dict[str, Any]]) -> str:
         " backward in one graph. *bf16*: `model.mixed_precision` trains with losses within 2 %.",
         "- *Cerebras front end*: the training step lowered by the SDK 2.10.0 (`run.py CSX --validate_only`); accepted means lowered, not placed on a wafer.",
         "- *Plan*: whether `portwright plan` finds a kernel for every op; what a target refuses is listed below. The table of RDU has only what"
-        " SambaNova's public documents show, so that its refusals are conservative.",
+        " SambaNova's public documents show, so that its refusals are conservative; `-D rdu.unlisted_ops=warn` runs such a model all the same and tells of each.",
         "",
         "| model | trains | equals | converts | streaming | pipelined | torch.compile | bf16 | Cerebras front end | "
         + " | ".join(f"plan {target}" for target in TARGETS)
