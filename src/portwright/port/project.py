@@ -37,7 +37,7 @@ _LIBRARIES = frozenset(
     }
 )
 
-_MAX_ASKED = 2000
+_MAX_ASKED = 5000
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]+(?P<names>\([^()]*\)|[^\n]*)"
     r"|import[ \t]+(?P<import>[\w.]+))",

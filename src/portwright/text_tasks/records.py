@@ -124,7 +124,7 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _read_table(file: Path) -> Iterator[Record]:
-    csv.field_size_limit(_LONGEST_CELL)
+    before = csv.field_size_limit(_LONGEST_CELL)
     text = io.StringIO(read_text(file).replace("\x00", ""), newline="")
     # In TSV as GLUE has it, a quotation mark is a letter like any other.
     is_tabbed = file.suffix == ".tsv"
@@ -148,6 +148,8 @@ def _read_table(file: Path) -> Iterator[Record]:
             yield Record(place, dict(zip(header, row, strict=True)))
     except csv.Error as error:
         raise UserError(f"{file} line {rows.line_num} is no CSV: {error}.", "Write the file anew.") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 def _read_arrow(file: Path) -> Iterator[Record]:
