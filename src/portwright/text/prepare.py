@@ -295,6 +295,9 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
                 yield from map(_result, done)
         yield from map(_result, waiting)
     except BrokenProcessPool as error:
+        # A worker that began while the pool ended the others was missed by it, and would be waited for without end.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
         raise UserError(
             "a worker process died; it may have been killed for memory.",
             "Run the same command again, with fewer --workers: it goes on where it stopped.",
