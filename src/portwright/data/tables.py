@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from portwright.data.columns import Arrays
 from portwright.errors import UserError, suggest
+from portwright.job.long_cells import begin_long_cells, end_long_cells
 
 MOST_TEXT_BYTES = 1 << 30  # of a CSV or JSONL file: a number takes ten times its text while it is read
 MOST_TABLE_BYTES = 8 << 30
@@ -101,7 +102,7 @@ def _from_arrow(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
 
 def read_csv(path: Path, names: Sequence[str] | None) -> Arrays:
     """A heading, then a record a line; a cell is a number, or a list of numbers in brackets."""
-    before = csv.field_size_limit(1 << 30)
+    begin_long_cells()
     try:
         with _open_text(path) as file:
             reader = csv.reader(file, strict=True)
@@ -122,7 +123,7 @@ def read_csv(path: Path, names: Sequence[str] | None) -> Arrays:
     except (UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(path, "CSV", error) from error
     finally:
-        csv.field_size_limit(before)
+        end_long_cells()
     return _stack(path, wanted, records)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError, suggest
+from portwright.job.long_cells import begin_long_cells, end_long_cells
 from portwright.text.feed import Part, Split, TextPart, Unit
 from portwright.text.objectives import Document
 from portwright.text.tables import TablePart, texts_of
@@ -156,8 +157,7 @@ def _read_jsonl(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]
 def _read_csv(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]:
     # Bytes that are not UTF-8 become lone surrogates, by which the records that hold them are known.
     text = (part.heading + part.data).removeprefix(_BOM).decode("utf-8", "surrogateescape")
-    # A text may be longer than the 128 kB that csv has as its bound; the bound belongs to the process.
-    before = csv.field_size_limit(1 << 30)
+    begin_long_cells()
     rows = csv.reader(
         io.StringIO(text, newline=""), delimiter="\t" if part.format == "tsv" else ",", strict=True
     )
@@ -196,7 +196,7 @@ def _read_csv(part: TextPart, text_key: str) -> Iterator[Document | BadRecord]:
             "Close every quote.",
         ) from error
     finally:
-        csv.field_size_limit(before)
+        end_long_cells()
 
 
 def _document(value: Any, key: str, path: Path, place: str) -> Document | BadRecord:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from portwright.errors import UserError, suggest
+from portwright.job.long_cells import begin_long_cells, end_long_cells
 
 Keys = tuple[str, str]
 
@@ -130,8 +131,7 @@ def _read_tsv(path: Path, keys: Keys) -> Records:
 
 
 def _read_table(path: Path, keys: Keys, delimiter: str) -> Records:
-    # A text may be longer than the 128 kB that csv has as its bound; the bound belongs to the process.
-    before = csv.field_size_limit(1 << 30)
+    begin_long_cells()
     try:
         rows = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
         heading = next(rows, [])
@@ -153,7 +153,7 @@ def _read_table(path: Path, keys: Keys, delimiter: str) -> Records:
     except csv.Error as error:
         raise UserError(f"{path}: not a table ({error}).", "Close every quote.") from error
     finally:
-        csv.field_size_limit(before)
+        end_long_cells()
 
 
 def _read_arrow(path: Path, keys: Keys) -> Records:

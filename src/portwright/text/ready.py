@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from portwright.errors import UserError, suggest
+from portwright.job.long_cells import begin_long_cells, end_long_cells
 from portwright.text.packing import pad_rows
 from portwright.text.tokenizer import Tokenizer
 
@@ -214,7 +215,7 @@ def _stack(parts: Sequence[Arrays]) -> Arrays:
 
 
 def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    before = csv.field_size_limit(1 << 30)
+    begin_long_cells()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.reader(file, strict=True)):
@@ -229,7 +230,7 @@ def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"'{path}' cannot be read: {error}.", "Write it anew as UTF-8.") from error
     finally:
-        csv.field_size_limit(before)
+        end_long_cells()
 
 
 def _numbers(path: Path, number: int, name: str, text: str) -> Any:

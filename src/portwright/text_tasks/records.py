@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError, suggest
+from portwright.job.long_cells import begin_long_cells, end_long_cells
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-_LONGEST_CELL = 1 << 30  # csv's own bound is 128 kB, which a document exceeds
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _read_table(file: Path) -> Iterator[Record]:
-    before = csv.field_size_limit(_LONGEST_CELL)
+    begin_long_cells()
     text = io.StringIO(read_text(file).replace("\x00", ""), newline="")
     # In TSV as GLUE has it, a quotation mark is a letter like any other.
     is_tabbed = file.suffix == ".tsv"
@@ -149,7 +149,7 @@ def _read_table(file: Path) -> Iterator[Record]:
     except csv.Error as error:
         raise UserError(f"{file} line {rows.line_num} is no CSV: {error}.", "Write the file anew.") from error
     finally:
-        csv.field_size_limit(before)
+        end_long_cells()
 
 
 def _read_arrow(file: Path) -> Iterator[Record]:

@@ -130,7 +130,8 @@ def test_missing_places_are_named(tmp_path):
 
 
 def test_a_long_field_and_a_byte_order_mark(tmp_path):
+    before = csv.field_size_limit()
     long = "x" * 200_000
     (tmp_path / "a.csv").write_text(f"\ufeffsource,target\n{long},y\n", encoding="utf-8")
     assert read_pairs(tmp_path).sources == [long]
-    assert csv.field_size_limit() == 131072
+    assert csv.field_size_limit() == before
