@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 
 from portwright.errors import UserError
 from portwright.job.model_params import PrecisionParams
@@ -30,7 +30,9 @@ class Seq2SeqLossParams(PrecisionParams):
     )
 
 
-class T5Params(Seq2SeqLossParams):
+class T5NetworkParams(BaseModel):
+    """What T5 has in both frameworks."""
+
     vocab_size: PositiveInt = Field(1024, description="tokens that the model knows, sentinels among them")
     d_model: PositiveInt = Field(64, description="width of the model")
     d_kv: PositiveInt = Field(16, description="width of a head; heads need not add up to d_model")
@@ -48,10 +50,13 @@ class T5Params(Seq2SeqLossParams):
     share_embedding_weights: bool = Field(
         True, description="the output layer is the embedding (T5; not T5 1.1)"
     )
+    initializer_factor: PositiveFloat = 1.0
+
+
+class T5Params(T5NetworkParams, Seq2SeqLossParams):
     scale_decoder_outputs: bool | None = Field(
         None, description="by d_model ** -0.5, before the output layer; left out: where it is the embedding"
     )
-    initializer_factor: PositiveFloat = 1.0
 
 
 class Seq2SeqParams(Seq2SeqLossParams):

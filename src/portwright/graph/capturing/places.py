@@ -17,7 +17,7 @@ _USER, _LIBRARY, _HIDDEN = 2, 1, 0
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(portwright.__file__).parent) + "/"
-_OUR_MODELS = _OURS + "models/"
+_OUR_MODELS = (_OURS + "models/", _OURS + "networks/")
 _OUR_BLOCKS = (_OURS + "layers/", _OURS + "losses/")
 _STANDARD = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib")}
@@ -29,7 +29,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 class PlaceFinder:
     """Finds the innermost line of the user's code on the stack; a line is looked up once.
 
-    Code of torch, of installed packages and of Portwright is not the user's, except Portwright's models and, where `root`
+    Code of torch, of installed packages and of Portwright is not the user's, except Portwright's models and their networks and, where `root`
     is given, what lies under it. Where no line is the user's, the innermost one outside torch is taken.
     """
 
