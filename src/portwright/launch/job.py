@@ -1,0 +1,70 @@
+"""A job: everything that its scripts say, before a line of them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from portwright.launch.site import Site
+
+Tasks = Literal["stream", "parallel", "single"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link of the chain: it begins when the one before has ended well, and is not repeated after a requeue."""
+
+    name: str  # validate, compile, train, eval, predict; of an HPC job: compile, run
+    ntasks: int
+    words: tuple[str, ...]  # the command, as words of a program; no shell syntax
+    tasks: Tasks = "single"
+    literal: tuple[int, ...] = ()  # places in `words` that a shell expands, such as ${CS_IP_ADDR}
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the steps run in."""
+
+    kind: Literal["apptainer", "singularity", "ch-run"]
+    image: str
+    binds: tuple[tuple[str, str], ...]  # host path, path inside
+    clean_env: bool = True
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the scheduler is asked for."""
+
+    account: str | None = None
+    partition: str | None = None
+    nodes: int | None = None
+    ntasks: int = 1
+    cpus_per_task: int | None = None
+    gres: str | None = None
+    memory: str | None = None  # as SLURM writes it, such as 64G
+    minutes: int | None = None  # the time limit
+    grace_seconds: int = 120  # between the signal to save and the time limit
+    flags: tuple[str, ...] = ()  # further ones, as words: --qos=low
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `submit` decided; `script.py` writes it down, the schedulers run it."""
+
+    name: str  # unique among a user's jobs: mymodel-3; letters, digits, - and _ only
+    folder: Path  # of the job: job.sh, task.sh, params.yaml, manifest.json, log.txt, steps/; absolute
+    workdir: Path  # where commands run: relative paths of the params begin here; absolute
+    site: Site
+    target: str  # CPU, GPU, CSX, ...
+    steps: tuple[Step, ...]
+    resources: Resources
+    model_dir: Path  # absolute
+    container: Container | None = None
+    python: str = "python"  # outside a container: the interpreter that submitted
+    modules: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # plain values, which may be seen by all
+    passed: tuple[str, ...] = ()  # names of variables whose values come from the submitting shell, and are never written down
+    max_retries: int = 3  # after failures that are not the user's, as long as no new checkpoint was reached in between
+    title: str = ""  # what a person calls it: the subject as given
