@@ -200,8 +200,14 @@ def make_parser(target: Target | None, script: str, style: CommandStyle = PYTORC
     )
     output.add_argument("--logging", default="INFO", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     output.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    spread = parser.add_argument_group("several processes (torchrun and srun set what is needed)")
+    spread.add_argument(
+        "--stream_data",
+        action="store_true",
+        help="of the tasks that were started, one trains and the others read the data for it",
+    )
     if style.has_torch_processes:
-        _add_torch_processes(parser)
+        _add_torch_processes(spread)
     for names, flags in _flags_by_target().items():
         group = parser.add_argument_group(f"{names} (no effect on other targets)")
         for flag in flags:
@@ -219,8 +225,7 @@ def make_parser(target: Target | None, script: str, style: CommandStyle = PYTORC
     return parser
 
 
-def _add_torch_processes(parser: _Parser) -> None:
-    spread = parser.add_argument_group("several processes (torchrun and srun set what is needed)")
+def _add_torch_processes(spread: argparse._ArgumentGroup) -> None:
     spread.add_argument("--dist_addr", default=None, metavar="HOST:PORT", help="where the processes meet")
     spread.add_argument("--dist_backend", choices=("nccl", "mpi", "gloo"), default=None)
     spread.add_argument(

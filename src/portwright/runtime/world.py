@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,66 +16,13 @@ import torch
 import torch.distributed as dist
 
 from portwright.errors import UserError
+from portwright.job.launch_env import Launch, export_slurm_rendezvous, read_launch
 from portwright.runtime.rank_watch import OtherProcessFailed, RankWatch, watch_ranks
+
+__all__ = ["Launch", "World", "read_launch"]
 
 _TIMEOUT = timedelta(minutes=10)  # of a collective
 _PATIENCE_SECONDS = 15.0  # before a process says that it waits for the others to start
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What torchrun or SLURM says about this process."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    source: str = "single process"
-
-
-def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Recognises torchrun's variables first, then those of an srun step."""
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return _launch(
-            environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", _number(environ, "LOCAL_WORLD_SIZE", 1), "torchrun"
-        )
-    # SLURM_PROCID is set in a batch script and in an salloc shell too; only a step started by srun has SLURM_STEP_ID,
-    # and only there are the other tasks really running.
-    if (
-        "SLURM_STEP_ID" in environ
-        and "SLURM_PROCID" in environ
-        and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    ):
-        per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0]
-        return _launch(
-            environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", int(per_node or 1), "SLURM"
-        )
-    return Launch()
-
-
-def _launch(
-    environ: Mapping[str, str], rank: str, size: str, local: str, local_size: int, source: str
-) -> Launch:
-    launch = Launch(
-        _number(environ, rank), _number(environ, size), _number(environ, local, 0), local_size, source
-    )
-    if not 0 <= launch.rank < launch.world_size:
-        raise UserError(
-            f"{rank}={launch.rank} does not fit {size}={launch.world_size}.",
-            f"Start the processes with torchrun or srun, or unset {rank} and {size}.",
-        )
-    return launch
-
-
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environ.get(name, "" if default is None else str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(
-            f"the environment variable {name} is '{text}', not a number.",
-            f"Unset it, or let torchrun or srun set {name}.",
-        ) from None
 
 
 class World:
@@ -103,7 +47,7 @@ class World:
         if self.size == 1:
             return
         if launch.source == "SLURM" and init_method is None:
-            _export_slurm_rendezvous(launch)
+            export_slurm_rendezvous(launch)
         note = note or (lambda line: None)
         if not dist.is_initialized():
             where = init_method or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -218,32 +162,3 @@ def _leave(status: int) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
-
-
-def _export_slurm_rendezvous(launch: Launch) -> None:
-    if "MASTER_ADDR" not in os.environ:
-        os.environ["MASTER_ADDR"] = _first_slurm_host()
-    if "MASTER_PORT" not in os.environ:
-        # The same on every task and different for jobs that share a node.
-        os.environ["MASTER_PORT"] = str(20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000)
-    os.environ.setdefault("RANK", str(launch.rank))
-    os.environ.setdefault("WORLD_SIZE", str(launch.world_size))
-    os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
-
-
-def _first_slurm_host() -> str:
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-    if nodes and not set("[],") & set(nodes):
-        return nodes
-    try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
-        )
-        return listed.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        if nodes:
-            raise UserError(
-                f"scontrol is not here to expand the node list '{nodes}', as inside a container.",
-                "Set MASTER_ADDR outside it: MASTER_ADDR=$(scontrol show hostnames | head -n 1).",
-            ) from None
-        return socket.gethostname()
