@@ -1,0 +1,266 @@
+"""Finds and reads the files of sites: those shipped, and the user's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import UserError, suggest
+from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show
+from portwright.launch.site import NAME, JobDefaults, Site
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SHIPPED = Path(__file__).parent / "sites"
+_EXTENDS = "extends"
+_HEADER = re.compile(r"\s*\[\[?(?P<key>[^\[\]]+)\]\]?\s*(#.*)?")
+_KEY = re.compile(r"""\s*(?P<key>(?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A file that a name stands for, and those of the same name that it takes the place of."""
+
+    name: str
+    path: Path
+    hidden: tuple[Path, ...] = ()
+
+    @property
+    def is_shipped(self) -> bool:
+        return self.path.parent == SHIPPED
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One file of a chain: what it says, and its text, in which lines are counted."""
+
+    path: Path
+    text: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def load_site(name_or_path: str | os.PathLike[str]) -> Site:
+    """The site of this name, or that a TOML file says; a path has a slash in it or ends with .toml."""
+    given = os.fspath(name_or_path)
+    if _is_path(given):
+        return _load(Path(given).expanduser(), None)
+    for file in find_sites():
+        if file.name == given:
+            return _load(file.path, file.name)
+    raise _unknown(given)
+
+
+def list_sites() -> list[Site]:
+    """All sites whose files are good; `find_sites` names the others too."""
+    sites = []
+    for file in find_sites():
+        try:
+            sites.append(_load(file.path, file.name))
+        except UserError:
+            continue  # told where sites are listed for a person, and when it is asked for by name
+    return sites
+
+
+def find_sites() -> list[SiteFile]:
+    """Every name that stands for a file, whether it is good or not; a user's own comes before one that is shipped."""
+    found: dict[str, list[Path]] = {}
+    for folder in site_folders():
+        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
+            if path.name.startswith("."):  # what an editor left
+                continue
+            found.setdefault(path.stem, []).append(path)
+    return [SiteFile(name, paths[0], tuple(paths[1:])) for name, paths in sorted(found.items())]
+
+
+def site_folders() -> list[Path]:
+    """Where sites are looked for, the first first: $PORTWRIGHT_SITES, the user's config folder, those shipped."""
+    folders = []
+    named = os.environ.get("PORTWRIGHT_SITES")
+    if named:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise UserError(
+                f"PORTWRIGHT_SITES is no folder, received '{named}'.", "Make it, or unset the variable."
+            )
+        folders.append(folder)
+    return [*folders, user_folder(), SHIPPED]
+
+
+def user_folder() -> Path:
+    """The user's own sites lie here."""
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG base directory specification has relative paths ignored.
+    base = Path(configured) if configured.startswith("/") else Path("~/.config").expanduser()
+    return base / "portwright" / "sites"
+
+
+def complete_sites(incomplete: str) -> list[str]:
+    """Names of sites that a shell may complete."""
+    try:
+        return [file.name for file in find_sites() if file.name.startswith(incomplete)]
+    except (UserError, OSError):  # a shell that completes has no place for errors
+        return []
+
+
+def _is_path(given: str) -> bool:
+    return "/" in given or given.endswith(".toml")
+
+
+def _unknown(name: str) -> UserError:
+    names = [file.name for file in find_sites()]
+    return UserError(f"unknown site '{name}'.", f"{suggest(name, names)} Your own go into {user_folder()}.")
+
+
+def _load(path: Path, name: str | None) -> Site:
+    """`name`: what the file is called where it was found by name; a file given by its path may say another."""
+    chain = _read_chain(path)
+    values: dict[str, Any] = {}
+    for source in reversed(chain):
+        values = _merge(values, {key: value for key, value in source.values.items() if key != _EXTENDS})
+    # An inherited name is the other site's.
+    values["name"] = chain[0].values.get("name", path.stem)
+    site, problems = check_model(Site, values, ())
+    problems = [*problems, *_problems_by_target(values, site), *_wrong_name(values["name"], name)]
+    raise_problems([_in_toml(problem) for problem in problems], lambda key: _place(chain, key))
+    assert site is not None
+    return site
+
+
+def _read_chain(path: Path) -> list[_Source]:
+    """The file, the one that it extends, and so on; a name never means a file that is in the chain already."""
+    chain = [_read(path)]
+    while _EXTENDS in (values := chain[-1].values):
+        base, here = values[_EXTENDS], chain[-1]
+        place = _place(chain[-1:], (_EXTENDS,))
+        if not isinstance(base, str) or not base:
+            raise UserError(f"{place}: extends: expected the name of a site, received {show(base)}.")
+        seen = [source.path.resolve() for source in chain]
+        candidates = _files_meant(base, here.path.parent)
+        following = next((each for each in candidates if each.resolve() not in seen), None)
+        if following is None and candidates:
+            names = " -> ".join([source.path.stem for source in chain] + [base])
+            raise UserError(
+                f"{place}: extends: the sites form a circle, received '{base}' ({names}).", "Break it."
+            )
+        if following is None:
+            raise UserError(
+                f"{place}: extends: unknown site '{base}'.",
+                suggest(base, [file.name for file in find_sites() if file.path.resolve() not in seen]),
+            )
+        chain.append(_read(following))
+    return chain
+
+
+def _files_meant(base: str, folder: Path) -> list[Path]:
+    if _is_path(base):
+        return [folder / Path(base).expanduser()]
+    return [path for file in find_sites() if file.name == base for path in (file.path, *file.hidden)]
+
+
+def _read(path: Path) -> _Source:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        return _Source(path, text, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(*_explain_toml(error, path)) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8, byte {error.start}.", "Save it as UTF-8.") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply.", "Write it with fewer brackets.") from error
+    except FileNotFoundError as error:
+        raise UserError(
+            f"no file {path}.", suggest(path.stem, [file.name for file in find_sites()])
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"cannot read {path}: {reason.lower()}.", "Name a TOML file that you may read."
+        ) from error
+
+
+def _explain_toml(error: Exception, path: Path) -> tuple[str, str]:
+    said = re.fullmatch(
+        r"(?P<what>.*?)(?: \(at (?:line (?P<line>\d+), column \d+|end of document)\))?", str(error), re.DOTALL
+    )
+    what, line = (said["what"], said["line"]) if said else (str(error), None)
+    where = f"{path}:{line}" if line else str(path)
+    cure = 'Text stands in quotes: time = "4:00:00".' if "value" in what.lower() else "See https://toml.io."
+    return f"{where}: not TOML: {what[:1].lower()}{what[1:]}.", cure
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; everything else, lists too, is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        merged[key] = (
+            _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return merged
+
+
+def _problems_by_target(values: Mapping[str, Any], site: Site | None) -> Iterator[Problem]:
+    """Whether `job` is still right with what `job_on` changes in it."""
+    if site is None or not isinstance(values.get("job_on"), Mapping):
+        return
+    for target, changes in values["job_on"].items():
+        _, problems = check_model(JobDefaults, {**values.get("job", {}), **changes}, ("job_on", target))
+        yield from problems
+
+
+def _wrong_name(given: object, expected: str | None) -> Iterator[Problem]:
+    if expected is not None and isinstance(given, str) and NAME.fullmatch(given) and given != expected:
+        yield Problem(
+            ("name",), f"the file is called {expected}.toml, received {given!r}", "Call both the same."
+        )
+
+
+def _in_toml(problem: Problem) -> Problem:
+    """The words of TOML, which has tables and no null."""
+    message = problem.message.replace("a mapping", "a table").replace(" or null", "")
+    return Problem(problem.path, message, problem.cure, problem.others, problem.meant)
+
+
+def _place(chain: list[_Source], key: KeyPath) -> str:
+    """file:line of a key, in the first file of the chain that says it; tables that lead to it count."""
+    for length in range(len(key), 0, -1):
+        for source in chain:
+            line = _line_of(source.text, key[:length])
+            if line is not None:
+                return f"{source.path}:{line}"
+    return str(chain[0].path)
+
+
+def _line_of(text: str, key: KeyPath) -> int | None:
+    """The line that sets a key, as a reader finds it: tomllib keeps no lines."""
+    table: KeyPath = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        header, setting = _HEADER.fullmatch(line), _KEY.match(line)
+        if header is not None:
+            table = _parts(header["key"])
+            if table == key:
+                return number
+        elif setting is not None and (*table, *_parts(setting["key"])) == key:
+            return number
+    return None
+
+
+def _parts(key: str) -> KeyPath:
+    """The parts of a dotted key, quotes and all."""
+    parts: list[str] = []
+    try:
+        here: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    while isinstance(here, dict):
+        part, here = next(iter(here.items()))
+        parts.append(part)
+    return tuple(parts)

@@ -1,0 +1,67 @@
+"""Times as SLURM writes them: 30, 90:00, 4:00:00, 2-12, 2-12:30, 2-00:00:00."""
+
+from __future__ import annotations
+
+import re
+
+from portwright.errors import UserError
+
+# Each form with what its numbers count, in seconds: a time with two colons begins with hours, one with one with minutes.
+_FORMS: tuple[tuple[re.Pattern[str], tuple[int, ...]], ...] = (
+    (re.compile(r"(\d+)"), (60,)),
+    (re.compile(r"(\d+):(\d+)"), (60, 1)),
+    (re.compile(r"(\d+):(\d+):(\d+)"), (3600, 60, 1)),
+    (re.compile(r"(\d+)-(\d+)"), (86400, 3600)),
+    (re.compile(r"(\d+)-(\d+):(\d+)"), (86400, 3600, 60)),
+    (re.compile(r"(\d+)-(\d+):(\d+):(\d+)"), (86400, 3600, 60, 1)),
+)
+_MOST = {3600: (23, "hours behind the days"), 60: (59, "minutes"), 1: (59, "seconds")}
+_LONGEST_MINUTES = 365 * 24 * 60  # SLURM counts minutes in 32 bits; nobody means more than a year
+_FORMS_SAID = (
+    "Write minutes (90), hours:minutes:seconds (4:00:00) or days-hours:minutes:seconds (2-00:00:00)."
+)
+
+
+def minutes_of(text: str) -> int:
+    """The minutes of a SLURM time; seconds that are left count as one more minute, as SLURM counts them."""
+    given = text.strip()
+    if not given.isascii():
+        raise UserError(f"expected a time, received {text!r}.", _FORMS_SAID)
+    for form, units in _FORMS:
+        match = form.fullmatch(given)
+        if match is not None:
+            return _whole_minutes(text, [int(part[:12]) for part in match.groups()], units)
+    raise UserError(f"expected a time, received {text!r}.", _cure(given))
+
+
+def _whole_minutes(text: str, numbers: list[int], units: tuple[int, ...]) -> int:
+    for number, unit in zip(numbers[1:], units[1:], strict=True):
+        most, what = _MOST[unit]
+        if number > most:
+            raise UserError(f"expected a time with at most {most} {what}, received {text!r}.", _FORMS_SAID)
+    seconds = sum(number * unit for number, unit in zip(numbers, units, strict=True))
+    if seconds == 0:
+        raise UserError(f"expected a time above zero, received {text!r}.", "Give at least a minute.")
+    minutes = -(-seconds // 60)
+    if minutes > _LONGEST_MINUTES:
+        raise UserError(f"expected a time of at most a year, received {text!r}.", _FORMS_SAID)
+    return minutes
+
+
+def _cure(given: str) -> str:
+    words = re.fullmatch(r"(\d+)\s*(d|h|m|min|days?|hours?|minutes?)", given, re.IGNORECASE)
+    if words is not None:
+        number, unit = int(words[1][:9]), words[2][0].lower()
+        meant = number * {"d": 1440, "h": 60, "m": 1}[unit]
+        if 0 < meant <= _LONGEST_MINUTES:
+            return f"Did you mean {slurm_time(meant)}? {_FORMS_SAID}"
+    if given.lower() in ("unlimited", "infinite"):
+        return f"Leave it out where there is no limit. {_FORMS_SAID}"
+    return _FORMS_SAID
+
+
+def slurm_time(minutes: int) -> str:
+    """The same as an #SBATCH line says it: 4:00:00, or 2-00:00:00 from a day on."""
+    days, rest = divmod(minutes, 1440)
+    hours, left = divmod(rest, 60)
+    return f"{days}-{hours:02}:{left:02}:00" if days else f"{hours}:{left:02}:00"
