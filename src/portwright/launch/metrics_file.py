@@ -1,0 +1,238 @@
+"""A run's metrics.jsonl while it grows: read on from the last look, thinned out where it is long, sampled where it is huge."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_MOST_BYTES = 32 << 20  # read whole up to here, which takes a third of a second
+_TAIL_BYTES = 1 << 20
+_NUM_SAMPLES = 400
+_MOST_LINE_BYTES = 16 << 20
+_MOST_POINTS = 4096
+_POINTS_PER_LINE = 8
+_NUM_RATE_LINES = 16  # of the last part, which speed and ETA are of
+_ROUNDING_SECONDS = 0.002  # of wall_time and time_seconds together
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A line of the file, as far as it is understood; values that are not finite are NaN or infinite again."""
+
+    kind: str
+    step: int
+    values: dict[str, float]
+    wall_time: float | None
+    seconds: float | None  # since its log was opened
+    losses: tuple[float, ...] = ()
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Metrics:
+    """What the lines come to so far."""
+
+    train: Logged | None = None  # the last one
+    evaluation: Logged | None = None
+    stream: Logged | None = None
+    points: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # step, loss (a mean, where several are one)
+    best: tuple[int, float] | None = None
+    non_finite_step: int | None = None  # the first whose loss is NaN or infinite
+    resumed_at: list[int] = field(default_factory=list)  # steps that a later start went on from
+    recent: deque[Logged] = field(default_factory=lambda: deque(maxlen=_NUM_RATE_LINES))  # since that start
+    is_sampled: bool = False
+    num_damaged: int = 0
+
+    def steps_per_second(self) -> float | None:
+        """Over the last lines since the last start, so that no gap between two starts counts."""
+        lines = [line for line in self.recent if line.seconds is not None]
+        if len(lines) > 1:
+            first, last = lines[0], lines[-1]
+            steps, seconds = last.step - first.step, (last.seconds or 0) - (first.seconds or 0)
+            if steps > 0 and seconds > 0:
+                return steps / seconds
+        told = self.train.values.get("steps_per_second") if self.train else None
+        return told if told is not None and math.isfinite(told) and told > 0 else None
+
+    def samples_per_step(self) -> float | None:
+        if self.train is None:
+            return None
+        samples, steps = (
+            self.train.values.get("samples_per_second"),
+            self.train.values.get("steps_per_second"),
+        )
+        if samples is None or not steps or not math.isfinite(samples / steps):
+            return None
+        return samples / steps
+
+
+class MetricsFile:
+    """Looks at a metrics.jsonl again and again; what was read once is not read a second time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity: tuple[int, int] | None = None
+        self._offset = 0
+        self._before: Logged | None = None
+        self.metrics = Metrics()
+
+    def read(self) -> Metrics:
+        """Takes in what was written since; a file that is not there has nothing to say. May raise an OSError."""
+        try:
+            file = self._path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            self._forget()
+            return self.metrics
+        with file:
+            about = os.fstat(file.fileno())
+            identity = (about.st_dev, about.st_ino)
+            if identity != self._identity or about.st_size < self._offset:
+                # A run that resumes writes the file anew without the lines of steps that come again.
+                self._forget()
+                self._identity = identity
+            if about.st_size - self._offset > _MOST_BYTES:
+                self._sample(file, about.st_size)
+            self._read_on(file)
+        return self.metrics
+
+    def _forget(self) -> None:
+        self._identity, self._offset, self._before, self.metrics = None, 0, None, Metrics()
+
+    def _sample(self, file: BinaryIO, size: int) -> None:
+        """Takes lines at equal distances, up to the tail, which is read whole afterwards."""
+        self.metrics.is_sampled = True
+        end, taken = size - _TAIL_BYTES, -1
+        for number in range(_NUM_SAMPLES):
+            file.seek(self._offset + (end - self._offset) * number // _NUM_SAMPLES)
+            if number:
+                file.readline(_MOST_LINE_BYTES)  # the rest of a line
+            at = file.tell()
+            if taken < at < end:  # long lines are met more than once
+                taken = at
+                self._take(file.readline(_MOST_LINE_BYTES))
+        file.seek(end)
+        file.readline(_MOST_LINE_BYTES)
+        self._offset = file.tell()
+
+    def _read_on(self, file: BinaryIO) -> None:
+        file.seek(self._offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):  # half written, now or for ever
+                break
+            self._offset += len(raw)
+            self._take(raw)
+
+    def _take(self, raw: bytes) -> None:
+        line = _parse(raw)
+        if line is None:
+            self.metrics.num_damaged += bool(raw.strip(b"\0\r\n "))
+            return
+        if line.kind == "eval":
+            self.metrics.evaluation = line
+        elif line.kind == "train":
+            self._take_training(line)
+        elif line.kind == "stream":
+            self.metrics.stream = line
+
+    def _take_training(self, line: Logged) -> None:
+        metrics = self.metrics
+        if self._before is not None and _is_new_start(self._before, line):
+            metrics.resumed_at.append(self._before.step)
+            metrics.recent.clear()
+        self._before = metrics.train = line
+        metrics.recent.append(line)
+        if metrics.non_finite_step is None:
+            metrics.non_finite_step = next((s for s, x in _losses_of(line) if not math.isfinite(x)), None)
+        metrics.points += thin_out(_losses_of(line), _POINTS_PER_LINE)
+        loss = line.values.get("loss", math.nan)
+        if math.isfinite(loss) and (metrics.best is None or loss < metrics.best[1]):
+            metrics.best = (line.step, loss)
+        if len(metrics.points) > _MOST_POINTS:
+            metrics.points = thin_out(metrics.points, _MOST_POINTS // 2)
+
+
+def thin_out(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """At most so many points: means of neighbours, each at the last step of its part; one that is not finite stays so."""
+    if len(points) <= most:
+        return points
+    parts = (points[len(points) * k // most : len(points) * (k + 1) // most] for k in range(most))
+    return [(part[-1][0], mean([loss for _, loss in part])) for part in parts]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(x / len(values) for x in values)  # a sum of large ones might not be finite
+
+
+def _losses_of(line: Logged) -> list[tuple[int, float]]:
+    if line.losses:
+        first = line.step - len(line.losses) + 1
+        return [(first + k, loss) for k, loss in enumerate(line.losses)]
+    return [(line.step, line.values["loss"])] if "loss" in line.values else []
+
+
+def _is_new_start(before: Logged, line: Logged) -> bool:
+    """Whether a log was opened between two lines: its own clock began after the line before was written."""
+    if line.step <= before.step:
+        return True
+    if line.seconds is None or before.seconds is None:
+        return False
+    if line.seconds < before.seconds:
+        return True
+    if line.wall_time is None or before.wall_time is None:
+        return False
+    return line.wall_time - line.seconds > before.wall_time + _ROUNDING_SECONDS
+
+
+def _parse(raw: bytes) -> Logged | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    values, named = line.get("values"), line.get("non_finite")
+    if not isinstance(values, dict):
+        return None
+    numbers = {str(name): number(x) for name, x in values.items()}
+    if isinstance(named, dict):
+        numbers.update({str(name): _named(x) for name, x in named.items()})
+    losses = line.get("losses")
+    return Logged(
+        kind=str(line.get("kind", "train")),
+        step=line["step"],
+        values=numbers,
+        wall_time=_finite(line.get("wall_time")),
+        seconds=_finite(line.get("time_seconds")),
+        losses=tuple(number(x) for x in losses) if isinstance(losses, list) else (),
+        raw={key: value for key, value in line.items() if key not in ("values", "losses")},
+    )
+
+
+def number(value: Any) -> float:
+    """A value of a JSON file as a float; NaN where it is none, as null stands for one that is not finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _finite(value: Any) -> float | None:
+    found = number(value)
+    return found if math.isfinite(found) else None
+
+
+def _named(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
