@@ -2,142 +2,41 @@
 
 from __future__ import annotations
 
-import datetime
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from portwright.errors import UserError, suggest
 from portwright.job.section import Section, contradiction
-from portwright.launch.times import minutes_of, slurm_time
-
-__all__ = [
-    "ContainerDefaults", "Environment", "Interactive", "JobDefaults", "Launch", "Login", "Site", "Storage",
-    "minutes_of", "slurm_time",
-]  # fmt: skip
-
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_GRES = re.compile(r"[A-Za-z]\w*(:(?=[\w.-]*[A-Za-z])[\w.-]+)?(:[1-9][0-9]*[KMGTP]?)?", re.ASCII)
-_MEMORY = re.compile(r"[0-9]+[KMGT]?")
-_SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.IGNORECASE
+from portwright.launch.site_values import (
+    NAME,
+    SECRET,
+    Bind,
+    Flag,
+    Folder,
+    Gres,
+    JobFlag,
+    Memory,
+    TargetName,
+    Time,
+    Variable,
+    Word,
 )
-# Flags that a script says by itself, and the key that they are said with.
-_OWN_FLAGS = {
-    "--account": "job.account, and --account of the command",
-    "-A": "job.account, and --account of the command",
-    "--partition": "job.partition",
-    "-p": "job.partition",
-    "--nodes": "job.nodes",
-    "-N": "job.nodes",
-    "--ntasks": "job.ntasks",
-    "-n": "job.ntasks",
-    "--cpus-per-task": "job.cpus_per_task",
-    "-c": "job.cpus_per_task",
-    "--gres": "job.gres",
-    "--mem": "job.memory",
-    "--time": "job.time",
-    "-t": "job.time",
-    "--signal": "job.grace_seconds",
-    "--job-name": "the job's name",
-    "-J": "the job's name",
-    "--output": "the job's folder",
-    "-o": "the job's folder",
-    "--error": "the job's folder",
-    "-e": "the job's folder",
-    "--open-mode": "the job's folder",
-    "--requeue": "job.max_retries",
-    "--no-requeue": "job.max_retries",
-}
+from portwright.launch.times import minutes_of
+
+CHANGES_BY_TARGET = ("tasks", "job", "launch", "container", "environment", "storage", "interactive")
 
 
-def _as_text(value: object) -> object:
-    if isinstance(value, (datetime.time, datetime.date)):
-        raise ValueError(f"TOML takes this for a clock's time, received {value}; put it in quotes")
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _check_time(value: str) -> str:
-    try:
-        minutes_of(value)
-    except UserError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
-def _check_gres(value: str) -> str:
-    if not all(_GRES.fullmatch(part) for part in value.split(",")):
-        raise ValueError(
-            f"expected name:count or name:type:count, such as gpu:2 or gpu:a100:2, received {value!r}"
-        )
-    return value
-
-
-def _check_memory(value: str) -> str:
-    if not _MEMORY.fullmatch(value):
-        raise ValueError(f"expected a size such as 64G or 4000M, or 0 for all of a node, received {value!r}")
-    return value
-
-
-def _check_word(value: str) -> str:
-    if not value or any(c.isspace() for c in value) or value.startswith("-"):
-        raise ValueError(f"expected one word, received {value!r}")
-    return value
-
-
-def _check_variable(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError(f"expected the name of an environment variable, received {value!r}")
-    return value
-
-
-def _check_folder(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError(f"expected a path that begins with /, received {value!r}")
-    return value
-
-
-def _check_bind(value: str) -> str:
-    parts = value.split(":")
-    if len(parts) > 2 or "," in value or not all(part.startswith("/") for part in parts):
-        raise ValueError(f"expected /path or /path:/path/inside, without a comma, received {value!r}")
-    return value
-
-
-def _check_flag(value: str) -> str:
-    if not re.match(r"--?[A-Za-z]", value):
-        raise ValueError(f"expected a flag such as --qos=low, received {value!r}")
-    return value
-
-
-def _check_own_flag(value: str) -> str:
-    name = value.partition("=")[0] if value.startswith("--") else value[:2]
-    if name in _OWN_FLAGS:
-        raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {value!r}")
-    return value
-
-
-def _check_target(value: str) -> str:
-    from portwright.discover import find_targets
-
-    if value.upper() not in find_targets():
-        raise ValueError(f"unknown target, received {value!r}. {suggest(value.upper(), find_targets())}")
-    return value.upper()
-
-
-Time = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_time)]
-Gres = Annotated[str, AfterValidator(_check_gres)]
-Memory = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_memory)]
-Word = Annotated[str, AfterValidator(_check_word)]
-Variable = Annotated[str, AfterValidator(_check_variable)]
-Folder = Annotated[str, AfterValidator(_check_folder)]
-Bind = Annotated[str, AfterValidator(_check_bind)]
-Flag = Annotated[str, AfterValidator(_check_flag)]
-JobFlag = Annotated[str, AfterValidator(_check_flag), AfterValidator(_check_own_flag)]
-TargetName = Annotated[str, AfterValidator(_check_target)]
+def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; everything else, lists too, is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merge_tables(below, value)
+        merged[key] = value
+    return merged
 
 
 class _Table(Section):
@@ -232,9 +131,9 @@ class Launch(_Table):
         default=(),
         description="Words before `python`, such as `poprun` with its flags; the shell expands `${NAME}` in them.",
     )
-    run_flags: dict[TargetName, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="Flags of run.py in steps that use the accelerator (train, eval), by target; the shell expands `${NAME}` in them.",
+    run_flags: tuple[str, ...] = Field(
+        default=(),
+        description="Flags of run.py in steps that use the accelerator (train, eval); the shell expands `${NAME}` in them.",
     )
 
 
@@ -250,6 +149,10 @@ class ContainerDefaults(_Table):
     images_on_nodes: tuple[Folder, ...] = Field(
         default=(), description="Copies on the nodes' own disks, tried first."
     )
+    flags: tuple[Flag, ...] = Field(
+        default=(),
+        description="Further flags of the container's program, such as `--nv` for NVIDIA's driver.",
+    )
     binds: tuple[Bind, ...] = Field(
         default=(), description="`/path` or `/path:/inside`, besides those that params name."
     )
@@ -262,9 +165,6 @@ class Environment(_Table):
     """What is set up before the steps."""
 
     modules: tuple[Word, ...] = Field(default=(), description="Loaded with `module load`, in this order.")
-    sources: tuple[Folder, ...] = Field(
-        default=(), description="Shell files that are sourced, after the modules."
-    )
     variables: dict[Variable, str] = Field(
         default_factory=dict,
         description="Variables with plain values, which the script shows to all who read it.",
@@ -278,7 +178,7 @@ class Environment(_Table):
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if _SECRET.search(name):  # its value is not repeated
+            if SECRET.search(name):  # its value is not repeated
                 raise ValueError(
                     f"{name} looks like a secret, and variables are written into scripts (its value was received, and is not shown). "
                     "Name it in environment.passed and set it in your shell"
@@ -331,28 +231,37 @@ class Site(_Table):
     targets: tuple[TargetName, ...] = Field(
         default=(), description="All targets that it has; without it the one above."
     )
+    compile_only: tuple[TargetName, ...] = Field(
+        default=(),
+        description="Targets that it has the software of, and not the machine: it validates and compiles for them.",
+    )
     tasks: Literal["stream", "parallel", "single"] = Field(
         default="parallel",
-        description="What the tasks of a training step do: one trains and the others read its data (`stream`), all train (`parallel`), or there is one (`single`).",
+        description="What the tasks of a training step do: one trains and the others read its data (`stream`), "
+        "all train (`parallel`), or there is one (`single`).",
     )
     hpc: bool = Field(
         default=False, description="Has the Cerebras SDK's `cslc` and `cs_python`, for `submit --hpc`."
     )
     job: JobDefaults = JobDefaults()
-    job_on: dict[TargetName, dict[str, Any]] = Field(
-        default_factory=dict, description="Keys of `job` that differ for a target: `[job_on.GPU]`."
-    )
     launch: Launch = Launch()
     container: ContainerDefaults = ContainerDefaults()
     environment: Environment = Environment()
     storage: Storage = Storage()
     interactive: Interactive = Interactive()
     login: Login = Login()
+    on: dict[TargetName, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="What differs for one target: `[on.GPU.job]`, `[on.GPU.container]` and so on.",
+    )
 
-    def job_for(self, target: str) -> JobDefaults:
-        """What a job on this target asks for: `job`, with the changes of `job_on`."""
-        changes = self.job_on.get(target.upper(), {})
-        return JobDefaults.model_validate({**self.job.model_dump(exclude_unset=True), **changes})
+    def for_target(self, target: str) -> Site:
+        """The site as jobs on this target see it, with the changes of `on`; a UserError where it has no such target."""
+        name = target.upper()
+        if name not in self.targets:
+            raise UserError(f"the site {self.name} has no target '{target}'.", suggest(name, self.targets))
+        plain = self.model_dump(exclude_unset=True, exclude={"on"})
+        return Site.model_validate(merge_tables({**plain, "target": name}, self.on.get(name, {})))
 
     @field_validator("name")
     @classmethod
@@ -374,12 +283,12 @@ class Site(_Table):
             raise contradiction(
                 f"target {self.target} is not among targets ({', '.join(self.targets)})", "target", "targets"
             )
-        for key, given in (("job_on", self.job_on), ("launch.run_flags", self.launch.run_flags)):
-            others = [name for name in given if name not in self.targets]
+        for key in ("compile_only", "on"):
+            others = [name for name in getattr(self, key) if name not in self.targets]
             if others:
                 raise contradiction(
-                    f"{key} is about {others[0]}, which is not among targets ({', '.join(self.targets)})",
-                    key.partition(".")[0],
+                    f"{key} names {others[0]}, which is not among targets ({', '.join(self.targets)})",
+                    key,
                     "targets",
                 )
         if self.tasks == "stream" and self.job.ntasks < 2:

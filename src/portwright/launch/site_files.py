@@ -6,13 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError, suggest
 from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show
-from portwright.launch.site import NAME, JobDefaults, Site
+from portwright.launch.site import CHANGES_BY_TARGET, Site, merge_tables
+from portwright.launch.site_values import NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,7 +125,7 @@ def _load(path: Path, name: str | None) -> Site:
     chain = _read_chain(path)
     values: dict[str, Any] = {}
     for source in reversed(chain):
-        values = _merge(values, {key: value for key, value in source.values.items() if key != _EXTENDS})
+        values = merge_tables(values, {key: value for key, value in source.values.items() if key != _EXTENDS})
     # An inherited name is the other site's.
     values["name"] = chain[0].values.get("name", path.stem)
     site, problems = check_model(Site, values, ())
@@ -196,24 +197,21 @@ def _explain_toml(error: Exception, path: Path) -> tuple[str, str]:
     return f"{where}: not TOML: {what[:1].lower()}{what[1:]}.", cure
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; everything else, lists too, is replaced."""
-    merged = dict(base)
-    for key, value in changes.items():
-        below = merged.get(key)
-        merged[key] = (
-            _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-        )
-    return merged
-
-
 def _problems_by_target(values: Mapping[str, Any], site: Site | None) -> Iterator[Problem]:
-    """Whether `job` is still right with what `job_on` changes in it."""
-    if site is None or not isinstance(values.get("job_on"), Mapping):
+    """Whether the site is still right with what `on` changes for a target."""
+    if site is None:
         return
-    for target, changes in values["job_on"].items():
-        _, problems = check_model(JobDefaults, {**values.get("job", {}), **changes}, ("job_on", target))
-        yield from problems
+    plain = {key: value for key, value in values.items() if key != "on"}
+    for target, changes in values.get("on", {}).items():
+        for key, value in changes.items():
+            if key not in CHANGES_BY_TARGET:
+                message = f"a target cannot change this key, received {show(value)}"
+                yield Problem(("on", target, key), message, suggest(key, CHANGES_BY_TARGET))
+        allowed = {key: value for key, value in changes.items() if key in CHANGES_BY_TARGET}
+        _, problems = check_model(Site, merge_tables(plain, allowed), ())
+        for problem in problems:
+            others = tuple(("on", target, *other) for other in problem.others)
+            yield replace(problem, path=("on", target, *problem.path), others=others)
 
 
 def _wrong_name(given: object, expected: str | None) -> Iterator[Problem]:
@@ -226,7 +224,7 @@ def _wrong_name(given: object, expected: str | None) -> Iterator[Problem]:
 def _in_toml(problem: Problem) -> Problem:
     """The words of TOML, which has tables and no null."""
     message = problem.message.replace("a mapping", "a table").replace(" or null", "")
-    return Problem(problem.path, message, problem.cure, problem.others, problem.meant)
+    return replace(problem, message=message)
 
 
 def _place(chain: list[_Source], key: KeyPath) -> str:
@@ -246,7 +244,7 @@ def _line_of(text: str, key: KeyPath) -> int | None:
         header, setting = _HEADER.fullmatch(line), _KEY.match(line)
         if header is not None:
             table = _parts(header["key"])
-            if table == key:
+            if table[: len(key)] == key:
                 return number
         elif setting is not None and (*table, *_parts(setting["key"])) == key:
             return number

@@ -1,0 +1,133 @@
+"""What values of a site's file must look like: each type says it in its own words."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from portwright.errors import UserError, suggest
+from portwright.launch.times import minutes_of
+
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GRES = re.compile(r"[A-Za-z]\w*(:(?=[\w.-]*[A-Za-z])[\w.-]+)?(:[1-9][0-9]*[KMGTP]?)?", re.ASCII)
+_MEMORY = re.compile(r"[0-9]+[KMGT]?")
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.IGNORECASE
+)
+# Flags that a script says by itself, and the key that they are said with.
+_OWN_FLAGS = {
+    "--account": "job.account, and --account of the command",
+    "-A": "job.account, and --account of the command",
+    "--partition": "job.partition",
+    "-p": "job.partition",
+    "--nodes": "job.nodes",
+    "-N": "job.nodes",
+    "--ntasks": "job.ntasks",
+    "-n": "job.ntasks",
+    "--cpus-per-task": "job.cpus_per_task",
+    "-c": "job.cpus_per_task",
+    "--gres": "job.gres",
+    "--mem": "job.memory",
+    "--time": "job.time",
+    "-t": "job.time",
+    "--signal": "job.grace_seconds",
+    "--job-name": "the job's name",
+    "-J": "the job's name",
+    "--output": "the job's folder",
+    "-o": "the job's folder",
+    "--error": "the job's folder",
+    "-e": "the job's folder",
+    "--open-mode": "the job's folder",
+    "--requeue": "job.max_retries",
+    "--no-requeue": "job.max_retries",
+}
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, (datetime.time, datetime.date)):
+        raise ValueError(f"TOML takes this for a clock's time, received {value}; put it in quotes")
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _check_time(value: str) -> str:
+    try:
+        minutes_of(value)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _check_gres(value: str) -> str:
+    if not all(_GRES.fullmatch(part) for part in value.split(",")):
+        raise ValueError(
+            f"expected name:count or name:type:count, such as gpu:2 or gpu:a100:2, received {value!r}"
+        )
+    return value
+
+
+def _check_memory(value: str) -> str:
+    if not _MEMORY.fullmatch(value):
+        raise ValueError(f"expected a size such as 64G or 4000M, or 0 for all of a node, received {value!r}")
+    return value
+
+
+def _check_word(value: str) -> str:
+    if not value or any(c.isspace() for c in value) or value.startswith("-"):
+        raise ValueError(f"expected one word, received {value!r}")
+    return value
+
+
+def _check_variable(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError(f"expected the name of an environment variable, received {value!r}")
+    return value
+
+
+def _check_folder(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"expected a path that begins with /, received {value!r}")
+    return value
+
+
+def _check_bind(value: str) -> str:
+    parts = value.split(":")
+    if len(parts) > 2 or "," in value or not all(part.startswith("/") for part in parts):
+        raise ValueError(f"expected /path or /path:/path/inside, without a comma, received {value!r}")
+    return value
+
+
+def _check_flag(value: str) -> str:
+    if not re.match(r"--?[A-Za-z]", value):
+        raise ValueError(f"expected a flag such as --qos=low, received {value!r}")
+    return value
+
+
+def _check_own_flag(value: str) -> str:
+    name = value.partition("=")[0] if value.startswith("--") else value[:2]
+    if name in _OWN_FLAGS:
+        raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {value!r}")
+    return value
+
+
+def _check_target(value: str) -> str:
+    from portwright.discover import find_targets
+
+    if value.upper() not in find_targets():
+        raise ValueError(f"unknown target, received {value!r}. {suggest(value.upper(), find_targets())}")
+    return value.upper()
+
+
+Time = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_time)]
+Gres = Annotated[str, AfterValidator(_check_gres)]
+Memory = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_memory)]
+Word = Annotated[str, AfterValidator(_check_word)]
+Variable = Annotated[str, AfterValidator(_check_variable)]
+Folder = Annotated[str, AfterValidator(_check_folder)]
+Bind = Annotated[str, AfterValidator(_check_bind)]
+Flag = Annotated[str, AfterValidator(_check_flag)]
+JobFlag = Annotated[str, AfterValidator(_check_flag), AfterValidator(_check_own_flag)]
+TargetName = Annotated[str, AfterValidator(_check_target)]
