@@ -64,14 +64,19 @@ def make_feed(result: Any, processes: Processes | None = None, is_shared: bool =
     elif isinstance(result, tf.compat.v1.data.Iterator):
         hooks = (InitializeIterator(result),) if result._initializer is not None else ()
         result = result.get_next()
-    if isinstance(result, (list, tuple)):
-        if len(result) != 2:
+    return feed_of(result, hooks)
+
+
+def feed_of(batch: Any, hooks: tuple[Any, ...]) -> Feed:
+    """What a batch's tensors are to a model function."""
+    if isinstance(batch, (list, tuple)):
+        if len(batch) != 2:
             raise BadValue(
-                f"input_fn gives {len(result)} items a batch.",
+                f"input_fn gives {len(batch)} items a batch.",
                 "Give (features, labels), or features alone; put several features into a dict.",
             )
-        return Feed(result[0], result[1], hooks)
-    return Feed(result, None, hooks)
+        return Feed(batch[0], batch[1], hooks)
+    return Feed(batch, None, hooks)
 
 
 def ends_by_itself(features: Any) -> bool:

@@ -34,6 +34,8 @@ class Saved:
 class InputState:
     """Saves and puts back where the iterators stand that the ops `needed` by a step draw from."""
 
+    needs_no_state = False  # whether it can be put back by the number of batches alone
+
     def __init__(self, needed: set[tf.Operation]) -> None:
         nexts = sorted((op for op in needed if op.type in _NEXT), key=lambda op: op.name)
         sources = {source.name: source for op in nexts for source in ancestors([op.inputs[0]])}
@@ -80,6 +82,9 @@ class InputState:
                     self._last = Saved(states, num_runs, "")
         # Asked once: what cannot be saved now will not be later.
         return Saved([], 0, self.refusal) if self.refusal else self._last
+
+    def start_over(self) -> None:
+        """Called where nothing is put back: iterators of a new session are at the beginning."""
 
     def restore(self, session: Any, states: list[bytes], num_runs: int) -> str:
         """Puts back states of after `num_runs` steps; says what went wrong, or ""."""

@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from portwright.job.console import Console
 from portwright.job.signals import StopSignals
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.stream_source import Source
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Monitor:
     one: its loss and steps_per_second, and the losses of all steps since the call before. `continues_input` lets a second
     training go on in the data where the first one ended; else only one that was interrupted does, as with tf.estimator.
     `checks_losses` True stops at an infinite loss too, False at none; None stops at NaN, as tf.estimator does.
+    `source` gives the batches of a training in place of its input function, whose they are all the same: other tasks call it.
     """
 
     console: Console = field(default_factory=Console)
@@ -29,6 +34,7 @@ class Monitor:
     log_steps: int | None = None
     continues_input: bool = False
     checks_losses: bool | None = None
+    source: Source | None = None
 
     def note(self, message: str) -> None:
         self.console.note(message)

@@ -19,6 +19,7 @@ from portwright.tensorflow.resume_point import (
     prune_points,
     write_point,
 )
+from portwright.tensorflow.stream_source import SourceState
 
 v1 = tf.compat.v1
 
@@ -40,7 +41,7 @@ class Position:
         point: ResumePoint | None = None,
     ) -> None:
         needed = ancestors([train_op, loss])
-        self.input = InputState(needed)
+        self.input = InputState(needed) if monitor.source is None else SourceState(needed, monitor.source)
         self.random = RandomCounters(needed, own_seed, None if point is None else point.drawn)
         self.point = point  # where to go on from
         self.model_dir, self.own_seed, self.monitor = model_dir, own_seed, monitor
@@ -71,7 +72,9 @@ class Position:
     def start(self, session: Any, states: list[bytes]) -> None:
         """Puts the input and the random ops of a new session where those of an earlier one were, if there was one."""
         self.random.initialize(session)
-        if self.point is not None:
+        if self.point is None:
+            self.input.start_over()
+        else:
             self._put_input_back(session, self.point, states)
             if self.random.problems:
                 self.monitor.note(
@@ -92,12 +95,13 @@ class Position:
             "",
         ):  # "": of another process, which has its own data
             self.num_runs = 0
+            self.input.start_over()
             self.monitor.note(
                 "The input pipeline is not the one of the checkpoint: it starts from the beginning."
             )
             return
         problem = point.why_no_state or "it was not saved"
-        if states:
+        if states or self.input.needs_no_state:
             problem = self.input.restore(session, states, point.state_runs)
         if problem and point.input_digest:  # a process that is not the chief has no state, and nothing amiss
             self.monitor.note(

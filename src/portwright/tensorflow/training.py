@@ -27,6 +27,7 @@ from portwright.tensorflow.processes import Processes, find_processes
 from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
 from portwright.tensorflow.start_together import Agreement, Beginning, StartTogether, as_the_chief
+from portwright.tensorflow.stream_feed import make_streamed_feed
 from portwright.tensorflow.train_hooks import (
     CountRate,
     LogLoss,
@@ -69,7 +70,10 @@ def train(
         v1.set_random_seed(config.tf_random_seed)
         estimator._create_and_assert_global_step(graph)
         training_util._get_or_create_global_step_read(graph)
-        feed = estimator._get_feed(input_fn, ModeKeys.TRAIN, processes)
+        if monitor.source is None:
+            feed = estimator._get_feed(input_fn, ModeKeys.TRAIN, processes)
+        else:
+            feed = make_streamed_feed(estimator, input_fn, monitor.source)
         with updates.recording_layers() as layers, contextlib.ExitStack() as differentiating:
             if processes is not None:
                 differentiating.enter_context(processes.averaging())

@@ -1,0 +1,125 @@
+"""Reading for a training in another process: every n-th batch of what the input function gives, from any one on.
+
+The graph is built as a training builds it, with its seeds, so that the batches are those that the training would read itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.training import training_util
+
+from portwright.errors import UserError
+from portwright.tensorflow.argument_names import argument_names
+from portwright.tensorflow.input_feed import InitializeIterator
+from portwright.tensorflow.mode_keys import ModeKeys
+from portwright.tensorflow.run_model import seed_everything
+from portwright.tensorflow.stream_batches import count_samples, flat_specs, tensors_to_send, values_to_send
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.estimator import Estimator
+
+v1 = tf.compat.v1
+_AHEAD = 2  # batches that are made ready while one is sent
+
+
+@dataclass(frozen=True)
+class LaneBatch:
+    """One batch that is asked for: number `index` of those that lane `lane` of `num_lanes` has."""
+
+    lane: int
+    num_lanes: int
+    index: int
+
+    def as_bytes(self) -> bytes:
+        return json.dumps([self.lane, self.num_lanes, self.index]).encode()
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> LaneBatch:
+        return cls(*json.loads(bytes(body)))
+
+
+class Lanes:
+    """The lanes that this process reads, each from where it was asked for last."""
+
+    def __init__(self, estimator: Estimator, input_fn: Callable[..., Any], seed: int) -> None:
+        self._estimator, self._input_fn, self._seed = estimator, input_fn, seed
+        self._open: dict[int, _Lane] = {}
+
+    def read(self, wanted: LaneBatch) -> tuple[list[Any], int] | None:
+        """The tensors of a batch and its number of samples; None where the lane has ended before it."""
+        lane = self._open.get(wanted.lane)
+        if lane is None or lane.num_lanes != wanted.num_lanes or lane.next_index > wanted.index:
+            self.close(wanted.lane)
+            lane = _Lane(self._estimator, self._input_fn, self._seed, wanted)
+            self._open[wanted.lane] = lane
+        return lane.read(wanted.index)
+
+    def close(self, lane: int | None = None) -> None:
+        """Closes one lane, or all of them."""
+        for number in list(self._open) if lane is None else [lane]:
+            if number in self._open:
+                self._open.pop(number).close()
+
+
+class _Lane:
+    """An iterator over one lane in a graph and a session of its own."""
+
+    def __init__(self, estimator: Estimator, input_fn: Any, seed: int, first: LaneBatch) -> None:
+        self.num_lanes, self.next_index, self._has_ended = first.num_lanes, first.index, False
+        seed_everything(seed)
+        with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
+            v1.set_random_seed(estimator.config.tf_random_seed)
+            estimator._create_and_assert_global_step(graph)
+            training_util._get_or_create_global_step_read(graph)
+            dataset = open_lane(estimator, input_fn, first.lane, first.num_lanes)
+            iterator = v1.data.make_initializable_iterator(dataset.skip(first.index).prefetch(_AHEAD))
+            tensors = tensors_to_send(iterator.get_next())
+            creator = v1.train.ChiefSessionCreator(config=estimator.config.session_config)
+            # It has the graph from here on, in whatever thread it is used.
+            self._session = v1.train.MonitoredSession(creator, hooks=[InitializeIterator(iterator)])
+            self._next = self._session._tf_sess().make_callable(tensors)
+
+    def read(self, index: int) -> tuple[list[Any], int] | None:
+        try:
+            while not self._has_ended and self.next_index <= index:
+                fetched = self._next()
+                self.next_index += 1
+        except tf.errors.OutOfRangeError:
+            self._has_ended = True
+        if self._has_ended:
+            return None
+        return values_to_send(fetched), count_samples(fetched)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def takes_context(input_fn: Any) -> bool:
+    """Whether an input function shares its data out by itself."""
+    return bool(getattr(input_fn, "takes_input_context", "input_context" in argument_names(input_fn)))
+
+
+def call_for_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int) -> Any:
+    """What the input function gives for a lane, where it shares its data out; else what it gives to one process."""
+    context = None
+    if takes_context(input_fn):
+        context = tf.distribute.InputContext(num_input_pipelines=num_lanes, input_pipeline_id=lane)
+    made = estimator._call_input_fn(input_fn, ModeKeys.TRAIN, context)
+    if not isinstance(made, tf.data.Dataset):
+        raise UserError(
+            "the data are to be read by other tasks, and the input function does not return a dataset.",
+            "Return the tf.data.Dataset itself, or leave --stream_data out.",
+        )
+    flat_specs(made.element_spec)
+    return made
+
+
+def open_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int) -> Any:
+    """The batches of one lane; batch i of the training is number i // num_lanes of lane i % num_lanes."""
+    made = call_for_lane(estimator, input_fn, lane, num_lanes)
+    return made if takes_context(input_fn) else made.shard(num_lanes, lane)

@@ -1,0 +1,160 @@
+"""The batches of a training as other tasks read them, in the order in which one process would read them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from portwright.tensorflow.input_state import InputState, Saved
+from portwright.tensorflow.stream_lanes import LaneBatch
+
+Batch = tuple[Sequence[Any], int]
+# Gives what is read for each of these, in their order: the tensors of a batch, or None where its lane has ended.
+ReadAll = Callable[[Iterator[LaneBatch]], Iterator[Sequence[Any] | None]]
+
+_NUM_KEPT = 2  # batches behind the newest one that can be given again
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A batch that was given, and the turn that comes after it."""
+
+    tensors: Sequence[Any]
+    next_turn: int
+
+
+class Source:
+    """Takes turns with the lanes: turn t is the batch t // num_lanes of lane t % num_lanes, and one that has ended is passed over.
+
+    It outlives the graphs that read from it, so that a training that is interrupted for an evaluation goes on with what
+    is on its way already.
+    """
+
+    def __init__(self, read_all: ReadAll, num_lanes: int, is_shared_out: bool) -> None:
+        self.num_lanes = num_lanes
+        self.is_shared_out = (
+            is_shared_out  # by the input function itself: then the order comes of the number of lanes
+        )
+        self.failure: Exception | None = None  # what a graph was told as an error of its own
+        self._read_all = read_all
+        self._results: Iterator[Sequence[Any] | None] | None = None
+        self._kept: deque[_Given] = deque(maxlen=_NUM_KEPT)
+        self._position = 0  # batches before the one that comes next
+        self._num_given = 0  # the newest one's number; more than the position after a step back
+        self._turn = 0  # that comes after the newest one
+        self._ended: set[int] = set()
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def turn_at(self, position: int) -> int:
+        """The turn that comes after so many batches, where they were given just now."""
+        back = self._num_given - position
+        if back == 0:
+            return self._turn
+        if not 0 < back < len(self._kept):
+            raise ValueError(f"batch {position} was not given just now")
+        return self._kept[-1 - back].next_turn
+
+    def seek(self, position: int, turn: int | None = None) -> None:
+        """Goes to where so many batches have been given; `turn` says which one comes then, if it is not that number."""
+        if self._results is not None and 0 <= self._num_given - position <= len(self._kept):
+            self._position = position
+            return
+        self.close()
+        self._position = self._num_given = position
+        self._turn = position if turn is None else turn
+
+    def batches(self) -> Iterator[Sequence[Any]]:
+        """The batches from here on, until all lanes have ended."""
+        while True:
+            try:
+                batch = self._next()
+            except Exception as error:
+                self.failure = error
+                raise
+            if batch is None:
+                return
+            yield batch
+
+    def close(self) -> None:
+        """Forgets what is on its way."""
+        results, self._results = self._results, None
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+        self._kept.clear()
+        self._ended.clear()
+
+    def _next(self) -> Sequence[Any] | None:
+        back = self._num_given - self._position
+        if back == 0 and not self._draw():
+            return None
+        self._position += 1
+        return self._kept[-max(back, 1)].tensors
+
+    def _draw(self) -> bool:
+        if self._results is None:
+            self._results = self._read_all(self._turns(self._turn))
+        while len(self._ended) < self.num_lanes:
+            tensors = next(self._results)
+            turn, self._turn = self._turn, self._turn + 1
+            if tensors is None:
+                self._ended.add(turn % self.num_lanes)
+                continue
+            self._num_given += 1
+            self._kept.append(_Given(tensors, self._turn))
+            return True
+        return False
+
+    def _turns(self, first: int) -> Iterator[LaneBatch]:
+        turn = first
+        while len(self._ended) < self.num_lanes:
+            yield LaneBatch(turn % self.num_lanes, self.num_lanes, turn // self.num_lanes)
+            turn += 1
+
+
+class SourceState(InputState):
+    """The position of a streamed input: how many batches were given, and whose turn is next."""
+
+    needs_no_state = True
+
+    def __init__(self, needed: set[tf.Operation], source: Source) -> None:
+        super().__init__(needed)
+        self._source = source
+        self._start = 0
+        if source.is_shared_out:
+            self.digest = f"{self.digest}, {source.num_lanes} lanes"
+
+    def save(self, session: Any, num_runs: int) -> Saved:
+        if not self._source.is_shared_out:
+            # One process alone gives the same batches: either can go on where the other stopped.
+            return Saved([], 0, "other tasks read it")
+        return Saved([json.dumps({"turn": self._source.turn_at(num_runs)}).encode()], num_runs, "")
+
+    def start_over(self) -> None:
+        self._source.seek(0)
+
+    def restore(self, session: Any, states: list[bytes], num_runs: int) -> str:
+        if not self._source.is_shared_out:
+            self._start = num_runs
+            return ""
+        try:
+            turn = int(json.loads(states[0])["turn"])
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            return f"it cannot be read: {error!r}"
+        self._source.seek(num_runs, turn)
+        self._start = num_runs
+        return ""
+
+    def skip(self, session: Any, num_batches: int) -> int:
+        position = self._start + num_batches
+        if position != self._source.position:
+            self._source.seek(position)
+        return num_batches
