@@ -1,0 +1,299 @@
+"""What job.sh does around its steps: notes, signals, requeue and retry; bash that is the same for every job of a kind."""
+
+from __future__ import annotations
+
+NOTES = r"""
+say() { echo "portwright: $*"; }
+
+now() { date -u +%Y-%m-%dT%H:%M:%SZ; }
+
+note_state() { # STATE STATUS: for `portwright jobs`; a reader never sees half a file
+    local restarts=0
+    [[ ! -e $JOB_FOLDER/attempts ]] || restarts=$(wc -l <"$JOB_FOLDER/attempts")
+    printf '{"state": "%s", "step": "%s", "status": %d, "restarts": %d, "time": "%s"}\n' \
+        "$1" "$step" "$2" "$restarts" "$(now)" >"$JOB_FOLDER/state.json.new"
+    mv -f "$JOB_FOLDER/state.json.new" "$JOB_FOLDER/state.json"
+}
+
+newest_checkpoint() { # the step of the newest checkpoint, or -
+    local path number newest=-
+    for path in "$MODEL_DIR"/checkpoint_* "$MODEL_DIR"/model.ckpt-*.index; do
+        if [[ $path =~ /(checkpoint_|model\.ckpt-)([0-9]+)(\.index)?$ ]]; then
+            number=$((10#${BASH_REMATCH[2]}))
+            if [[ $newest == - ]] || ((number > newest)); then newest=$number; fi
+        fi
+    done
+    echo "$newest"
+}
+
+note_attempt() { # WHY
+    echo "$(now) $1 $(newest_checkpoint) $step" >>"$JOB_FOLDER/attempts"
+}
+
+attempts_without_progress() { # that ended in this step with this checkpoint; a preemption is nobody's failure
+    [[ -e $JOB_FOLDER/attempts ]] || { echo 0; return; }
+    awk -v checkpoint="$(newest_checkpoint)" -v step="$step" '
+        $2 == "requeue:preempted" { next }
+        { count = ($3 == checkpoint && $4 == step) ? count + 1 : 0 }
+        END { print count + 0 }' "$JOB_FOLDER/attempts"
+}
+"""
+
+SLURM_SIGNALS = r"""
+stop=""     # the signal that came: USR1 when the time limit is near, TERM when Slurm takes the job from its nodes
+step=""     # the step that runs
+step_pid="" # its srun
+
+on_usr1() {
+    stop=USR1
+    say "SIGUSR1: the time limit is near. ${step:-The job} is asked to save."
+    if [[ -n $step_pid ]]; then kill -USR1 "$step_pid" 2>/dev/null || true; fi # srun passes it on to every task
+}
+
+on_term() { # the tasks got it too; srun would kill them if it were passed on while they save
+    stop=TERM
+}
+
+trap on_usr1 USR1
+trap on_term TERM
+"""
+
+LOCAL_SIGNALS = r"""
+stop=""     # the signal that came: USR1 asks to save and start again, TERM and INT to end
+step=""     # the step that runs
+step_pid="" # what started its tasks
+
+on_usr1() {
+    stop=USR1
+    say "SIGUSR1: ${step:-the job} is asked to save."
+    if [[ -n $step_pid ]]; then kill -USR1 "$step_pid" 2>/dev/null || true; fi
+}
+
+on_term() {
+    stop=TERM
+    if [[ -n $step_pid ]]; then kill -TERM "$step_pid" 2>/dev/null || true; fi
+}
+
+trap on_usr1 USR1
+trap on_term TERM INT
+"""
+
+ENDINGS = r"""
+settled="" # the job's state is written
+
+end_job() { # STATE STATUS
+    note_state "$1" "$2"
+    settled=1
+    exit "$2"
+}
+
+fail() { # STATUS WHY
+    say "$2"
+    say "The log is $JOB_FOLDER/log.txt; steps that have ended well are not repeated when job.sh is started again."
+    end_job failed "$1"
+}
+
+on_exit() { # STATUS: whatever ends this script is written down
+    [[ -n $settled ]] || note_state failed "$1"
+}
+
+trap 'on_exit $?' EXIT
+"""
+
+_GIVE_UP = r"""
+    if (($(attempts_without_progress) >= MAX_RETRIES)); then
+        fail "$2" "$step ended with status $2 ($1) once more: $MAX_RETRIES attempts before it reached no new checkpoint either."
+    fi
+    note_attempt "$1"
+"""
+
+SLURM_REQUEUE = (
+    r"""
+slurm_says() { # FIELD: what Slurm holds of this job, such as JobState
+    scontrol show job "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n "s/^$1=//p"
+}
+
+requeue() { # WHY STATUS: it goes back to the queue and this script ends
+    say "$step ended with status $2 ($1). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
+    note_state requeued "$2"
+    settled=1
+    trap '' TERM # that of the requeue itself
+    if ! scontrol requeue "$SLURM_JOB_ID"; then
+        fail "$2" "Slurm does not requeue the job. Start it again by hand: sbatch $JOB_FOLDER/job.sh"
+    fi
+    exit "$2"
+}
+
+start_again() { # WHY STATUS
+    if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
+        note_attempt requeue:preempted
+        requeue requeue:preempted "$2"
+    fi"""
+    + _GIVE_UP
+    + r"""    requeue "$1" "$2"
+}
+
+taken_from_nodes() { # after a SIGTERM: a person cancelled the job, a node failed, or it is preempted
+    local state
+    state=$(slurm_says JobState) || state=unknown
+    case $state in
+        CANCELLED*)
+            say "The job was cancelled."
+            end_job cancelled 143
+            ;;
+        RUNNING*) # somebody signalled this script alone
+            on_usr1
+            ;;
+        TIMEOUT*)
+            start_again requeue:timeout 143
+            ;;
+        *)
+            if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
+                note_attempt requeue:preempted
+            else
+                note_attempt node
+            fi
+            say "Slurm takes the job from its nodes ($state) and requeues it."
+            end_job requeued 143
+            ;;
+    esac
+}
+"""
+)
+
+LOCAL_REQUEUE = (
+    r"""
+start_again() { # WHY STATUS; who started this script starts it again when it ends with 85"""
+    + _GIVE_UP
+    + r"""    say "$step ended with status $2 ($1). The job starts again; the newest checkpoint is $(newest_checkpoint)."
+    end_job requeued 85
+}
+"""
+)
+
+_WATCH_WORKERS = r"""
+end_hanging_workers() { # PID of srun: workers end when the coordinator has; one that hangs must not hold the nodes
+    until [[ -e $JOB_FOLDER/steps/$step.status ]]; do sleep 5; done
+    sleep 60
+    kill -TERM "$1"
+}
+"""
+
+_BEGIN_STEP = r"""
+run_step() { # NAME NTASKS WORD...
+    local status=0 deadline=""
+    step=$1
+    if [[ -e $JOB_FOLDER/steps/$step.done ]]; then
+        say "$step was done before."
+        return
+    fi
+    PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2")
+    export PORTWRIGHT_TASK_HOSTS
+    rm -f "$JOB_FOLDER/steps/$step.saved" "$JOB_FOLDER/steps/$step.status"
+    note_state running 0
+    say "$step begins at $(now) with $2 task(s)."
+
+    # In the background, since bash runs a trap only between commands and during wait.
+    "${@:3}" &
+    step_pid=$!
+"""
+
+_BEGIN_WATCH = r"""    if [[ -n ${streams:-} ]]; then
+        end_hanging_workers "$step_pid" >/dev/null 2>&1 &
+        streams=$!
+    fi
+"""
+
+_WAIT = r"""    while kill -0 "$step_pid" 2>/dev/null; do
+{on_term}        if [[ -z $stop ]]; then
+            wait "$step_pid" || true # ends early when a signal comes
+        else
+            deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}
+            ((SECONDS < deadline)) || break
+            sleep 1
+        fi
+    done
+    if kill -0 "$step_pid" 2>/dev/null; then
+        say "$step has not ended $SAVE_SECONDS seconds after it was asked to."
+        status=143
+    else
+        wait "$step_pid" || status=$?
+    fi
+    step_pid=""
+"""
+
+_END_WATCH = r"""    if [[ -n ${streams:-} ]]; then
+        kill "$streams" 2>/dev/null || true
+        # srun's status may be a dead worker's; the coordinator's counts.
+        [[ ! -e $JOB_FOLDER/steps/$step.status ]] || status=$(<"$JOB_FOLDER/steps/$step.status")
+    fi
+"""
+
+_END_STEP = r"""    if ((status == 0)) && [[ -e $JOB_FOLDER/steps/$step.saved ]]; then
+        status=85 # see task.sh
+    fi
+    settle_step "$status"
+}
+
+settle_step() { # STATUS
+    case $1 in
+        0)
+            touch "$JOB_FOLDER/steps/$step.done"
+            say "$step has ended well."
+            if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # the next step would have no time
+            ;;
+        1 | 2 | 3)
+            fail "$1" "$step failed with status $1."
+            ;;
+        *)
+            if [[ $stop == USR1 ]]; then start_again requeue:signal "$1"; fi
+            if (($1 == 85)); then start_again requeue:85 85; fi
+            if (($1 >= 128)); then start_again "retry:$1" "$1"; fi # killed: no error of the program itself
+            fail "$1" "$step failed with status $1."
+            ;;
+    esac
+}
+"""
+
+_SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then taken_from_nodes; fi
+"""
+
+_LOCAL_CANCEL = r"""    if [[ $stop == TERM ]]; then
+        say "The job was cancelled."
+        end_job cancelled 143
+    fi
+"""
+
+BEGIN = r"""
+mkdir -p "$JOB_FOLDER/steps"
+case $(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$JOB_FOLDER/state.json" 2>/dev/null || true) in
+    requeued) ;;
+    running) # no trap has run: the node was lost, or this script was killed
+        step=$(sed -n 's/.*"step": "\([^"]*\)".*/\1/p' "$JOB_FOLDER/state.json")
+        note_attempt node
+        ;;
+    *) rm -f "$JOB_FOLDER/attempts" ;; # not begun before, or ended
+esac
+"""
+
+FINISH = r"""
+step=""
+note_state "done" 0
+settled=1
+say "All steps are done."
+"""
+
+
+def run_step_functions(*, slurm: bool, stream: bool) -> str:
+    """The function that runs one step, and the one that settles what its end means."""
+    watched = slurm and stream
+    pieces = [
+        _WATCH_WORKERS + "\n" if watched else "",
+        _BEGIN_STEP.lstrip("\n") if watched else _BEGIN_STEP,
+        _BEGIN_WATCH if watched else "",
+        _WAIT.replace("{on_term}", _SLURM_ON_TERM if slurm else ""),
+        "" if slurm else _LOCAL_CANCEL,
+        _END_WATCH if watched else "",
+        _END_STEP,
+    ]
+    return "".join(pieces)
