@@ -1,0 +1,236 @@
+"""Who does which order: a state machine without threads, sockets or a clock of its own. Its owner holds a lock around every call."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+IN_FLIGHT = 2  # orders a worker has at once: it does one while the next one waits there
+BYPASS_SECONDS = 5.0  # a worker that is silent for this long, and for TIMES the usual time, is gone around
+BYPASS_TIMES = 10.0
+FIRST_SECONDS = 60.0  # the same, while no order has been answered yet: the first one may open the data set
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is to do; orders of one lane go to one worker, in turn, and move together when it is gone."""
+
+    body: bytes
+    lane: int | None = None
+
+
+@dataclass(eq=False)
+class Task(Generic[R]):
+    """An order that is not delivered yet."""
+
+    ticket: int
+    order: Order
+    run: Run[R]
+    holder: object | None = None  # the latest one who was given it and is expected to answer
+    result: R | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.result is None and self.run.is_open
+
+
+@dataclass(eq=False)
+class Run(Generic[R]):
+    """The orders of one input, in the order of delivery."""
+
+    tasks: deque[Task[R]] = field(default_factory=deque)
+    waiting: dict[int | None, list[tuple[int, Task[R]]]] = field(default_factory=dict)  # heaps by lane
+    owners: dict[int, Seat[R]] = field(default_factory=dict)  # of lanes
+    is_open: bool = True
+
+    def put_back(self, task: Task[R]) -> None:
+        task.holder = None
+        heapq.heappush(self.waiting.setdefault(task.order.lane, []), (task.ticket, task))
+
+    def first_waiting(self, lane: int | None) -> Task[R] | None:
+        heap = self.waiting.get(lane)
+        while heap:
+            task = heap[0][1]
+            if task.result is None and task.holder is None:
+                return task
+            heapq.heappop(heap)  # answered, or claimed, since it was put there
+        return None
+
+    def num_lanes(self, seat: Seat[R]) -> int:
+        return sum(owner is seat for owner in self.owners.values())
+
+
+@dataclass(eq=False)
+class Seat(Generic[R]):
+    """A connected worker."""
+
+    name: str
+    send: Callable[[int, bytes], None]  # ticket, body; must not block
+    held: dict[int, tuple[Task[R], float]] = field(
+        default_factory=dict
+    )  # by ticket: since when; oldest first
+    heard: float = 0.0  # when it last said something
+    answered: float = 0.0
+    is_silent: bool = False  # for so long that its orders were given to others
+
+
+class Schedule(Generic[R]):
+    """Gives the smallest waiting order to whoever is free, and knows what is overdue."""
+
+    def __init__(self, now: float) -> None:
+        self.seats: list[Seat[R]] = []
+        self.runs: list[Run[R]] = []  # the one that was asked last is first
+        self.alone_since: float | None = (
+            now  # when the last worker that answers went; None while there is one
+        )
+        self.durations: deque[float] = deque(maxlen=64)
+        self._tickets: Iterator[int] = itertools.count(1)
+
+    # Runs
+
+    def open_run(self) -> Run[R]:
+        run: Run[R] = Run()
+        self.runs.insert(0, run)
+        return run
+
+    def close_run(self, run: Run[R]) -> None:
+        """Forgets the run; answers that still come for it are dropped."""
+        run.is_open = False
+        run.tasks.clear()
+        run.waiting.clear()
+        run.owners.clear()
+        if run in self.runs:
+            self.runs.remove(run)
+
+    def prefer(self, run: Run[R]) -> None:
+        """Puts the run before others: someone waits for it now."""
+        if self.runs[0] is not run:
+            self.runs.remove(run)
+            self.runs.insert(0, run)
+
+    def add(self, run: Run[R], order: Order) -> None:
+        task = Task(next(self._tickets), order, run)
+        run.tasks.append(task)
+        run.put_back(task)
+
+    # Workers
+
+    def join(self, seat: Seat[R], now: float) -> None:
+        seat.heard = seat.answered = now
+        self.seats.append(seat)
+        self._look_who_answers(now)
+
+    def leave(self, seat: Seat[R], now: float) -> int:
+        """Takes a worker out; says how many of its orders go to others."""
+        if seat not in self.seats:
+            return 0
+        self.seats.remove(seat)
+        self._look_who_answers(now)
+        return self._release(seat)
+
+    def answer(self, seat: Seat[R], ticket: int, result: R, now: float) -> Task[R] | None:
+        """Takes a result; gives its task, or None if it is not wanted any more."""
+        entry = seat.held.pop(ticket, None)
+        if entry is None:
+            return None
+        task, since = entry
+        self.durations.append(now - max(since, seat.answered))
+        seat.heard = seat.answered = now
+        if seat.is_silent:
+            self._welcome_back(seat, now)
+        if not task.is_wanted:
+            return None
+        task.result = result
+        return task
+
+    def wants(self, seat: Seat[R], ticket: int) -> bool:
+        return ticket in seat.held and seat.held[ticket][0].is_wanted
+
+    def feed(self, now: float) -> None:
+        """Gives orders to all who have room; everyone gets a first one before anyone gets a second."""
+        for level in range(IN_FLIGHT):
+            for seat in self.seats:
+                if len(seat.held) == level and not seat.is_silent and (task := self._next_for(seat)):
+                    task.holder = seat
+                    seat.held[task.ticket] = (task, now)
+                    seat.send(task.ticket, task.order.body)
+
+    def find_silent(self, now: float) -> list[tuple[Seat[R], float]]:
+        """Goes around workers that are silent for longer than an order takes; gives them and their silence in seconds."""
+        usual = statistics.median(self.durations) if self.durations else None
+        limit = FIRST_SECONDS if usual is None else max(BYPASS_SECONDS, BYPASS_TIMES * usual)
+        found = []
+        for seat in self.seats:
+            if seat.is_silent or not seat.held:
+                continue
+            oldest = next(iter(seat.held.values()))[1]
+            silence = now - max(oldest, seat.heard)
+            if silence > limit:
+                seat.is_silent = True
+                self._release(seat)
+                found.append((seat, silence))
+        if found:
+            self._look_who_answers(now)
+        return found
+
+    def _release(self, seat: Seat[R]) -> int:
+        released = [task for task, _ in seat.held.values() if task.is_wanted and task.holder is seat]
+        for task in released:
+            task.run.put_back(task)
+        for run in self.runs:
+            run.owners = {lane: owner for lane, owner in run.owners.items() if owner is not seat}
+        return len(released)
+
+    def _welcome_back(self, seat: Seat[R], now: float) -> None:
+        """A silent one speaks: what it still holds and no other has begun is its own again."""
+        seat.is_silent = False
+        for task, _ in seat.held.values():
+            lane = task.order.lane
+            is_free = task.is_wanted and task.holder is None
+            if is_free and (lane is None or task.run.owners.setdefault(lane, seat) is seat):
+                task.holder = seat
+        self._look_who_answers(now)
+
+    def _look_who_answers(self, now: float) -> None:
+        if any(not seat.is_silent for seat in self.seats):
+            self.alone_since = None
+        elif self.alone_since is None:
+            self.alone_since = now
+
+    # Lanes
+
+    def _next_for(self, seat: Seat[R]) -> Task[R] | None:
+        for run in self.runs:
+            found = [run.first_waiting(lane) for lane in run.waiting if self._may_take(run, lane, seat)]
+            tasks = [task for task in found if task is not None]
+            task = min(tasks, key=lambda each: each.ticket) if tasks else self._lane_of_another(run, seat)
+            if task is not None:
+                if task.order.lane is not None:
+                    run.owners[task.order.lane] = seat
+                return task
+        return None
+
+    def _may_take(self, run: Run[R], lane: int | None, seat: Seat[R]) -> bool:
+        """A lane without an owner goes to a worker that has fewest of them."""
+        if lane is None:
+            return True
+        owner = run.owners.get(lane)
+        if owner is not None:
+            return owner is seat
+        return run.num_lanes(seat) == min(run.num_lanes(each) for each in self.seats if not each.is_silent)
+
+    def _lane_of_another(self, run: Run[R], seat: Seat[R]) -> Task[R] | None:
+        """For a worker without work that came late: a lane of one that has two more, while nothing of it is being done."""
+        mine = run.num_lanes(seat)
+        for lane, owner in run.owners.items():
+            busy = any(task.run is run and task.order.lane == lane for task, _ in owner.held.values())
+            if not busy and run.num_lanes(owner) >= mine + 2 and (task := run.first_waiting(lane)):
+                return task
+        return None
