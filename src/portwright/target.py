@@ -72,6 +72,18 @@ class Shard:
     tensor: torch.Tensor
 
 
+class DataStream(Protocol):
+    """Tasks that read data for the one that trains."""
+
+    def channel(self, name: str, job: JobSpec) -> Any:
+        """Call it right before the input is made: the others make theirs from the same random numbers."""
+        ...
+
+    def values(self) -> dict[str, float]:
+        """What is logged of it beside a step."""
+        ...
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What a run asks of a backend: how to make the parts, never the parts themselves."""
@@ -82,6 +94,7 @@ class JobSpec:
     eval_data_fn: Callable[[Any], Any] | None
     mode: Mode
     artifact_dir: Path | None = None  # where a vendor's software may leave what it makes
+    stream: DataStream | None = None  # where other tasks of the launch read the data
 
 
 class Session(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from portwright.data.failures import Failure, describe, raise_failure, too_short_error
+from portwright.data.remote import Wanted
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples, part_bounds
 from portwright.errors import UserError
@@ -98,6 +99,34 @@ class ListSource:
 
     def explain(self, error: BaseException, epoch: int) -> UserError | None:
         return None
+
+    # -- batches that other processes make ---------------------------------------------------------------------------
+
+    knows_its_end = True
+    lanes_have_ended = False
+    pins_memory = False
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        return [self._what, len(self._batches)]
+
+    def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        stop = len(self._batches)
+        if start > stop:
+            raise too_short_error(self._shared.name, f"the {self._what}", start)
+        for number in range(start, stop):
+            yield Wanted(epoch, {"epoch": epoch, "number": number}, kept=number)
+
+    def begin_serving(self, worker: int, num_workers: int) -> None:
+        pass
+
+    def make(self, order: dict[str, Any]) -> Any:
+        return self._load(order["epoch"], order["number"])
+
+    def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
+        size = count_samples(made)
+        local = 1 if size is None else size
+        return wanted.kept, made, (local, local)
 
     def close(self) -> None:
         pass

@@ -14,6 +14,7 @@ from portwright.data.advice import advise
 from portwright.data.listed import ListSource
 from portwright.data.mapped import MapSource
 from portwright.data.order import iterates_like
+from portwright.data.remote import Channel, RemoteSource
 from portwright.data.source import Shared, Source
 from portwright.data.split import Counts
 from portwright.data.streamed import StreamSource
@@ -27,15 +28,26 @@ class ResumableLoader:
 
     With `repeat` it goes on for ever, epoch after epoch, and every iter() continues where the last one stood.
     Without, each iter() is one pass over epoch 0, or over the rest of the epoch that was sought.
+    With a `channel` the batches are made by other processes, and are the same.
     """
 
     def __init__(
-        self, loader: Any, *, name: str, seed: int, rank: int = 0, world_size: int = 1, repeat: bool
+        self,
+        loader: Any,
+        *,
+        name: str,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        repeat: bool,
+        channel: Channel | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self._shared = Shared(name, seed, rank, world_size, keeps_small=not repeat)
-        self._source = _open_source(loader, self._shared)
+        self._source = open_source(loader, self._shared)
+        if channel is not None:
+            self._source = RemoteSource(self._source, channel, self._shared, repeat=repeat)
         for line in advise(loader, is_training=repeat):
             self._shared.note(line)
         self._repeat = repeat
@@ -192,7 +204,8 @@ def _damaged(name: str, how: str) -> UserError:
     )
 
 
-def _open_source(data: Any, shared: Shared) -> Source:
+def open_source(data: Any, shared: Shared) -> Source:
+    """The input that a user's data function has returned, as something that can be read from any batch on."""
     refusal = _refuse(data)
     if refusal:
         raise UserError(f"{shared.name}: the data function returned {refusal}.", _DATALOADER_CURE)

@@ -24,11 +24,12 @@ from portwright.data.failures import (
 )
 from portwright.data.fetch import Fetch, GatherFetch, make_fetch
 from portwright.data.order import FixedOrder, make_order
-from portwright.data.seeding import RandomStream, derive_seed
+from portwright.data.remote import Wanted
+from portwright.data.seeding import RandomStream, derive_seed, seed_process
 from portwright.data.shards import Counted, Shards
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples
-from portwright.data.workers import Progress, Task, WorkerFetch, copy_loader, pin, pins
+from portwright.data.workers import Progress, Task, WorkerFetch, become_worker, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
 
 
@@ -269,6 +270,44 @@ class MapSource:
             finished = self._finish(task, counts, batch)
             return None if finished is None else finished[1]
         return None
+
+    # -- batches that other processes make ---------------------------------------------------------------------------
+
+    knows_its_end = True
+    lanes_have_ended = False
+
+    @property
+    def pins_memory(self) -> bool:
+        return pins(self._loader)
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        try:
+            num_samples: int | None = len(self._loader.dataset)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            num_samples = None
+        return [self._what, num_samples]
+
+    def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        if self.end is not None and start > self.end:
+            raise too_short_error(self._shared.name, self._what, start)
+        for task, counts in self._shards.read(epoch, start):
+            order = {"task": [task.epoch, task.number, task.offset], "indices": task.indices}
+            yield Wanted(epoch, order, kept=(task, counts))
+
+    def begin_serving(self, worker: int, num_workers: int) -> None:
+        if self._loader.num_workers > 0:
+            become_worker(self._loader, worker, num_workers)
+
+    def make(self, order: dict[str, Any]) -> Any:
+        epoch, number, offset = order["task"]
+        task = Task(epoch, number, offset, order["indices"])
+        seed_process(derive_seed(self._shared.seed, task.epoch, task.number, task.offset))
+        return self._fetch(task.indices, task.epoch)
+
+    def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
+        task, counts = wanted.kept
+        return self._finish(task, counts, made)
 
     def close(self) -> None:
         self._parallel = None

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from portwright.data.failures import (
     too_short_error,
 )
 from portwright.data.order import is_resumed_by_itself, iterates_like
+from portwright.data.remote import END, Wanted
 from portwright.data.seeding import RandomStream, derive_seed
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import count_samples
@@ -78,6 +80,13 @@ class StreamSource:
         self._pending: dict[str, Any] | None = None
         self._first_state: Any = None  # to start over from, where a state outlives its epoch
         self._has_begun = False
+        self._lanes: dict[
+            int, tuple[tuple[int, int], Iterator[Any]]
+        ] = {}  # where each stands, and the rest of it
+        self._ended: set[int] = set()
+        self._num_finished = 0
+        self._slot: int | None = None  # where to go on among the lanes, if that is known
+        self._next_slot: int | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -250,6 +259,10 @@ class StreamSource:
         )
 
     def state(self) -> dict[str, Any] | None:
+        if (
+            self._next_slot is not None
+        ):  # lanes that ended early shift the others, so the batch's number does not tell
+            return {"dataset": {"slot": self._next_slot}, "random": {}, "has_ended": False}
         if self._pending is not None:
             return {**self._pending, "has_ended": False}
         if not self._is_stateful or not self._has_begun:
@@ -268,13 +281,87 @@ class StreamSource:
         return {"dataset": copied, "random": self._random.state(), "has_ended": self._batches.has_ended}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
+        slot = (
+            None if state is None or not isinstance(state["dataset"], dict) else state["dataset"].get("slot")
+        )
+        if type(slot) is int and not state["random"]:  # type: ignore[index]
+            self._slot = slot
+            return
         self._pending = state if self._is_stateful else None
 
     def reread(self, epoch: int, number: int) -> Any | None:
         return None
 
-    def close(self) -> None:
+    # -- batches that other processes make; lane k is what worker k of the user's loader gives -------------------------------
+
+    knows_its_end = False
+
+    @property
+    def lanes_have_ended(self) -> bool:
+        return len(self._ended) == max(1, self._num_workers)
+
+    @property
+    def pins_memory(self) -> bool:
+        return self._loader is not None and pins(self._loader)
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        return [self._what, self.batch_size, self._num_workers]
+
+    def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        num_lanes = max(1, self._num_workers)
+        slot, self._slot = (start if self._slot is None or not start else self._slot), None
+        self._ended, self._num_finished = set(), start
+        while not self.lanes_have_ended:
+            lane = slot % num_lanes
+            if lane not in self._ended:
+                yield Wanted(epoch, {"epoch": epoch, "lane": lane, "index": slot // num_lanes}, lane, slot)
+            slot += 1
+
+    def begin_serving(self, worker: int, num_workers: int) -> None:
         pass
+
+    def make(self, order: dict[str, Any]) -> Any:
+        epoch, lane, index = order["epoch"], order["lane"], order["index"]
+        at, batches = self._lanes.pop(lane, ((-1, -1), None))
+        if batches is None or at != (epoch, index):
+            batches = self._open_lane(epoch, lane, index)
+        batch = next(batches, END)
+        if batch is END:
+            batches = iter(())
+        self._lanes[lane] = ((epoch, index + 1), batches)
+        return batch
+
+    def _open_lane(self, epoch: int, lane: int, index: int) -> Iterator[Any]:
+        """A lane from one of its batches on; what comes before is read again and thrown away."""
+        if self._num_workers == 0:
+            return (batch for _, batch, _ in self.read(epoch, index))
+        assert self._loader is not None
+        batches = copy.copy(self._batches)
+        batches.epoch = epoch
+        if self._has_set_epoch:
+            self._inner.set_epoch(epoch)
+        generator = torch.Generator()
+        generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
+        return islice(copy_loader(self._loader, batches, None, generator, lane), index, None)
+
+    def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
+        if made is END:
+            assert wanted.lane is not None
+            self._ended.add(wanted.lane)
+            if self.lanes_have_ended and not self._num_finished:
+                raise self._no_batch_error(wanted.epoch, 0)
+            return None
+        number, self._num_finished = self._num_finished, self._num_finished + 1
+        if type(made) is Failure:
+            raise_failure(made, name=self._shared.name, dataset=self._what, epoch=wanted.epoch, batch=number)
+        self._next_slot = wanted.kept + 1
+        size = count_samples(made)
+        local = 1 if size is None else size
+        return number, made, (local, local * self._num_replicas)
+
+    def close(self) -> None:
+        self._lanes.clear()
 
 
 def _is_opaque(loader: DataLoader[Any], shared: Shared) -> bool:

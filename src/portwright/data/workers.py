@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
@@ -177,16 +178,49 @@ class WorkerInit:
             wrapper.init_failure = make_portable(failure)
 
 
+class LaneInit(WorkerInit):
+    """The same in the one worker of a loader that stands for worker `lane` of `num_lanes`."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None, lane: int, num_lanes: int) -> None:
+        super().__init__(worker_init_fn)
+        self._lane, self._num_lanes = lane, num_lanes
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        seed = info.seed + self._lane
+        for name, value in (("id", self._lane), ("num_workers", self._num_lanes), ("seed", seed)):
+            object.__setattr__(info, name, value)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        super().__call__(self._lane)
+
+
+def become_worker(loader: DataLoader[Any], worker: int, num_workers: int) -> None:
+    """Makes this process what a worker of the loader is to user code: get_worker_info answers, worker_init_fn was called."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker, num_workers=num_workers, seed=torch.initial_seed(), dataset=loader.dataset
+    )
+    if loader.worker_init_fn is not None:
+        loader.worker_init_fn(worker)
+
+
 def as_is(batch: Any) -> Any:
     return batch
 
 
 def copy_loader(
-    loader: DataLoader[Any], dataset: Dataset[Any], sampler: Any, generator: torch.Generator
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    sampler: Any,
+    generator: torch.Generator,
+    lane: int | None = None,
 ) -> DataLoader[Any]:
     """Makes a DataLoader with the options of another, whose data set gives whole batches.
 
-    Left behind: in_order=False, which cannot be resumed, and pin_memory where nothing can use pinned memory.
+    Left behind: in_order=False, which cannot be resumed, and pin_memory where nothing can use pinned memory. With `lane` it
+    has one worker, which gives what that worker of the other would.
     """
     options: dict[str, Any] = {}
     if loader.num_workers > 0:
@@ -196,6 +230,8 @@ def copy_loader(
         options["timeout"] = loader.timeout
         # The state that an iterable keeps in a worker from epoch to epoch could not be restored.
         options["persistent_workers"] = loader.persistent_workers and sampler is not None
+    if lane is not None:
+        options["worker_init_fn"] = LaneInit(loader.worker_init_fn, lane, loader.num_workers)
     with warnings.catch_warnings():
         # Said already when the user made the loader that this one is a copy of.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -204,8 +240,8 @@ def copy_loader(
             batch_size=None,
             sampler=sampler,
             collate_fn=as_is,
-            num_workers=loader.num_workers,
-            pin_memory=pins(loader),
+            num_workers=loader.num_workers if lane is None else 1,
+            pin_memory=lane is None and pins(loader),
             generator=generator,
             **options,
         )

@@ -21,7 +21,7 @@ from portwright.job.event_file import EventFile
 __all__ = ["Console", "RunLog", "read_metrics"]
 
 FILE_NAME = "metrics.jsonl"
-Kind = Literal["train", "eval"]
+Kind = Literal["train", "eval", "stream"]  # stream: what the tasks that read the data do
 
 
 class RunLog:
@@ -30,7 +30,8 @@ class RunLog:
     `step` is where the run (re)starts: what an earlier run logged after it is dropped, since those steps come again.
     None keeps everything, as an evaluation wants. A line of the file is an object with step, kind, values,
     time_seconds (since this log was opened) and wall_time, and with `emulated` the software that was emulated; a value
-    that is not finite is null there, and named in `non_finite`. In TensorBoard, names of evaluated values start with `eval/`.
+    that is not finite is null there, and named in `non_finite`. In TensorBoard, names of
+    evaluated values start with `eval/`, those of the tasks that read data with `stream/`.
 
     A thread writes, so that a slow disk does not hold up training. When it cannot, the next call raises
     a UserError, once.
@@ -196,7 +197,8 @@ class _Line:
     def tagged_values(self) -> dict[str, float]:
         if self.kind == "train":
             return self.values
-        return {name if name.startswith("eval/") else f"eval/{name}": x for name, x in self.values.items()}
+        start = f"{self.kind}/"
+        return {name if name.startswith(start) else f"{start}{name}": x for name, x in self.values.items()}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.target import JobSpec
+from portwright.target import DataStream, JobSpec
 
 DataFn = Callable[[Any], Any]
 
@@ -36,21 +36,27 @@ class Inputs:
         self._told: set[str] = set()
 
     def open(self, name: str, *, repeat: bool) -> ResumableLoader:
-        params = self._job.params
+        """The input, read here, or by the other tasks of a launch where the job has a stream."""
+        return self._open(name, repeat, self._job.stream)
+
+    def _open(self, name: str, repeat: bool, stream: DataStream | None) -> ResumableLoader:
+        params, data_fn = self._job.params, find_data_fn(self._job, name)
+        channel = None if stream is None else stream.channel(name, self._job)
         loader = ResumableLoader(
-            find_data_fn(self._job, name)(params.values),
+            data_fn(params.values),
             name=name,
             seed=params.runconfig.seed,
             rank=self._rank,
             world_size=self._world_size,
             repeat=repeat,
+            channel=channel,
         )
         self.tell_notes(loader)
         return loader
 
     def first_batches(self, name: str, num_batches: int) -> list[Any]:
-        """The first batches of an input, by a loader of their own."""
-        loader = self.open(name, repeat=False)
+        """The first batches of an input, by a loader of their own, in this process."""
+        loader = self._open(name, False, None)
         batches = list(islice(loader, num_batches))
         loader.close()
         return batches

@@ -39,7 +39,7 @@ def run_mode(
     outcome = Outcome(
         arguments.mode, arguments.target.name, str(model_dir), is_shown=world.is_main, emulated=emulates
     )
-    trainer = Trainer(session, job.params.runconfig, model_dir, world, signals, console, outcome)
+    trainer = Trainer(session, job.params.runconfig, model_dir, world, signals, console, outcome, job.stream)
     if arguments.validate_only or arguments.compile_only:
         from portwright.runtime.dry_run import compile_step, validate
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.arguments import Arguments, parse_arguments
@@ -17,6 +17,10 @@ from portwright.job.run_params import find_model_dir, load_run_params
 from portwright.job.signals import StopSignals
 from portwright.runtime.rank_watch import failing_together
 from portwright.target import Backend, JobSpec, Session
+
+if TYPE_CHECKING:
+    from portwright.runtime.stream_batches import BatchStream
+    from portwright.stream.roles import Role
 
 
 def run(
@@ -81,6 +85,20 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
     if unused:
         console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     model_dir = find_model_dir(arguments, params)
+    job = JobSpec(
+        params,
+        parts.model_fn,
+        parts.train_data_fn,
+        parts.eval_data_fn,
+        arguments.mode,  # type: ignore[arg-type]
+        model_dir / "artifacts",
+    )
+    role = _take_role(arguments) if arguments.stream_data else None
+    if role is not None and not role.is_coordinator:
+        from portwright.runtime.stream_batches import serve
+
+        outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir), is_shown=False)
+        return serve(role, job, model_dir, console.note, outcome)
     reason = None if arguments.flags.get("emulate") else arguments.target.why_not()
     if reason is not None:
         raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
@@ -98,15 +116,17 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         console.note(
             f"emulated: the rules of {emulates} on this machine's CPU; no {arguments.target.name} was used, and times say nothing."
         )
-    job = JobSpec(
-        params,
-        parts.model_fn,
-        parts.train_data_fn,
-        parts.eval_data_fn,
-        arguments.mode,  # type: ignore[arg-type]
-        model_dir / "artifacts",
-    )
     session: Session | None = None
+    stream: BatchStream | None = None
+    if role is not None:
+        from portwright.runtime.stream_batches import BatchStream
+
+        if arguments.target.has_cluster and not arguments.flags.get("on_cpu"):
+            console.note(
+                f"{arguments.target.name}'s own software streams the data: the other tasks of this launch only wait."
+            )
+        stream = BatchStream(role, model_dir, console.note)
+        job = replace(job, stream=stream)
     try:
         with failing_together(backend.world):
             session = backend.world.agree_on_failure(lambda: backend.open(job))
@@ -117,8 +137,27 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         if execution is not None:
             measure = getattr(session, "measured", dict)  # what a session counts of its own, such as memory
             outcome.more["execution"] = execution.as_json({**outcome.rates, **measure()})
+        if stream is not None:
+            stream.finish(outcome)
         return outcome
     finally:
         if session is not None:
             session.close()
+        if stream is not None:
+            stream.close()
         backend.close()
+
+
+def _take_role(arguments: Arguments) -> Role:
+    """What this process is among the tasks of its launch, of which only the first one trains."""
+    if arguments.mode not in ("train", "train_and_eval") or arguments.validate_only or arguments.compile_only:
+        raise UserError(
+            "--stream_data is for training.",
+            "Leave it out, and start one process: evaluations, validation and compilation read their data themselves.",
+        )
+    from portwright.stream.roles import read_role, stand_alone
+
+    role = read_role()
+    if role.is_coordinator:
+        stand_alone()
+    return role

@@ -14,7 +14,7 @@ from portwright.job.runconfig import RunConfig
 from portwright.job.signals import StopSignals
 from portwright.runtime.checkpoint import CheckpointWriter, LoadedCheckpoint
 from portwright.runtime.pretrained import take_over
-from portwright.target import Event, Session, Stretch, World
+from portwright.target import DataStream, Event, Session, Stretch, World
 
 
 class _Stopped(Exception):
@@ -33,9 +33,11 @@ class Trainer:
         signals: StopSignals,
         console: Console,
         outcome: Outcome,
+        stream: DataStream | None = None,
     ) -> None:
         self._session, self._config, self._model_dir = session, config, model_dir
         self._world, self._signals, self._console, self._outcome = world, signals, console, outcome
+        self._stream = stream
         self._step = 0
         self._saved_step = -1
 
@@ -189,6 +191,8 @@ class Trainer:
         if log is None:
             return
         log.write("train", event.step, values, event.losses if self._config.save_losses else ())
+        if self._stream is not None:
+            log.write("stream", event.step, self._stream.values())
 
     def _save(self, writer: CheckpointWriter | None) -> None:
         if self._step == self._saved_step or self._config.checkpoint_steps == 0:

@@ -38,13 +38,13 @@ class _AsWritten:
 
 
 def hook_portwright(scratch: Path) -> None:
-    opened = loaders._open_source
+    opened = loaders.open_source
 
     def open_source(data: Any, shared: Shared) -> Any:
         source = opened(data, shared)
         return _AsWritten(data, source) if isinstance(data, DataLoader) else source
 
-    loaders._open_source = open_source
+    loaders.open_source = open_source
     import portwright.job.command
     import portwright.runtime.run
 

@@ -22,10 +22,13 @@ class Feed:
     seed: int
     position: Mapping[str, Any] | None = None
     num_merged: int = 1  # batches that become one
+    channel: Any = None  # to other tasks that read; only where the SDK's loader stays in this process
 
     def loader(self) -> ResumableLoader:
         trains = self.name == "train_input"
-        loader = ResumableLoader(self.data_fn(self.values), name=self.name, seed=self.seed, repeat=trains)
+        loader = ResumableLoader(
+            self.data_fn(self.values), name=self.name, seed=self.seed, repeat=trains, channel=self.channel
+        )
         if trains and self.position is not None:
             loader.seek(dict(self.position))
         return loader
@@ -53,9 +56,21 @@ class _Merged:
             yield tree_map(lambda *parts: torch.cat(parts), *group)
 
 
-def make_feed(job: Any, name: str, position: Mapping[str, Any] | None = None, num_merged: int = 1) -> Feed:
+def make_feed(
+    job: Any,
+    name: str,
+    position: Mapping[str, Any] | None = None,
+    num_merged: int = 1,
+    channel: Any = None,
+) -> Feed:
     return Feed(
-        find_data_fn(job, name), job.params.values, name, job.params.runconfig.seed, position, num_merged
+        find_data_fn(job, name),
+        job.params.values,
+        name,
+        job.params.runconfig.seed,
+        position,
+        num_merged,
+        channel,
     )
 
 

@@ -125,7 +125,9 @@ class CsxSession:
         return make_feed(self._job, name, self._position).loader()
 
     def _executor(self, name: str, num_steps: int, checkpoint_steps: Any = None, num_merged: int = 1) -> Any:
-        feed = make_feed(self._job, name, self._position, num_merged)
+        stream = self._job.stream if self._backend.is_cpu else None
+        channel = None if stream is None else stream.channel(name, self._job)
+        feed = make_feed(self._job, name, self._position, num_merged, channel)
         loader = cstorch.utils.data.DataLoader(make_batches, feed)
         return cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
 

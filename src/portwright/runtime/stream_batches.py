@@ -1,0 +1,184 @@
+"""Coordinator and workers of a torch run: batches travel as bytes, and no pickle is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portwright.data.failures import Failure, make_portable
+from portwright.data.loader import open_source
+from portwright.data.remote import END, Servable, Wanted
+from portwright.data.source import Shared
+from portwright.data.split import count_samples
+from portwright.errors import ExitStatus, PortwrightError, UserError
+from portwright.job.outcome import Outcome
+from portwright.job.stream_report import lines_of, values_of, workers_of
+from portwright.runtime.inputs import find_data_fn
+from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
+from portwright.stream import wire
+from portwright.stream.pool import Order, Pool
+from portwright.stream.roles import Role, find_key, give_key
+from portwright.stream.worker import Ending, work
+from portwright.target import JobSpec
+
+_CPU = torch.device("cpu")
+
+
+class BatchStream:
+    """The coordinator's side: a channel for each input, and what the workers have done."""
+
+    def __init__(self, role: Role, model_dir: Path, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._num_workers = role.num_workers
+        self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
+        self._maker: BatchMaker | None = None
+        note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
+
+    def channel(self, name: str, job: JobSpec) -> InputChannel:
+        """Call it right before the input is made: workers make theirs from the same random numbers."""
+        if self._maker is None:
+            self._maker = BatchMaker(job, worker=0, num_workers=self._num_workers)
+        return InputChannel(self._pool, name, self._num_workers, self._maker)
+
+    def report(self) -> list[dict[str, Any]]:
+        return workers_of(self._pool.counts())
+
+    def values(self) -> dict[str, float]:
+        """What of it is logged beside a step."""
+        return values_of(self._pool.counts())
+
+    def finish(self, outcome: Outcome) -> None:
+        workers = self.report()
+        outcome.more["workers"] = workers
+        outcome.lines.extend(lines_of(workers))
+
+    def close(self) -> None:
+        self._pool.close()
+        if self._maker is not None:
+            self._maker.close()
+
+
+class InputChannel:
+    """The way of one input's batches to the coordinator."""
+
+    def __init__(self, pool: Pool, name: str, num_workers: int, maker: BatchMaker) -> None:
+        self._pool, self._name, self._maker = pool, name, maker
+        self._window = 2 * num_workers + 2
+        self._rng = {key: tensor.numpy() for key, tensor in capture_rng(_CPU).items()}
+
+    def request(
+        self, wanted: Iterator[Wanted], fingerprint: list[Any]
+    ) -> Generator[tuple[Wanted, Any], None, None]:
+        asked: list[Wanted] = []  # whose batches have not come
+
+        def orders() -> Iterator[Order]:
+            for each in wanted:
+                asked.append(each)
+                body = wire.pack(
+                    {"order": each.order, "rng": self._rng}, input=self._name, fingerprint=fingerprint
+                )
+                yield Order(b"".join(body), each.lane)
+
+        results = self._pool.map(orders(), self._window, self._make_here)
+        try:
+            for result in results:
+                batch, about = wire.unpack(result)
+                yield asked.pop(0), _arrived(batch, about)
+        finally:
+            results.close()
+
+    def _make_here(self, body: bytes) -> wire.Parts:
+        with untouched_rng(_CPU):
+            return self._maker(body)
+
+
+class BatchMaker:
+    """Carries orders out, in a worker, or in a coordinator that no worker is left to."""
+
+    def __init__(self, job: JobSpec, worker: int, num_workers: int) -> None:
+        self._job, self._worker, self._num_workers = job, worker, num_workers
+        self._sources: dict[str, Servable] = {}
+
+    def __call__(self, body: bytes | memoryview) -> wire.Parts:
+        asked, about = wire.unpack(body)
+        name = about["input"]
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = self._open(name, asked["rng"])
+        if source.fingerprint != about["fingerprint"]:
+            raise UserError(
+                f"{name}: worker {self._worker} sees {_tell(source.fingerprint)}, and the coordinator {_tell(about['fingerprint'])}.",
+                "Let every node see the same data: put them on a file system that is shared, and bind it into the container.",
+            )
+        made = source.make(asked["order"])
+        if made is END:
+            return wire.pack(None, ended=True)
+        if type(made) is Failure:
+            return wire.pack(None, failure=_as_json(made))
+        return wire.pack(made, samples=count_samples(made) or 1)
+
+    def _open(self, name: str, rng: dict[str, Any]) -> Servable:
+        params = self._job.params
+        restore_rng({key: torch.from_numpy(array) for key, array in rng.items()}, _CPU)
+        shared = Shared(name, params.runconfig.seed, 0, 1, keeps_small=name == "eval_input")
+        source: Any = open_source(find_data_fn(self._job, name)(params.values), shared)
+        source.begin_serving(self._worker, self._num_workers)
+        return source  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        for source in self._sources.values():
+            source.close()
+
+
+def serve(
+    role: Role, job: JobSpec, model_dir: Path, note: Callable[[str], None], outcome: Outcome
+) -> Outcome:
+    """A worker's whole run: reads what the coordinator orders until that says goodbye."""
+    maker = BatchMaker(job, role.rank - 1, role.num_workers)
+    try:
+        ending = work(role.address, find_key(model_dir), f"worker {role.rank}", maker, note=note)
+    finally:
+        maker.close()
+    if ending is Ending.LOST:
+        raise CoordinatorLost(
+            f"the coordinator at {role.address} is gone.",
+            "What it saved is in model_dir; the same command goes on from there.",
+        )
+    return outcome
+
+
+class CoordinatorLost(PortwrightError):
+    """Ends a worker whose coordinator died, so that the step ends and the job is requeued."""
+
+    status = ExitStatus.REQUEUE
+
+
+def _arrived(batch: Any, about: dict[str, Any]) -> Any:
+    if about.get("ended"):
+        return END
+    failure = about.get("failure")
+    if failure is None:
+        return batch
+    error: Exception = RuntimeError(failure["described"])
+    if failure["cure"]:
+        error = UserError(failure["described"], failure["cure"])
+    return Failure(failure["stage"], failure["where"], error, failure["described"], failure["traceback"])
+
+
+def _as_json(failure: Failure) -> dict[str, str]:
+    portable = make_portable(failure)
+    cure = portable.error.cure if isinstance(portable.error, PortwrightError) else ""
+    return {
+        "stage": portable.stage,
+        "where": portable.where,
+        "described": portable.described,
+        "traceback": portable.remote_traceback,
+        "cure": cure,
+    }
+
+
+def _tell(fingerprint: list[Any]) -> str:
+    return " of ".join(str(part) for part in reversed(fingerprint))
