@@ -1,0 +1,87 @@
+"""How jobs stand, whoever runs them: the scheduler is asked first, the job's own folder where it has forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from portwright.launch import local, registry, slurm
+from portwright.launch.registry import Entry
+from portwright.launch.slurm import ENDED, SlurmState
+
+
+def ask_state(entry: Entry) -> SlurmState:
+    """How a job stands; an end is written into the registry, as schedulers forget."""
+    if entry.ended or not entry.was_taken:
+        return _known_without_asking(entry)
+    if entry.scheduler == "slurm":
+        state = judge(entry.folder, slurm.job_state(entry.scheduler_id))
+    else:
+        state = local.job_state(entry.folder)
+    return _noted(entry, state)
+
+
+def ask_states(entries: Sequence[Entry]) -> dict[str, SlurmState]:
+    """How several jobs stand, by name, with as few questions as can be."""
+    waiting = [e.scheduler_id for e in entries if e.scheduler == "slurm" and e.was_taken and not e.ended]
+    in_queue = slurm.job_states(waiting)
+    found = {}
+    for entry in entries:
+        state = in_queue.get(entry.scheduler_id) if entry.scheduler == "slurm" and not entry.ended else None
+        # The queue does not tell how a job ended.
+        known = state is not None and not state.is_ended and state.state != "unknown"
+        found[entry.name] = state if state is not None and known else ask_state(entry)
+    return found
+
+
+def judge(folder: Path, state: SlurmState) -> SlurmState:
+    """What SLURM says, completed by what the job's script said of itself."""
+    said = local.read_state(folder)
+    status = said.get("status")
+    status = status if isinstance(status, int) else None
+    for ending in ENDED:
+        if said.get("state") != ending:
+            continue
+        if state.state == "unknown":
+            return replace(state, state=ending, exit=status)
+        if state.state == ending and status is not None:
+            return replace(state, exit=status)
+    if state.state == "unknown":
+        last = (
+            f"its script's last word was '{said['state']}'" if "state" in said else "its script never began"
+        )
+        return replace(state, reason=f"SLURM does not know it any more, and {last}")
+    return state
+
+
+def adopt(entry: Entry) -> Entry:
+    """A job whose submission was cut off before the answer came: its id, if the queue has it."""
+    if entry.scheduler != "slurm" or entry.was_taken or entry.error or entry.ended:
+        return entry
+    found = slurm.find_by_name(entry.name)
+    if found is None:
+        return entry
+    taken = replace(entry, scheduler_id=found)
+    registry.write_entry(taken)
+    return taken
+
+
+def _known_without_asking(entry: Entry) -> SlurmState:
+    for ending in ENDED:
+        if entry.ended == ending:
+            return SlurmState(ending, exit=entry.status)
+    return SlurmState("failed", reason=entry.error or "its submission was cut off")
+
+
+def _noted(entry: Entry, state: SlurmState) -> SlurmState:
+    if state.is_ended:
+        registry.note_end(entry, state.state, state.exit)
+    return state
+
+
+def status_of(state: SlurmState) -> int:
+    """What a command that followed a job to its end ends with: the job's own status."""
+    if state.state == "done":
+        return 0
+    return state.exit if state.exit is not None and 0 < state.exit < 256 else 1

@@ -1,0 +1,350 @@
+"""What a command line asks for, worked out into a job: names, steps, resources, container; nothing is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import UserError, suggest
+from portwright.job.problems import check_model
+from portwright.launch import registry
+from portwright.launch.job import Container, Job, Resources, Step, Tasks
+from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params
+from portwright.launch.site import Environment, JobDefaults, Site
+from portwright.launch.site_files import load_site
+from portwright.launch.steps import Chain, choose_steps, make_steps
+from portwright.launch.subject import Subject, find_subject
+from portwright.launch.times import minutes_of
+from portwright.target import Target
+
+JOBS_VARIABLE, DEFAULT_JOBS = "PORTWRIGHT_JOBS", "portwright_jobs"
+TASKS: tuple[Tasks, ...] = ("stream", "parallel", "single")
+KINDS = ("apptainer", "singularity", "ch-run", "none")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `submit`, as it was given."""
+
+    subject: str
+    site: str = "local"
+    account: str | None = None
+    mode: str = "train"
+    steps: str | None = None  # with commas between them
+    target: str | None = None
+    params: str | None = None
+    overrides: tuple[str, ...] = ()
+    model_dir: str | None = None
+    ntasks: int | None = None
+    nodes: int | None = None
+    cpus_per_task: int | None = None
+    gres: str | None = None
+    memory: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    flags: tuple[str, ...] = ()
+    image: str | None = None
+    container: str | None = None
+    binds: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # NAME=VALUE
+    tasks: str | None = None
+    name: str | None = None
+    jobs_dir: str | None = None
+    python: str | None = None
+    hpc: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, and what its folder says besides the scripts."""
+
+    job: Job
+    subject: Subject
+    params: ResolvedParams
+    mode: str
+    notes: tuple[str, ...] = ()  # worth knowing before the queue
+
+
+def plan_job(request: Request) -> Job:
+    """The job that a command line means."""
+    return make_plan(request).job
+
+
+def make_plan(request: Request) -> Plan:
+    """The job that a command line means, with its params; every wrong value is an error that names its flag."""
+    site = load_site(request.site)
+    target = _find_target(request, site)
+    site = site.for_target(target.name)
+    subject = find_subject(request.subject, hpc=request.hpc)
+    if request.hpc and not site.hpc:
+        raise UserError(
+            f"the site {site.name} has no cslc and cs_python, which --hpc asks for.",
+            "Leave --hpc out, or choose another site: portwright sites.",
+        )
+    workdir = Path.cwd()
+    defaults, tasks = _job_defaults(request, site)
+    params = (
+        read_hpc_params(subject, request.params, request.overrides)
+        if request.hpc
+        else resolve_params(subject, request.params, request.overrides, target)
+    )
+    model_dir = subject.folder if request.hpc else _model_dir(request, params, subject)
+    name = _free_name(request, subject)
+    folder = jobs_root(request.jobs_dir) / name
+    # Inside an image it is the image's own; "python" is replaced by Job.python where there is no container.
+    python = request.python or "python"
+    container = _make_container(request, site, params, [workdir, model_dir, folder, subject.folder], python)
+    environment, passed = _environment(request, site)
+    if request.hpc:
+        from portwright.launch.hpc import hpc_steps
+
+        steps = hpc_steps(subject.folder, dict(params.values))
+    else:
+        chain = Chain(
+            subject,
+            target,
+            request.mode,
+            folder / "params.yaml",
+            model_dir,
+            python,
+            tasks,
+            defaults.ntasks,
+            site,
+            name,
+        )
+        steps = make_steps(chain, choose_steps(request.steps, request.mode, target, params.values))
+    job = Job(
+        name=name,
+        folder=folder,
+        workdir=workdir,
+        site=site,
+        target=target.name,
+        steps=steps,
+        resources=_resources(request, site, defaults, steps),
+        model_dir=model_dir,
+        container=container,
+        python=sys.executable if request.python is None or container is not None else request.python,
+        modules=site.environment.modules,
+        environment=environment,
+        passed=passed,
+        max_retries=defaults.max_retries,
+        title=request.subject,
+    )
+    return Plan(job, subject, params, request.mode, _notes(request, params))
+
+
+def jobs_root(given: str | None) -> Path:
+    """--jobs-dir, else $PORTWRIGHT_JOBS, else portwright_jobs here."""
+    chosen = given or os.environ.get(JOBS_VARIABLE) or DEFAULT_JOBS
+    return absolute(chosen, "--jobs-dir")
+
+
+def absolute(given: str, flag: str) -> Path:
+    """A path as the user means it, from the current folder."""
+    if not given or "\0" in given or "\n" in given or "\r" in given:
+        raise UserError(f"{flag} is {given!r}, which is no path that a script can say.", "Give another.")
+    try:
+        return Path(os.path.normpath(Path.cwd() / Path(given).expanduser()))
+    except RuntimeError as error:  # ~somebody who has no home
+        raise UserError(f"{flag} is '{given}': {error}", "Give another.") from error
+
+
+def _find_target(request: Request, site: Site) -> Target:
+    from portwright.discover import get_target
+
+    return get_target(request.target or site.target)
+
+
+def _job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
+    """What the site says with what the command line changes, checked together."""
+    defaults = site.job
+    tasks = _tasks(request, site)
+    given: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in ("partition", "nodes", "ntasks", "cpus_per_task", "gres", "memory", "time")
+        if getattr(request, name) is not None
+    }
+    if tasks == "single" and request.ntasks is None:
+        given["ntasks"] = 1
+    if request.flags:
+        given["flags"] = [*defaults.flags, *request.flags]
+    minutes = minutes_of(request.time) if request.time is not None else defaults.minutes
+    # Short jobs, such as tries, still have a half to work in.
+    given["grace_seconds"] = min(defaults.grace_seconds, minutes * 30)
+    if defaults.max_minutes is not None and minutes > defaults.max_minutes:
+        raise UserError(
+            f"--time is {request.time}, and {site.name} allows at most {defaults.max_time}.",
+            "Ask for less: a job that reaches its limit saves, goes back into the queue and resumes.",
+        )
+    checked, problems = check_model(JobDefaults, {**defaults.model_dump(exclude_unset=True), **given}, ())
+    for problem in problems:
+        flag = (
+            "--" + str(problem.path[0]).replace("_", "-").replace("flags", "flag")
+            if problem.path
+            else site.name
+        )
+        raise UserError(f"{flag}: {problem.message}.", problem.cure)
+    assert checked is not None
+    if tasks == "single" and checked.ntasks > 1:
+        raise UserError(
+            f"--tasks single is one task, and --ntasks is {checked.ntasks}.",
+            "Leave one of them out, or choose --tasks parallel or --tasks stream.",
+        )
+    if tasks == "stream" and checked.ntasks < 2 and not request.hpc:
+        if request.tasks is not None:
+            raise UserError(
+                f"--tasks stream needs two tasks at least, one that trains and one that reads; --ntasks is {checked.ntasks}.",
+                "Give --ntasks 2 or more, or --tasks single.",
+            )
+        tasks = "single"  # --ntasks 1 says so
+    return checked, "single" if checked.ntasks == 1 else tasks
+
+
+def _tasks(request: Request, site: Site) -> Tasks:
+    if request.tasks is None:
+        return site.tasks
+    for known in TASKS:
+        if request.tasks == known:
+            return known
+    raise UserError(f"--tasks is '{request.tasks}'.", suggest(request.tasks, TASKS))
+
+
+def _resources(request: Request, site: Site, defaults: JobDefaults, steps: Sequence[Step]) -> Resources:
+    has_limit = site.scheduler == "slurm" or request.time is not None
+    return Resources(
+        account=_account(request, site, defaults),
+        partition=defaults.partition,
+        nodes=defaults.nodes,
+        ntasks=max((step.ntasks for step in steps), default=1),
+        cpus_per_task=defaults.cpus_per_task,
+        gres=defaults.gres,
+        memory=defaults.memory,
+        minutes=defaults.minutes if has_limit else None,
+        grace_seconds=defaults.grace_seconds,
+        flags=defaults.flags,
+    )
+
+
+def _account(request: Request, site: Site, defaults: JobDefaults) -> str | None:
+    account = request.account
+    if account is None and defaults.account != "none":
+        account = os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
+    if account is None:
+        if defaults.account == "required":
+            raise UserError(
+                f"{site.name} charges an account, and none is given.",
+                "Give yours: --account NAME, or set SBATCH_ACCOUNT.",
+            )
+        return None
+    if defaults.account == "none":
+        raise UserError(f"--account is '{account}', and {site.name} charges none.", "Leave it out.")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*", account):
+        raise UserError(f"--account is {account!r}, which is no account's name.", "Give one word.")
+    return account.lower() if defaults.account_lower else account
+
+
+def _environment(request: Request, site: Site) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    variables = dict(site.environment.variables)
+    for text in request.env:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(
+                f"--env is '{name}', without a value.",
+                "Write NAME=VALUE; --pass takes a value from your shell.",
+            )
+        variables[name] = value
+    passed = tuple(dict.fromkeys([*site.environment.passed, *request.passed]))
+    checked, problems = check_model(Environment, {"variables": variables, "passed": passed}, ())
+    for problem in problems:
+        flag = "--pass" if problem.path and problem.path[0] == "passed" else "--env"
+        # A value may be a secret, so that it is not repeated.
+        raise UserError(
+            f"{flag}: {problem.message}.", problem.cure or "Secrets go by --pass NAME, from your shell."
+        )
+    assert checked is not None
+    both = [name for name in request.passed if name in variables]
+    if both:
+        raise UserError(f"{both[0]} is given with --env and with --pass.", "Give one of them.")
+    return checked.variables, checked.passed
+
+
+def _container_kind(request: Request, site: Site) -> str:
+    kind = request.container or site.container.kind
+    if kind not in KINDS:
+        raise UserError(f"--container is '{kind}'.", suggest(kind, KINDS))
+    if kind == "none" and request.container is None and request.image is not None:
+        raise UserError(
+            f"--image is given, and {site.name} does not say what runs containers there.",
+            f"Say it: --container {' or '.join(KINDS[:-1])}.",
+        )
+    if kind == "none" and request.binds:
+        raise UserError(
+            "--bind is given, and nothing runs in a container.",
+            "Leave it out, or give --container and --image.",
+        )
+    return kind
+
+
+def _make_container(
+    request: Request, site: Site, params: ResolvedParams, paths: Sequence[Path], python: str
+) -> Container | None:
+    from portwright.launch.container import make_container
+
+    _container_kind(request, site)
+    seen = [*paths, *params.data_paths()]
+    if Path(python).is_absolute() and Path(python).exists():
+        # The host's interpreter: what it needs lies around it, and where it was made from.
+        seen += [Path(python).parents[1], Path(python).resolve().parents[1]]
+    return make_container(
+        site, image=request.image, kind=request.container, paths=seen, extra_binds=request.binds
+    )
+
+
+def _model_dir(request: Request, params: ResolvedParams, subject: Subject) -> Path:
+    runconfig = params.values.get("runconfig")
+    named = runconfig.get("model_dir") if isinstance(runconfig, Mapping) else None
+    if request.model_dir is not None:
+        return absolute(request.model_dir, "--model_dir")
+    return absolute(str(named), "runconfig.model_dir") if named else subject.model_dir
+
+
+def _free_name(request: Request, subject: Subject) -> str:
+    """A name that no job of the user has, nor a folder among the jobs: mymodel-3."""
+    if request.name is not None and not _NAME.fullmatch(request.name):
+        raise UserError(
+            f"--name is {request.name!r}.",
+            "Use letters, digits, - and _, at most 64 of them, a letter or digit first.",
+        )
+    stem = request.name or re.sub(r"[^A-Za-z0-9_-]+", "-", subject.name).strip("-_")[:48] or "job"
+    taken, root = registry.names(), jobs_root(request.jobs_dir)
+
+    def is_free(name: str) -> bool:
+        return name not in taken and not os.path.lexists(root / name)
+
+    if request.name is not None and is_free(stem):
+        return stem
+    number = 2 if request.name is not None else 1
+    while not is_free(f"{stem}-{number}"):
+        number += 1
+    return f"{stem}-{number}"
+
+
+def _notes(request: Request, params: ResolvedParams) -> tuple[str, ...]:
+    unset = [name for name in request.passed if name not in os.environ]
+    notes = [
+        f"--pass {name}: it is not set in this shell, so the job sees it only where the site sets it."
+        for name in unset
+    ]
+    return (*notes, *params.notes)
+
+
+def rename(request: Request, name: str) -> Request:
+    """The same request for another name, where the first was taken meanwhile."""
+    return replace(request, name=name)

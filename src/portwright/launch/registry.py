@@ -1,0 +1,165 @@
+"""Which jobs a user has: one small file each, outside of every project."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import UserError, suggest
+from portwright.job.atomic import atomic_write_text, explain_os_error
+
+MANIFEST, SCHEDULER_ID = "manifest.json", "scheduler_id"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job as it was submitted, and how it ended once that is known."""
+
+    name: str
+    folder: Path
+    site: str
+    scheduler: str  # slurm, csctl or none
+    scheduler_id: str = ""  # empty: it was not taken
+    submitted: str = ""  # in ISO form, with the zone
+    model_dir: str = ""
+    title: str = ""  # the subject as it was given
+    error: str = ""  # why it was not taken
+    ended: str = ""  # done, failed or cancelled; schedulers forget their jobs, this file does not
+    status: int | None = None  # of an ended one
+
+    @property
+    def was_taken(self) -> bool:
+        return bool(self.scheduler_id)
+
+
+def registry_folder() -> Path:
+    """XDG_STATE_HOME/portwright/jobs."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "portwright" / "jobs"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def write_entry(entry: Entry) -> None:
+    """Puts a job into the registry, or what has become of it."""
+    path = registry_folder() / f"{entry.name}.json"
+    _make_folder(path.parent)
+    values = {**asdict(entry), "folder": str(entry.folder)}
+    atomic_write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def note_end(entry: Entry, state: str, status: int | None) -> Entry:
+    """Writes down how a job ended."""
+    ended = replace(entry, ended=state, status=status)
+    if (registry_folder() / f"{entry.name}.json").is_file():
+        write_entry(ended)
+    return ended
+
+
+def read_entries() -> list[Entry]:
+    """All jobs, the newest last; a file that is damaged is left out."""
+    folder = registry_folder()
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error}.", "Mend that folder.") from error
+    found = [entry for path in paths if (entry := _read(path)) is not None]
+    return sorted(found, key=lambda entry: (entry.submitted, entry.name))
+
+
+def names() -> set[str]:
+    return {path.stem for path in registry_folder().glob("*.json")}
+
+
+def find_entry(text: str) -> Entry:
+    """The job that is meant: by its name, by the scheduler's id, or by its folder."""
+    if not text.strip():
+        raise UserError("the job's name is empty.", "Give a name that 'portwright jobs --all' lists.")
+    entries = read_entries()
+    for entry in entries:
+        if entry.name == text:
+            return entry
+    if text.isdecimal():
+        same = [entry for entry in entries if entry.scheduler_id == text]
+        if same:
+            return same[-1]  # ids begin anew on another cluster: the newest is meant
+    folder = Path(text).expanduser()
+    if folder.joinpath(MANIFEST).is_file():
+        folder = folder.resolve()
+        listed = [entry for entry in entries if entry.folder == folder]
+        return listed[-1] if listed else _entry_of_folder(folder)
+    if folder.is_dir():
+        raise UserError(f"'{text}' is a folder, but not that of a job.", "Give one with a manifest.json.")
+    known = [entry.name for entry in entries]
+    cure = suggest(text, known) if known else "No job has been submitted from here."
+    raise UserError(f"there is no job '{text}'.", cure)
+
+
+def entry_from_manifest(manifest: dict[str, Any], folder: Path) -> Entry:
+    """What the registry keeps of a job, from what its folder says."""
+    return Entry(
+        name=str(manifest["name"]),
+        folder=folder,
+        site=str(manifest["site"]),
+        scheduler=str(manifest["scheduler"]),
+        submitted=str(manifest["time"]),
+        model_dir=str(manifest["model_dir"]),
+        title=str(manifest.get("subject", "")),
+    )
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keeps another `submit` of this user out, so that two do not take the same name or the same model_dir."""
+    folder = registry_folder()
+    _make_folder(folder)
+    path = folder / ".lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    try:
+        # A home without locks still has names that only one can take: see folder.py.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _entry_of_folder(folder: Path) -> Entry:
+    """A job that another machine, or another user, submitted."""
+    path = folder / MANIFEST
+    try:
+        entry = entry_from_manifest(json.loads(path.read_text(encoding="utf-8")), folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not that of a job: {error!r}.", "Give another job.") from error
+    with contextlib.suppress(OSError):
+        entry = replace(entry, scheduler_id=folder.joinpath(SCHEDULER_ID).read_text().strip())
+    return entry
+
+
+def _read(path: Path) -> Entry | None:
+    known = {field.name for field in fields(Entry)}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kept = {name: value for name, value in values.items() if name in known}
+        return Entry(**{**kept, "folder": Path(kept["folder"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error

@@ -1,0 +1,319 @@
+"""SLURM's own commands, and what they print; nothing here needs its accounting (sacct)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from portwright.errors import UserError
+
+State = Literal["pending", "running", "done", "failed", "cancelled", "unknown"]
+ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+TIMEOUT_SECONDS = 60.0  # a busy controller answers within some; SLURM's own MessageTimeout is 10
+
+# SLURM's states, as a person waits for them.
+_STATES: Mapping[str, State] = {
+    "PENDING": "pending", "REQUEUED": "pending", "REQUEUE_FED": "pending", "REQUEUE_HOLD": "pending",
+    "SPECIAL_EXIT": "pending", "RESV_DEL_HOLD": "pending",
+    "CONFIGURING": "running", "RUNNING": "running", "COMPLETING": "running", "SUSPENDED": "running",
+    "STOPPED": "running", "SIGNALING": "running", "STAGE_OUT": "running", "RESIZING": "running",
+    "COMPLETED": "done", "CANCELLED": "cancelled", "REVOKED": "cancelled",
+    "FAILED": "failed", "TIMEOUT": "failed", "NODE_FAIL": "failed", "BOOT_FAIL": "failed", "DEADLINE": "failed",
+    "OUT_OF_MEMORY": "failed", "PREEMPTED": "failed",
+}  # fmt: skip
+_NOT_KNOWN = re.compile(r"invalid job id|no such job", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"unable to contact slurm|socket timed out|connection refused|zero bytes were transmitted|"
+    r"communication.*(?:connection|failure)|unable to resolve|could not establish a configuration source",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class SlurmState:
+    """How a job stands, whichever scheduler it is with; what is not known is None or empty."""
+
+    state: State
+    word: str = ""  # the scheduler's own: PENDING, TIMEOUT
+    reason: str = ""  # why it waits or has ended, in the scheduler's word: Priority, Resources
+    queue_position: int | None = None  # 1: next
+    start_estimate: str | None = None  # 2026-11-16T20:00:00
+    nodes: str = ""  # sdf-[1-2]
+    restarts: int = 0
+    time_left: str | None = None  # as squeue writes it: 3:12:01
+    exit: int | None = None  # status of the batch script, once it has ended
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state in ENDED
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SlurmError(UserError):
+    """A command of SLURM's failed."""
+
+
+class NoAnswerError(SlurmError):
+    """SLURM's controller does not answer; how jobs stand is not known."""
+
+
+def run_slurm(
+    words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of SLURM's commands with its messages in English; a failure is told with what it said."""
+    program = words[0]
+    if shutil.which(program) is None:
+        raise SlurmError(
+            f"there is no {program} here, so SLURM cannot be asked.",
+            "Run this on a login node of the site, or use --site local.",
+        )
+    try:
+        done = subprocess.run(
+            list(words),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            cwd=cwd,
+            env=plain_environment(),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(
+            f"SLURM did not answer {program} within {timeout_seconds:.0f} s.",
+            "Its controller may be busy or down: try again, and see 'scontrol ping'.",
+        ) from error
+    except OSError as error:
+        raise SlurmError(f"{program} cannot be started: {error}.", "Mend SLURM's installation.") from error
+    if done.returncode != 0:
+        said = _last_words(done.stderr or done.stdout)
+        if _NO_ANSWER.search(done.stderr):
+            raise NoAnswerError(
+                f"SLURM does not answer: {said}.",
+                "Its controller may be down: try again, and see 'scontrol ping'.",
+            )
+        raise SlurmError(f"{program} failed with status {done.returncode}: {said}.", "")
+    return done
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without what would change a command's meaning behind its words.
+
+    SBATCH_PARTITION and the like go before what a script says, and SLURM_NTASKS of an allocation that one sits in
+    would be taken along into the next.
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name in kept
+        or not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SRUN_"))
+    }
+    return plain | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+
+
+def submit(script: Path, *, test_only: bool = False) -> str:
+    """Hands a batch script to sbatch and gives the job's id; with `test_only`, what SLURM says it would do."""
+    words = ["sbatch", "--parsable", *(["--test-only"] if test_only else [])]
+    try:
+        done = run_slurm([*words, str(script)], cwd=script.parent)
+    except NoAnswerError:
+        raise
+    except SlurmError as error:
+        raise SlurmError(error.message, error.cure or _cure_of(error.message)) from error
+    if test_only:
+        return _last_words(done.stderr or done.stdout)
+    found = re.search(r"^(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE)
+    if found is None:
+        raise SlurmError(
+            f"sbatch said {done.stdout.strip()[:200]!r} instead of a job's id.",
+            "See with 'squeue --me' whether the job was taken.",
+        )
+    return found[1]
+
+
+def find_by_name(name: str) -> str | None:
+    """The id of this user's job of that name, if the queue has just one: for a submission whose answer was lost."""
+    done = run_slurm(["squeue", "--me", "--noheader", f"--name={name}", "--format=%i"])
+    ids = done.stdout.split()
+    return ids[0] if len(ids) == 1 else None
+
+
+def job_state(job_id: str) -> SlurmState:
+    """How a job stands; `unknown` for one that SLURM has forgotten, which it does some minutes after the end."""
+    try:
+        done = run_slurm(["scontrol", "--oneliner", "show", "job", job_id])
+    except NoAnswerError:
+        raise
+    except SlurmError as error:
+        if _NOT_KNOWN.search(error.message):
+            return SlurmState("unknown")
+        raise
+    state = parse_job(done.stdout)
+    if state.state != "pending":
+        return state
+    values = asdict(state)
+    values["queue_position"] = queue_position(job_id)
+    return SlurmState(**values)
+
+
+def job_states(ids: Sequence[str]) -> dict[str, SlurmState]:
+    """How several jobs stand, by one question; those that the queue does not have are left out."""
+    if not ids:
+        return {}
+    # Not --jobs: one id that SLURM has forgotten would make the whole question fail.
+    done = run_slurm(
+        [
+            "squeue",
+            "--me",
+            "--noheader",
+            "--states=all",
+            "--Format=JobID:20,State:20,Reason:40,RestartCnt:8,TimeLeft:20,StartTime:24,NodeList:100",
+        ]
+    )
+    wanted, found = set(ids), {}
+    for line in done.stdout.splitlines():
+        fields = [line[a:b].strip() for a, b in _SLICES]
+        if fields[0] in wanted:
+            word = fields[1].split()[0] if fields[1] else ""
+            found[fields[0]] = SlurmState(
+                _STATES.get(word, "unknown"),
+                word,
+                _known(fields[2]) or "",
+                start_estimate=_known(fields[5]) if word == "PENDING" else None,
+                nodes=fields[6],
+                restarts=_number(fields[3]) or 0,
+                time_left=_known(fields[4]),
+            )
+    return found
+
+
+_WIDTHS = (20, 20, 40, 8, 20, 24, 100)
+_SLICES = [(sum(_WIDTHS[:n]), sum(_WIDTHS[: n + 1])) for n in range(len(_WIDTHS))]
+
+
+def parse_job(text: str) -> SlurmState:
+    """Reads a line of `scontrol --oneliner show job`."""
+
+    def value(key: str) -> str | None:
+        # The first counts: paths, which may hold anything, come behind the keys that are asked for.
+        found = re.search(rf"(?:^|\s){key}=(\S*)", text)
+        return _known(found[1]) if found else None
+
+    word = (value("JobState") or "").split(",")[0]
+    state = _STATES.get(word, "unknown")
+    code, _, number = (value("ExitCode") or "").partition(":")
+    ended = state in ENDED
+    status = _number(code)
+    if status == 0 and _number(number):
+        status = 128 + int(number)
+    return SlurmState(
+        state,
+        word,
+        value("Reason") or "",
+        start_estimate=value("StartTime") if state == "pending" else None,
+        nodes=value("NodeList") or "",
+        restarts=_number(value("Restarts") or "") or 0,
+        time_left=_time_left(value("RunTime"), value("TimeLimit")) if word == "RUNNING" else None,
+        exit=status if ended else None,
+    )
+
+
+def queue_position(job_id: str) -> int | None:
+    """How many jobs of the same partition are before this one, and one more; None where the queue does not say."""
+    try:
+        own = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING", "--format=%P"])
+        partition = own.stdout.strip()
+        if not partition:
+            return None
+        done = run_slurm(
+            [
+                "squeue",
+                "--noheader",
+                "--states=PENDING",
+                f"--partition={partition}",
+                "--sort=-p,i",
+                "--format=%i",
+            ]
+        )
+    except NoAnswerError:
+        raise
+    except SlurmError:  # it began meanwhile
+        return None
+    ids = done.stdout.split()
+    return ids.index(job_id) + 1 if job_id in ids else None
+
+
+def cancel(job_id: str) -> bool:
+    """Asks SLURM to end a job; False where it has ended already."""
+    try:
+        run_slurm(["scancel", job_id])
+    except NoAnswerError:
+        raise
+    except SlurmError as error:
+        if _NOT_KNOWN.search(error.message) or "already completing or completed" in error.message:
+            return False
+        raise
+    return True
+
+
+def _cure_of(message: str) -> str:
+    lowered = message.lower()
+    for sign, cure in _CURES.items():
+        if sign in lowered:
+            return cure
+    return "Mend what SLURM names, or change what is asked for: see 'portwright submit --help'."
+
+
+_CURES = {
+    "invalid account": "Give an allocation that is yours with --account; 'portwright sites NAME' says how the site names them.",
+    "invalid qos": "Leave that --flag out, or give a QOS that the account has.",
+    "invalid partition": "Give a partition of this cluster with --partition; 'sinfo -s' lists them.",
+    "invalid generic resource": "Give resources that this cluster has with --gres; 'sinfo -o %G' lists them.",
+    "time limit": "Ask for less with --time; 'sinfo -o \"%P %l\"' lists the limits.",
+    "node configuration is not available": "Ask for fewer --nodes, --ntasks or --cpus-per-task, or another --gres: no node has what is asked for.",
+    "node count specification invalid": "Ask for fewer --nodes.",
+    "violates accounting/qos policy": "Ask for less, or wait until other jobs of yours have ended.",
+}
+
+
+def _last_words(text: str) -> str:
+    """The telling line of what a command of SLURM's printed, without its prefixes and its full stop."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    cleaned = [re.sub(r"^(?:\w+: )?(?:error: )?", "", line) for line in errors]
+    return "; ".join(dict.fromkeys(cleaned)).rstrip(".") or "no word of why"
+
+
+def _known(text: str) -> str | None:
+    return None if text in ("", "None", "(null)", "Unknown", "N/A", "NOT_SET", "INVALID") else text
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _time_left(run_time: str | None, limit: str | None) -> str | None:
+    spent, whole = _seconds(run_time), _seconds(limit)
+    if spent is None or whole is None:
+        return None
+    days, rest = divmod(max(whole - spent, 0), 86400)
+    shown = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{shown}" if days else shown
+
+
+def _seconds(text: str | None) -> int | None:
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text or "")
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,107 @@
+"""The chain of a job: which steps, and the command of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import UserError, suggest
+from portwright.job.arguments import MODES
+from portwright.launch.job import Step, Tasks
+from portwright.launch.site import Site
+from portwright.launch.subject import Subject
+from portwright.target import Target
+
+STEPS = ("validate", "compile", "train", "eval", "predict")
+_EXPANDED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_JOB_LABELS = "--job_labels"  # by which a vendor's own queue lists a job
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the commands of all steps are made of."""
+
+    subject: Subject
+    target: Target
+    mode: str
+    params: Path
+    model_dir: Path
+    python: str
+    tasks: Tasks
+    ntasks: int
+    site: Site
+    job_name: str
+
+
+def choose_steps(given: str | None, mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The steps that --steps names, in the order of the chain; else those that the mode means."""
+    if mode not in MODES:
+        raise UserError(f"--mode is '{mode}'.", suggest(mode, MODES))
+    if given is not None:
+        named = [part.strip() for part in given.split(",")]
+        for name in named:
+            if name not in STEPS:
+                raise UserError(f"--steps names '{name}'.", suggest(name, STEPS))
+        return tuple(name for name in STEPS if name in named)
+    if mode in ("eval", "eval_all"):
+        return ("eval",)
+    if mode == "predict":
+        return ("predict",)
+    chosen = ["validate"]
+    if _compiles(target, params):
+        chosen.append("compile")
+    chosen.append("train")
+    if mode == "train" and params.get("eval_input") is not None:
+        chosen.append("eval")
+    return tuple(chosen)
+
+
+def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
+    return tuple(_make_step(chain, name) for name in names)
+
+
+def _make_step(chain: Chain, name: str) -> Step:
+    words = [*chain.subject.words(chain.python), chain.target.name, "--mode", _mode(chain.mode, name)]
+    words += ["--params", str(chain.params), "--model_dir", str(chain.model_dir)]
+    if name in ("validate", "compile"):
+        words.append(f"--{name}_only")
+    is_spread = name == "train" and chain.ntasks > 1
+    literal: list[int] = []
+    if name in ("train", "eval", "predict"):
+        for word in chain.site.launch.run_flags:
+            if _EXPANDED.search(word):
+                literal.append(len(words))
+            words.append(word)
+    takes_labels = any(_JOB_LABELS in flag.names for flag in chain.target.flags)
+    if chain.site.scheduler == "csctl" and takes_labels:
+        words += [_JOB_LABELS, f"name={chain.job_name}"]
+    if is_spread and chain.tasks == "stream":
+        words.append("--stream_data")
+    return Step(
+        name=name,
+        ntasks=chain.ntasks if is_spread else 1,
+        words=tuple(words),
+        tasks=chain.tasks if is_spread else "single",
+        literal=tuple(literal),
+    )
+
+
+def _mode(mode: str, step: str) -> str:
+    """What run.py is told in a step of a job of this mode."""
+    if step == "eval":
+        return "eval_all" if mode == "eval_all" else "eval"
+    if step == "predict":
+        return "predict"
+    if step == "train":
+        return mode if mode in ("train", "train_and_eval") else "train"
+    return mode
+
+
+def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
+    """A target with an environment of its own has a compiler of its own; elsewhere torch.compile, where it is asked for."""
+    runconfig = params.get("runconfig")
+    asked = isinstance(runconfig, Mapping) and bool(runconfig.get("compile"))
+    return target.has_compiler or target.environment is not None or asked

@@ -1,0 +1,187 @@
+"""Submitting a job, and ending one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from portwright.errors import UserError
+from portwright.launch import csctl, local, registry, slurm
+from portwright.launch.ask import adopt, ask_state
+from portwright.launch.folder import NameTakenError, note_error, note_scheduler_id, render_files, write_folder
+from portwright.launch.planning import Plan, Request, make_plan
+from portwright.launch.registry import Entry
+
+if TYPE_CHECKING:
+    from portwright.launch.checks import Finding
+
+_NAME_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that could be submitted: what would be written, and what was found wrong with it."""
+
+    request: Request
+    plan: Plan
+    files: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "error"]
+
+    def as_dict(self) -> dict[str, Any]:
+        job = self.plan.job
+        return {
+            "name": job.name,
+            "folder": str(job.folder),
+            "site": job.site.name,
+            "target": job.target,
+            "model_dir": str(job.model_dir),
+            "steps": [step.name for step in job.steps],
+            "binds": [] if job.container is None else [list(bind) for bind in job.container.binds],
+            "findings": [{"level": f.level, "what": f.what, "cure": f.cure} for f in self.findings],
+        }
+
+
+def prepare(request: Request) -> Prepared:
+    """Works a job out and checks it; nothing is written."""
+    from portwright.launch.checks import Finding, check_job
+
+    plan = make_plan(request)
+    findings = [Finding("warning", note, "") for note in plan.notes]
+    if plan.params.problem is not None:
+        findings.append(Finding("error", plan.params.problem.message, plan.params.problem.cure))
+    findings += check_job(plan.job, dict(plan.params.values))
+    return Prepared(request, plan, render_files(plan, request), tuple(findings))
+
+
+def submit(prepared: Prepared, *, force: bool = False) -> Entry:
+    """Writes the job's folder and hands the job over; a job that was not taken is noted as such, and told."""
+    if prepared.errors and not force:
+        first, *rest = prepared.errors
+        more = f" (and {len(rest)} more)" if rest else ""
+        raise UserError(
+            f"{first.what.rstrip('.')}{more}.",
+            f"{first.cure} --force submits it all the same.".strip(),
+            {"findings": prepared.as_dict()["findings"]},
+        )
+    with registry.locked():
+        refuse_same_model_dir(prepared.plan.job.model_dir)
+        prepared = _write(prepared)
+        entry = _entry_of(prepared)
+        registry.write_entry(entry)
+    return _hand_over(entry, prepared.plan)
+
+
+def refuse_same_model_dir(model_dir: Path) -> None:
+    """Two jobs that write to one folder at once would spoil each other's checkpoints."""
+    wanted = model_dir.resolve()
+    for entry in registry.read_entries():
+        if entry.ended or entry.error or not entry.model_dir or Path(entry.model_dir).resolve() != wanted:
+            continue
+        entry = adopt(entry)
+        if entry.was_taken and not ask_state(entry).is_ended:
+            raise UserError(
+                f"the job {entry.name} uses {model_dir} and has not ended.",
+                f"Wait for it, end it with 'portwright cancel {entry.name}', or choose another --model_dir.",
+            )
+
+
+def cancel_job(entry: Entry) -> str:
+    """Ends a job, and says what to expect."""
+    entry = adopt(entry)
+    if not entry.was_taken:
+        return f"{entry.name} was never submitted: there is nothing to end."
+    state = ask_state(entry)
+    if state.is_ended:
+        return f"{entry.name} has ended already ({state.state})."
+    if entry.scheduler == "slurm":
+        was_there = slurm.cancel(entry.scheduler_id)
+    else:
+        was_there = local.cancel(entry.folder)
+        if entry.scheduler == "csctl":
+            ended = csctl.cancel_jobs(f"name={entry.name}")
+            if ended:
+                return (
+                    f"{entry.name}: ended {', '.join(ended)} on the cluster, and what watched over it here."
+                )
+    if not was_there:
+        return f"{entry.name} has ended already."
+    if state.state == "pending":
+        return f"{entry.name} was taken from the queue; nothing of it has run since it was queued."
+    return (
+        f"{entry.name} is being ended: its tasks have half a minute to save. It is not requeued; "
+        "submitting the same again goes on from the last checkpoint."
+    )
+
+
+def _write(prepared: Prepared) -> Prepared:
+    """Writes the folder; where its name was taken meanwhile, under the next."""
+    for _ in range(_NAME_TRIES):
+        try:
+            name = prepared.plan.job.name
+            if name in registry.names():
+                raise NameTakenError(f"there is a job {name} already.", "Choose another --name.")
+            write_folder(prepared.plan.job.folder, prepared.files)
+            return prepared
+        except NameTakenError:
+            plan = make_plan(prepared.request)
+            prepared = replace(prepared, plan=plan, files=render_files(plan, prepared.request))
+    raise UserError("other jobs take every name that is tried.", "Choose another --name.")
+
+
+def _entry_of(prepared: Prepared) -> Entry:
+    job = prepared.plan.job
+    return Entry(
+        name=job.name,
+        folder=job.folder,
+        site=job.site.name,
+        scheduler=job.site.scheduler,
+        submitted=registry.now(),
+        model_dir=str(job.model_dir),
+        title=prepared.request.subject,
+    )
+
+
+def _hand_over(entry: Entry, plan: Plan) -> Entry:
+    try:
+        scheduler_id = _start(plan)
+    except UserError as error:
+        note_error(entry.folder, str(error))
+        registry.write_entry(replace(entry, error=error.message))
+        raise type(error)(
+            f"{entry.name} was not submitted: {error.message}",
+            f"{error.cure} What was made is in {entry.folder}; the same command can be given again.".strip(),
+        ) from error
+    taken = replace(entry, scheduler_id=scheduler_id)
+    registry.write_entry(taken)
+    note_scheduler_id(entry.folder, scheduler_id)
+    return taken
+
+
+def _start(plan: Plan) -> str:
+    job = plan.job
+    if job.site.scheduler == "slurm":
+        try:
+            return slurm.submit(job.folder / "job.sh")
+        except slurm.NoAnswerError:
+            found = _look_for(lambda: slurm.find_by_name(job.name))
+            if found is None:
+                raise
+            return found
+    limits = job.resources
+    return local.start(
+        job.folder, minutes=limits.minutes, grace_seconds=limits.grace_seconds, max_retries=job.max_retries
+    )
+
+
+def _look_for(ask: Callable[[], str | None]) -> str | None:
+    """The answer to sbatch was lost, but the job may be in the queue."""
+    try:
+        return ask()
+    except UserError:
+        return None
