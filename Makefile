@@ -13,12 +13,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # TensorFlow 2.15, the last one with tf.estimator, exists for Python 3.9 to 3.11.
 ESTIMATOR_PYTHON ?= $(PYTHON)
 
-.PHONY: help demo test test-estimator test-gpu test-vendor test-vendor-core test-vendor-e2e test-vendor-fidelity test-vendor-sdk csx-env estimator-env lint format docs bench clean
+.PHONY: help demo test test-cluster cluster-programs test-estimator test-gpu test-vendor test-vendor-core test-vendor-e2e test-vendor-fidelity test-vendor-sdk csx-env estimator-env lint format docs bench clean
 
 help:
 	@echo "make demo         check, port, prove, lower and train a plain PyTorch script"
 	@echo "make test         the tests"
 	@echo "make test-vendor  the tests that ask Cerebras's own SDK (installs it, 6 GB, outside the checkout)"
+	@echo "make test-cluster the tests on a real SLURM with containers (installs slurm-wlm, munge, charliecloud, shellcheck)"
 	@echo "make test-estimator  the tests beside the real tf.estimator (installs TensorFlow 2.15, 1.3 GB, outside the checkout)"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         write the generated pages anew"
@@ -58,7 +59,21 @@ demo: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor --ignore tests/estimator -m 'not vendor'
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor --ignore tests/estimator --ignore tests/cluster -m 'not vendor'
+
+# A real SLURM of a few nodes on this host, and jobs in containers.
+CLUSTER_PACKAGES := slurm-wlm munge charliecloud shellcheck
+CLUSTER_PROGRAMS := slurmctld slurmd munged ch-run shellcheck ldd
+
+cluster-programs:
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; for program in $(CLUSTER_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	command -v apt-get > /dev/null || { echo "test-cluster misses$$missing, and there is no apt-get here: install $(CLUSTER_PACKAGES) by your system's own means" >&2; exit 1; }; \
+	[ "$$(id -u)" = 0 ] || { echo "test-cluster misses$$missing: as root, apt-get install $(CLUSTER_PACKAGES)" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CLUSTER_PACKAGES) > /dev/null
+
+test-cluster: $(STAMP) cluster-programs
+	$(BIN)/python -m pytest -q tests/cluster
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu

@@ -23,56 +23,11 @@ FORMAT = 1  # counted up when what is below makes another image of the same host
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "portwright" / "images"
 VENV = "opt/venv"
-COMMANDS = [
-    "bash",
-    "sh",
-    "env",
-    "cat",
-    "chmod",
-    "cp",
-    "cut",
-    "date",
-    "df",
-    "dirname",
-    "basename",
-    "echo",
-    "false",
-    "find",
-    "flock",
-    "grep",
-    "head",
-    "hostname",
-    "id",
-    "kill",
-    "ln",
-    "ls",
-    "mkdir",
-    "mktemp",
-    "mv",
-    "nproc",
-    "ps",
-    "pwd",
-    "readlink",
-    "realpath",
-    "rm",
-    "rmdir",
-    "sed",
-    "sleep",
-    "sort",
-    "stat",
-    "tail",
-    "tee",
-    "test",
-    "timeout",
-    "touch",
-    "tr",
-    "true",
-    "uname",
-    "uniq",
-    "wc",
-    "which",
-    "xargs",
-]
+COMMANDS = (
+    "bash sh env cat chmod cp cut date df dirname basename echo false find flock grep head hostname id "
+    "kill ln ls mkdir mktemp mv nproc ps pwd readlink realpath rm rmdir sed sleep sort stat tail tee test "
+    "timeout touch tr true uname uniq wc which xargs"
+)
 # Large, and no part of a training run under PyTorch.
 LEFT_OUT = (
     "tensorflow",
@@ -86,25 +41,7 @@ LEFT_OUT = (
     "pip",
     "lightning",
 )
-FOLDERS = [
-    "dev",
-    "etc",
-    "home",
-    "mnt",
-    "opt",
-    "proc",
-    "root",
-    "run",
-    "srv",
-    "sys",
-    "tmp",
-    "usr",
-    "var",
-    "usr/bin",
-    "usr/local/bin",
-    "var/tmp",
-    "ch",
-]
+FOLDERS = "dev etc home mnt opt proc root run srv sys tmp usr var usr/bin usr/local/bin var/tmp ch"
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -160,11 +97,11 @@ def _make(image: Path) -> None:
             (image / name).parent.mkdir(parents=True, exist_ok=True)
             (image / name).symlink_to(host.readlink())
             (image / host.resolve().relative_to("/")).mkdir(parents=True, exist_ok=True)
-    for name in FOLDERS:
+    for name in FOLDERS.split():
         (image / name).mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
         (image / name).write_text(text)
-    found = (shutil.which(command) for command in COMMANDS)
+    found = (shutil.which(command) for command in COMMANDS.split())
     programs = [Path(path) for path in found if path]
     for program in programs:
         _place(image, program)
