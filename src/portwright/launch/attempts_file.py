@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,12 @@ class Attempt:
     time: str
     why: str  # as the script wrote it, such as requeue:signal or retry:137
     checkpoint_step: int | None
+    step: str = ""  # of the chain
+
+    @property
+    def moment(self) -> str:
+        """When, to the minute, as the script wrote it."""
+        return re.sub(r"^(\d+-\d+-\d+)T(\d+:\d+):\d+Z$", r"\1 \2 UTC", self.time)
 
     @property
     def words(self) -> str:
@@ -32,7 +39,7 @@ class Attempt:
 _REQUEUES = {
     "signal": "saved before the time limit and requeued",
     "85": "told to end, saved and requeued",
-    "term": "told to end, saved and requeued",
+    "timeout": "reached the time limit and requeued",
     "preempted": "preempted and requeued",
 }
 
@@ -51,7 +58,9 @@ def read_attempts(path: Path, notes: list[str]) -> tuple[Attempt, ...]:
         words = line.split()
         if len(words) >= 2:
             step = words[2] if len(words) > 2 else ""
-            attempts.append(Attempt(words[0], words[1], int(step) if step.isdecimal() else None))
+            attempts.append(
+                Attempt(words[0], words[1], int(step) if step.isdecimal() else None, "".join(words[3:4]))
+            )
     return tuple(attempts)
 
 

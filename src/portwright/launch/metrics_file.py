@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _MOST_BYTES = 32 << 20  # read whole up to here, which takes a third of a second
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = 256 << 10
 _NUM_SAMPLES = 400
 _MOST_LINE_BYTES = 16 << 20
 _MOST_POINTS = 4096
@@ -40,7 +40,8 @@ class Metrics:
 
     train: Logged | None = None  # the last one
     evaluation: Logged | None = None
-    stream: Logged | None = None
+    evaluated: list[tuple[int, float]] = field(default_factory=list)  # step, loss of evaluations
+    streams: list[Logged] = field(default_factory=list)  # lines of the workers since the last start
     points: list[tuple[int, float]] = field(
         default_factory=list
     )  # step, loss (a mean, where several are one)
@@ -75,10 +76,15 @@ class Metrics:
 
 
 class MetricsFile:
-    """Looks at a metrics.jsonl again and again; what was read once is not read a second time."""
+    """Looks at a metrics.jsonl again and again; what was read once is not read a second time.
 
-    def __init__(self, path: Path) -> None:
+    `is_brief` is content with the end of the file: for the last values and the speed, not for the curve.
+    """
+
+    def __init__(self, path: Path, *, is_brief: bool = False) -> None:
         self._path = path
+        self._most_bytes = _TAIL_BYTES if is_brief else _MOST_BYTES
+        self._num_samples = 0 if is_brief else _NUM_SAMPLES
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._before: Logged | None = None
@@ -98,7 +104,7 @@ class MetricsFile:
                 # A run that resumes writes the file anew without the lines of steps that come again.
                 self._forget()
                 self._identity = identity
-            if about.st_size - self._offset > _MOST_BYTES:
+            if about.st_size - self._offset > self._most_bytes:
                 self._sample(file, about.st_size)
             self._read_on(file)
         return self.metrics
@@ -110,8 +116,8 @@ class MetricsFile:
         """Takes lines at equal distances, up to the tail, which is read whole afterwards."""
         self.metrics.is_sampled = True
         end, taken = size - _TAIL_BYTES, -1
-        for number in range(_NUM_SAMPLES):
-            file.seek(self._offset + (end - self._offset) * number // _NUM_SAMPLES)
+        for number in range(self._num_samples):
+            file.seek(self._offset + (end - self._offset) * number // self._num_samples)
             if number:
                 file.readline(_MOST_LINE_BYTES)  # the rest of a line
             at = file.tell()
@@ -136,11 +142,11 @@ class MetricsFile:
             self.metrics.num_damaged += bool(raw.strip(b"\0\r\n "))
             return
         if line.kind == "eval":
-            self.metrics.evaluation = line
+            self._take_evaluation(line)
         elif line.kind == "train":
             self._take_training(line)
         elif line.kind == "stream":
-            self.metrics.stream = line
+            self._take_stream(line)
 
     def _take_training(self, line: Logged) -> None:
         metrics = self.metrics
@@ -157,6 +163,21 @@ class MetricsFile:
             metrics.best = (line.step, loss)
         if len(metrics.points) > _MOST_POINTS:
             metrics.points = thin_out(metrics.points, _MOST_POINTS // 2)
+
+    def _take_evaluation(self, line: Logged) -> None:
+        self.metrics.evaluation = line
+        loss = line.values.get("loss", line.values.get("eval/loss", math.nan))
+        if math.isfinite(loss):
+            self.metrics.evaluated = thin_out([*self.metrics.evaluated, (line.step, loss)], _MOST_POINTS)
+
+    def _take_stream(self, line: Logged) -> None:
+        streams = self.metrics.streams
+        if streams and _is_new_start(streams[-1], line):
+            streams.clear()
+        streams.append(line)
+        # The names of all that ever were are wanted, and of each the last line; not a million lines.
+        if len(streams) > 1 and streams[-2].values.keys() <= line.values.keys():
+            del streams[-2]
 
 
 def thin_out(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:

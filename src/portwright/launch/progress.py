@@ -15,7 +15,7 @@ import yaml
 from portwright.launch.attempts_file import Attempt, read_attempts
 from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
 from portwright.launch.metrics_file import Logged, Metrics, MetricsFile, number, thin_out
-from portwright.launch.stream_counts import Worker, read_workers
+from portwright.launch.stream_counts import Worker, list_workers, rates_in
 
 _LOG_TAIL_BYTES = 64 << 10
 _TOLD_TOTAL = re.compile(rb"train step \d+/(\d+)")
@@ -43,6 +43,7 @@ class Training:
     best_loss: float | None
     best_step: int | None
     series: tuple[tuple[int, float], ...]  # step, loss
+    evaluated: tuple[tuple[int, float], ...]  # step, loss of the evaluations on the way
     resumed_at: tuple[int, ...]
     non_finite_step: int | None
     steps_per_second: float | None
@@ -111,19 +112,19 @@ def read_progress(folder: Path, model_dir: Path | None) -> Progress:
 
 
 class ProgressReader:
-    """Reads a job's folder and its run's `model_dir`, which an HPC job has none of."""
+    """Reads a job's folder and its run's `model_dir`, which an HPC job has none of; `is_brief`: for a row of a table."""
 
-    def __init__(self, folder: Path, model_dir: Path | None) -> None:
+    def __init__(self, folder: Path, model_dir: Path | None, *, is_brief: bool = False) -> None:
         self._folder, self._model_dir = Path(folder), model_dir
-        self._train = MetricsFile(model_dir / "train" / "metrics.jsonl") if model_dir else None
-        self._eval = MetricsFile(model_dir / "eval" / "metrics.jsonl") if model_dir else None
+        files = [model_dir / kind / "metrics.jsonl" for kind in ("train", "eval")] if model_dir else []
+        self._files = [MetricsFile(file, is_brief=is_brief) for file in files]
 
     def read(self) -> Progress:
         notes: list[str] = []
         state = _read_object(self._folder / "state.json", notes)
         manifest = _read_object(self._folder / "manifest.json", notes)
         submitted = read_time(manifest.get("submitted", manifest.get("time")))
-        train, evaluated = _read_metrics(self._train, notes), _read_metrics(self._eval, notes)
+        train, evaluated = [_read_metrics(file, notes) for file in self._files] or (Metrics(), Metrics())
         is_ours = _is_since(train.train, submitted)
         checkpoints = self._list_checkpoints(notes)
         return Progress(
@@ -139,7 +140,7 @@ class ProgressReader:
             checkpoint=checkpoints[-1] if checkpoints else None,
             num_checkpoints=len(checkpoints),
             attempts=read_attempts(self._folder / "attempts", notes),
-            workers=read_workers(train.stream) if _is_since(train.stream, submitted) else (),
+            workers=_workers_of(train, submitted),
             notes=tuple(notes),
         )
 
@@ -181,6 +182,7 @@ class ProgressReader:
             best_loss=best[1] if best else None,
             best_step=best[0] if best else None,
             series=tuple(thin_out(metrics.points, _MOST_POINTS)),
+            evaluated=tuple(metrics.evaluated),
             resumed_at=tuple(metrics.resumed_at),
             non_finite_step=metrics.non_finite_step,
             steps_per_second=rate,
@@ -249,9 +251,7 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
     return found
 
 
-def _read_metrics(file: MetricsFile | None, notes: list[str]) -> Metrics:
-    if file is None:
-        return Metrics()
+def _read_metrics(file: MetricsFile, notes: list[str]) -> Metrics:
     try:
         return file.read()
     except OSError as error:
@@ -288,6 +288,14 @@ def _is_since(line: Logged | None, submitted: float | None) -> bool:
     return line is not None and (
         submitted is None or line.wall_time is None or line.wall_time > submitted - _CLOCK_SECONDS
     )
+
+
+def _workers_of(train: Metrics, submitted: float | None) -> tuple[Worker, ...]:
+    lines = [line for line in train.streams if _is_since(line, submitted)]
+    rates: dict[str, float] = {}
+    for line in lines:
+        rates.update(rates_in(line))
+    return list_workers(rates, lines[-1] if lines else None)
 
 
 def _newest_evaluation(train: Metrics, evaluated: Metrics, submitted: float | None) -> Evaluation | None:

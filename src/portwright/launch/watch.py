@@ -1,0 +1,210 @@
+"""Watching jobs: one until it ends, or all of them once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from portwright.errors import PortwrightError
+from portwright.job.stdout import printing
+from portwright.launch.page_text import (
+    Marks,
+    as_rich,
+    choose_marks,
+    is_terminal,
+    make_console,
+    page_width,
+    print_lines,
+)
+from portwright.launch.registry import Entry
+from portwright.launch.render import job_page
+from portwright.launch.render_brief import status_line
+from portwright.launch.slurm import SlurmState, job_states
+from portwright.launch.view import AskState, Looker, View, ask_scheduler
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+LOCAL_POLL_SECONDS = 2.0
+SLURM_POLL_SECONDS = 10.0  # a controller serves all users of a site
+_LOOK_SECONDS = 2.0  # between looks at files
+_MOST_WAIT_SECONDS = 60.0  # between questions to a scheduler that does not answer
+_LINE_SECONDS = 60.0  # between lines that tell of nothing but steps
+_SURE_AFTER = {
+    "lost": 3
+}  # answers in a row that an end takes to be believed where the job's own files do not say it
+_SURE_OTHERWISE = 2
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How following ended: with the job, or by a person who left."""
+
+    view: View
+    is_detached: bool
+
+
+def look_at_job(entry: Entry, ask_state: AskState = ask_scheduler) -> View:
+    """One look at a job."""
+    looker = Looker(entry, ask_state)
+    looker.ask()
+    return looker.look()
+
+
+def look_at_jobs(
+    entries: Sequence[Entry],
+    ask_state: AskState = ask_scheduler,
+    ask_slurm: Callable[[Sequence[str]], dict[str, SlurmState]] = job_states,
+) -> list[View]:
+    """One look at many jobs, for a table: SLURM is asked once for all, and of long logs the end is read."""
+    ids = [e.scheduler_id for e in entries if e.scheduler == "slurm" and e.was_taken and not e.ended]
+    answered: dict[str, SlurmState] = {}
+    problem: PortwrightError | None = None
+    try:
+        answered = ask_slurm(ids) if ids else {}
+    except PortwrightError as error:
+        problem = error
+
+    def ask(entry: Entry) -> SlurmState:
+        if entry.scheduler != "slurm":
+            return ask_state(entry)
+        if problem is not None:
+            raise problem
+        return answered.get(entry.scheduler_id, SlurmState("unknown"))
+
+    views = []
+    for entry in entries:
+        looker = Looker(entry, ask, is_brief=True)
+        looker.ask()
+        views.append(looker.look())
+    return views
+
+
+def follow(
+    entry: Entry,
+    *,
+    ask_state: AskState = ask_scheduler,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Followed:
+    """Shows a job until it ends: a page that stays in place on a terminal, elsewhere a line where something changed.
+
+    Ctrl-C leaves the job alone and says how to come back. A scheduler that does not answer is asked again, ever more seldom.
+    """
+    follower = _Follower(entry, ask_state, sys.stdout if stream is None else stream, clock, sleep)
+    with printing():
+        return follower.run()
+    return Followed(follower.view, is_detached=True)  # whoever read this has gone
+
+
+class _Follower:
+    def __init__(
+        self,
+        entry: Entry,
+        ask_state: AskState,
+        stream: TextIO,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._looker = Looker(entry, ask_state, clock)
+        self._entry, self._stream, self._clock, self._sleep = entry, stream, clock, sleep
+        self._marks: Marks = choose_marks(stream)
+        self._poll_seconds = SLURM_POLL_SECONDS if entry.scheduler == "slurm" else LOCAL_POLL_SECONDS
+        self._wait_seconds = self._poll_seconds
+        self._next_ask = 0.0
+        self._same_ends = 0
+        self._told: tuple[object, ...] = ()
+        self._told_at = 0.0
+        self._told_step: int | None = None
+        self.view = self._looker.look()
+
+    def run(self) -> Followed:
+        draws = is_terminal(self._stream) and os.environ.get("TERM") != "dumb"
+        try:
+            if draws:
+                with self._make_live() as live:
+                    self._watch(live)
+            else:
+                self._watch(None)
+        except KeyboardInterrupt:
+            name = self._entry.name
+            print(
+                f"\nleft {name}, which goes on. Come back: portwright jobs {name} -f; end it: portwright cancel {name}",
+                file=self._stream,
+                flush=True,
+            )
+            return Followed(self.view, is_detached=True)
+        print_lines(job_page(self.view, page_width(self._stream), self._marks), self._stream)
+        return Followed(self.view, is_detached=False)
+
+    def _watch(self, live: Live | None) -> None:
+        while True:
+            asked = self._ask_if_due()
+            self.view = self._looker.look()
+            if live is not None:
+                live.update(as_rich(job_page(self.view, page_width(self._stream), self._marks)), refresh=True)
+            else:
+                self._tell_change()
+            if self._is_over(asked):
+                return
+            self._sleep(_LOOK_SECONDS)
+
+    def _ask_if_due(self) -> bool:
+        now = self._clock()
+        # A clock that was set back must not keep us waiting.
+        if now < self._next_ask <= now + _MOST_WAIT_SECONDS:
+            return False
+        self._looker.ask()
+        answered = self._looker.unanswered is None
+        self._wait_seconds = (
+            self._poll_seconds if answered else min(_MOST_WAIT_SECONDS, 2 * self._wait_seconds)
+        )
+        self._next_ask = self._clock() + self._wait_seconds
+        return answered
+
+    def _is_over(self, asked: bool) -> bool:
+        """Whether an end is one: between two attempts a scheduler may call a job failed or not know it for a moment."""
+        view = self.view
+        if not view.is_ended:
+            self._same_ends = 0
+            return False
+        if view.phase == "not taken" or view.entry.ended or view.phase == view.progress.state:
+            return True
+        self._same_ends += asked
+        return self._same_ends >= _SURE_AFTER.get(view.phase, _SURE_OTHERWISE)
+
+    def _tell_change(self) -> None:
+        view, progress = self.view, self.view.progress
+        state, training = view.state, progress.training
+        news = (
+            view.phase,
+            progress.step,
+            view.restarts,
+            state.queue_position if state else None,
+            state.reason if state and view.phase in ("pending", "requeued") else None,
+            progress.evaluation.step if progress.evaluation else None,
+            progress.checkpoint.step if progress.checkpoint and view.phase == "running" else None,
+            int(10 * training.fraction) if training and training.fraction is not None else None,
+            view.unanswered is None,
+        )
+        step = training.step if training else None
+        is_due = step != self._told_step and self._clock() - self._told_at >= _LINE_SECONDS
+        if news == self._told and not is_due:
+            return
+        self._told, self._told_step, self._told_at = news, step, self._clock()
+        line = status_line(view)
+        if view.unanswered:
+            line += f"  (the scheduler does not answer: {view.unanswered})"
+        print(line, file=self._stream, flush=True)
+
+    def _make_live(self) -> Live:
+        from rich.live import Live
+
+        return Live(
+            console=make_console(self._stream), auto_refresh=False, transient=True, vertical_overflow="crop"
+        )
