@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from portwright.errors import UserError, suggest
 from portwright.job.section import Section, contradiction
@@ -229,7 +229,7 @@ class Site(_Table):
     )
     target: TargetName = Field(description="What jobs run on unless the command says otherwise.")
     targets: tuple[TargetName, ...] = Field(
-        default=(), description="All targets that it has; without it the one above."
+        default=(), validate_default=True, description="All targets that it has; without it the one above."
     )
     compile_only: tuple[TargetName, ...] = Field(
         default=(),
@@ -270,12 +270,10 @@ class Site(_Table):
             raise ValueError(f"expected small letters, digits and hyphens, received {value!r}")
         return value
 
-    @model_validator(mode="before")
+    @field_validator("targets")
     @classmethod
-    def _at_least_its_own(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and isinstance(data.get("target"), str) and not data.get("targets"):
-            return {**data, "targets": (data["target"],)}
-        return data
+    def _at_least_its_own(cls, value: tuple[str, ...], known: ValidationInfo) -> tuple[str, ...]:
+        return value or tuple(known.data[key] for key in ("target",) if key in known.data)
 
     @model_validator(mode="after")
     def _agrees(self) -> Site:

@@ -51,12 +51,22 @@ class _Source:
 def load_site(name_or_path: str | os.PathLike[str]) -> Site:
     """The site of this name, or that a TOML file says; a path has a slash in it or ends with .toml."""
     given = os.fspath(name_or_path)
-    if _is_path(given):
-        return _load(Path(given).expanduser(), None)
-    for file in find_sites():
-        if file.name == given:
-            return _load(file.path, file.name)
-    raise _unknown(given)
+    return _load(find_site(given).path, None if _is_path(given) else given)
+
+
+def find_site(name_or_path: str) -> SiteFile:
+    """The file that a name or a path stands for; the file itself is not looked at."""
+    if _is_path(name_or_path):
+        path = Path(name_or_path).expanduser()
+        return SiteFile(path.stem, path)
+    files = find_sites()
+    for file in files:
+        if file.name == name_or_path:
+            return file
+    names = [file.name for file in files]
+    raise UserError(
+        f"unknown site '{name_or_path}'.", f"{suggest(name_or_path, names)} Your own go into {user_folder()}."
+    )
 
 
 def list_sites() -> list[Site]:
@@ -115,11 +125,6 @@ def _is_path(given: str) -> bool:
     return "/" in given or given.endswith(".toml")
 
 
-def _unknown(name: str) -> UserError:
-    names = [file.name for file in find_sites()]
-    return UserError(f"unknown site '{name}'.", f"{suggest(name, names)} Your own go into {user_folder()}.")
-
-
 def _load(path: Path, name: str | None) -> Site:
     """`name`: what the file is called where it was found by name; a file given by its path may say another."""
     chain = _read_chain(path)
@@ -167,34 +172,49 @@ def _files_meant(base: str, folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> _Source:
+    text = read_text(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        return _Source(path, text, tomllib.loads(text))
+        return _Source(path, text, _with_capitals(tomllib.loads(text)))
     except tomllib.TOMLDecodeError as error:
-        raise UserError(*_explain_toml(error, path)) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8, byte {error.start}.", "Save it as UTF-8.") from error
+        raise UserError(*_explain_toml(error, path, text)) from error
     except RecursionError as error:
         raise UserError(f"{path}: nested too deeply.", "Write it with fewer brackets.") from error
+
+
+def _with_capitals(values: dict[str, Any]) -> dict[str, Any]:
+    """Targets are written in capitals, whichever way a file has them, so that `on.gpu` changes what `on.GPU` says."""
+    if not isinstance(values.get("on"), dict):
+        return values
+    changes: dict[str, Any] = {}
+    for target, value in values["on"].items():
+        changes = merge_tables(changes, {target.upper(): value})
+    return {**values, "on": changes}
+
+
+def read_text(path: Path) -> str:
+    """The text of a site's file."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8, byte {error.start}.", "Save it as UTF-8.") from error
     except FileNotFoundError as error:
-        raise UserError(
-            f"no file {path}.", suggest(path.stem, [file.name for file in find_sites()])
-        ) from error
-    except (OSError, ValueError) as error:
+        names = [file.name for file in find_sites()]
+        raise UserError(f"no file {path}.", suggest(path.stem, names)) from error
+    except (OSError, ValueError) as error:  # a path with a null byte in it is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
             f"cannot read {path}: {reason.lower()}.", "Name a TOML file that you may read."
         ) from error
 
 
-def _explain_toml(error: Exception, path: Path) -> tuple[str, str]:
+def _explain_toml(error: Exception, path: Path, text: str) -> tuple[str, str]:
     said = re.fullmatch(
         r"(?P<what>.*?)(?: \(at (?:line (?P<line>\d+), column \d+|end of document)\))?", str(error), re.DOTALL
     )
     what, line = (said["what"], said["line"]) if said else (str(error), None)
-    where = f"{path}:{line}" if line else str(path)
+    place = f"{path}:{line or max(1, len(text.splitlines()))}"
     cure = 'Text stands in quotes: time = "4:00:00".' if "value" in what.lower() else "See https://toml.io."
-    return f"{where}: not TOML: {what[:1].lower()}{what[1:]}.", cure
+    return f"{place}: not TOML: {what[:1].lower()}{what[1:]}.", cure
 
 
 def _problems_by_target(values: Mapping[str, Any], site: Site | None) -> Iterator[Problem]:
@@ -244,11 +264,15 @@ def _line_of(text: str, key: KeyPath) -> int | None:
         header, setting = _HEADER.fullmatch(line), _KEY.match(line)
         if header is not None:
             table = _parts(header["key"])
-            if table[: len(key)] == key:
+            if _same(table[: len(key)], key):
                 return number
-        elif setting is not None and (*table, *_parts(setting["key"])) == key:
+        elif setting is not None and _same((*table, *_parts(setting["key"])), key):
             return number
     return None
+
+
+def _same(written: KeyPath, key: KeyPath) -> bool:
+    return [str(part).upper() for part in written] == [str(part).upper() for part in key]
 
 
 def _parts(key: str) -> KeyPath:

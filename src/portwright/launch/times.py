@@ -15,7 +15,6 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[int, ...]], ...] = (
     (re.compile(r"(\d+)-(\d+):(\d+)"), (86400, 3600, 60)),
     (re.compile(r"(\d+)-(\d+):(\d+):(\d+)"), (86400, 3600, 60, 1)),
 )
-_MOST = {3600: (23, "hours behind the days"), 60: (59, "minutes"), 1: (59, "seconds")}
 _LONGEST_MINUTES = 365 * 24 * 60  # SLURM counts minutes in 32 bits; nobody means more than a year
 _FORMS_SAID = (
     "Write minutes (90), hours:minutes:seconds (4:00:00) or days-hours:minutes:seconds (2-00:00:00)."
@@ -23,7 +22,10 @@ _FORMS_SAID = (
 
 
 def minutes_of(text: str) -> int:
-    """The minutes of a SLURM time; seconds that are left count as one more minute, as SLURM counts them."""
+    """The minutes of a SLURM time; seconds that are left count as one more minute, as SLURM counts them.
+
+    As for SLURM, 0:90:00 is an hour and a half, and 4:00 is four minutes.
+    """
     given = text.strip()
     if not given.isascii():
         raise UserError(f"expected a time, received {text!r}.", _FORMS_SAID)
@@ -35,10 +37,6 @@ def minutes_of(text: str) -> int:
 
 
 def _whole_minutes(text: str, numbers: list[int], units: tuple[int, ...]) -> int:
-    for number, unit in zip(numbers[1:], units[1:], strict=True):
-        most, what = _MOST[unit]
-        if number > most:
-            raise UserError(f"expected a time with at most {most} {what}, received {text!r}.", _FORMS_SAID)
     seconds = sum(number * unit for number, unit in zip(numbers, units, strict=True))
     if seconds == 0:
         raise UserError(f"expected a time above zero, received {text!r}.", "Give at least a minute.")
