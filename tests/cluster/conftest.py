@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apptainer import UnavailableError, apptainer_folder
 from image import image_folder
 from slurm_cluster import SlurmCluster
 
@@ -19,3 +20,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="session")
 def image() -> Path:
     return image_folder()
+
+
+@pytest.fixture(scope="session")
+def apptainer() -> Path:
+    """The folder of `apptainer` and `singularity`, for PATH; counted as skipped where they cannot be had."""
+    try:
+        return apptainer_folder()
+    except UnavailableError as error:
+        pytest.skip(f"no apptainer: {error}")

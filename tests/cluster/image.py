@@ -55,9 +55,8 @@ FILES = {
 
 def image_folder(mount_points: Iterable[Path | str] = ()) -> Path:
     """The image, with empty folders at `mount_points`: ch-run binds only onto what a read-only image has."""
-    CACHE.mkdir(parents=True, exist_ok=True)
     image = CACHE / f"portwright-{_key()}"
-    with _lock():
+    with lock():
         if not image.is_dir():
             fresh = CACHE / f".new-{os.getpid()}"
             for left in CACHE.glob(".new-*"):  # of a killed call: whoever makes one holds the lock
@@ -73,7 +72,8 @@ def image_folder(mount_points: Iterable[Path | str] = ()) -> Path:
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
+    CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -36,6 +36,24 @@ def test_a_step_runs_in_the_image(cluster: SlurmCluster, image: Path) -> None:
     assert told.split() == ["2.0", "False"]  # and nothing of the host but what the image holds
 
 
+def test_a_step_runs_in_the_image_by_apptainer(cluster: SlurmCluster, image: Path, apptainer: Path) -> None:
+    said = "echo $1 ${SLURM_JOB_ID:-none}; exit 85"
+    done = cluster.run(
+        "srun",
+        apptainer / "apptainer",
+        "exec",
+        "--cleanenv",
+        image,
+        "bash",
+        "-c",
+        said,
+        "-",
+        "in it",
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("in it none\n", 85)
+
+
 def test_a_job_that_ended_otherwise_is_told_at_once(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = cluster.submit("--wrap", "exit 3", f"--output={tmp_path}/out")
     with pytest.raises(ClusterError, match=r"it is FAILED.*'ExitCode': '3:0'"):
