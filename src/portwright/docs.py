@@ -14,6 +14,7 @@ from portwright.discover import find_all_models, find_targets
 from portwright.docs_conversion import conversion_page
 from portwright.docs_legal import legal_page
 from portwright.docs_poptorch import poptorch_page
+from portwright.docs_sites import sites_page
 from portwright.emulate.sambaflow._names import page as sambaflow_page
 from portwright.job.optimizer import OPTIMIZERS
 from portwright.job.optimizer_params import OptimizerParams
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
         "conversion.md": conversion_page(),
         **{f"rules/{name}": _HEAD + text for name, text in rule_pages().items()},
         "legal.md": legal_page(_HEAD),
+        "sites.md": sites_page(_HEAD),
         "emulated-poptorch.md": poptorch_page(_HEAD),
         "emulated-sambaflow.md": sambaflow_page(_HEAD),
     }

@@ -160,6 +160,16 @@ class ContainerDefaults(_Table):
         default=True, description="The container sees no variable of the job but those passed."
     )
 
+    @model_validator(mode="after")
+    def _knows_its_flags(self) -> ContainerDefaults:
+        if self.kind == "ch-run" and "--nv" in self.flags:
+            raise contradiction(
+                "ch-run has no flag --nv; inject NVIDIA's driver into its image instead (ch-fromhost)",
+                "flags",
+                "kind",
+            )
+        return self
+
 
 class Environment(_Table):
     """What is set up before the steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import textwrap
@@ -197,7 +198,8 @@ def example_toml(site: Site) -> str:
     lines = [f'extends = "{site.name}"', f'summary = "{site.name}, as my group uses it"']
     lines += ["", "[job]", f'time = "{site.job.time}"']
     if site.scheduler == "slurm":
-        lines += [f'partition = "{site.job.partition or "debug"}"', 'flags = ["--qos=low"]']
+        flags = json.dumps([*site.job.flags, "--qos=low"])
+        lines += [f'partition = "{site.job.partition or "debug"}"', f"flags = {flags}"]
     if site.tasks != "single":
         lines.append(f"ntasks = {site.job.ntasks}")
     lines += ["", "[environment]", 'variables = { OMP_NUM_THREADS = "8" }']

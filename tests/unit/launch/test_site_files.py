@@ -159,6 +159,7 @@ def test_what_is_extended_must_be_a_site(folder, base):
         (SMALL + '[job]\nflags = "--qos=low"\n', 4, "expected a list, received '--qos=low'"),
         (SMALL + '[job]\npartition = 5\n', 4, "job.partition: expected a string, received 5"),
         (SMALL + '[container]\nkind = "docker"\n', 4, "received 'docker'. "),
+        (SMALL + '[container]\nkind = "ch-run"\nflags = ["--nv"]\n', 5, "container.flags: ch-run has no flag --nv"),
         (SMALL + '[container]\nbinds = ["data"]\n', 4, "expected /path or /path:/path/inside"),
         (SMALL + '[container]\nbinds = ["/a,/b"]\n', 4, "without a comma, received '/a,/b'"),
         (SMALL + '[environment.variables]\nA = 1\n', 4, "environment.variables.A: expected a string, received 1"),

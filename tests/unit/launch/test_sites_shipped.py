@@ -77,3 +77,19 @@ def test_the_testbeds_ask_for_their_devices():
 
 def test_this_machine_takes_every_target():
     assert set(load_site("local").targets) == set(find_targets())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_user_changes_in_a_plain_table_holds_for_the_sites_own_target(name, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        f'extends = "{name}"\n[job]\ngres = "x:3"\nflags = ["--qos=a"]\n[launch]\nrun_flags = ["-x"]\n'
+    )
+    site = load_site(tmp_path / "mine.toml")
+    site = site.for_target(site.target)
+    assert (site.job.gres, site.job.flags, site.launch.run_flags) == ("x:3", ("--qos=a",), ("-x",))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_on_cpus_asks_for_no_accelerator(name):
+    site = load_site(name).for_target("CPU")
+    assert (site.job.gres, site.job.flags, site.launch.run_flags, site.container.flags) == (None, (), (), ())
