@@ -29,12 +29,19 @@ def why_not(target: Target) -> str | None:
 
 def take_device(target: Target) -> None:
     """Leaves TensorFlow this target's devices and no others, so that nothing is placed elsewhere."""
-    import tensorflow as tf
 
     reason = why_not(target)
     if reason is not None:
         raise UnsupportedError(f"the target {target.name} cannot run here:", reason)
-    if target.tensorflow_device == "CPU" and tf.config.list_physical_devices("GPU"):
+    if target.tensorflow_device == "CPU":
+        hide_gpus()
+
+
+def hide_gpus() -> None:
+    """Leaves TensorFlow the processor alone."""
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
         try:
             tf.config.set_visible_devices([], "GPU")
         except RuntimeError as error:  # a session was made already

@@ -82,7 +82,8 @@ class Processes:
         except tf.errors.OpError as error:
             raise UserError(
                 f"{self.job} {self.index} cannot listen at {self.address}: {str(error.message).splitlines()[0][:300]}",
-                "Is the port free, and the address one of this machine? TF_CONFIG names them.",
+                "Is the port free, and the address one of this machine? TF_CONFIG names them; where srun or torchrun started the "
+                "tasks, PORTWRIGHT_TF_PORT moves their ports.",
             ) from error
         atexit.register(time.sleep, _LINGER_SECONDS)
         return _servers[key]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
 from portwright.job.arguments import Arguments
+from portwright.job.command import process_number
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.params import Params, save_params
@@ -24,10 +26,12 @@ from portwright.tensorflow.run_checkpoints import (
     prepare_start,
     take_weights,
 )
+from portwright.tensorflow.run_launch import take_place_from_launch
 from portwright.tensorflow.run_logging import quiet_tensorflow
 from portwright.tensorflow.run_parts import Parts
 from portwright.tensorflow.run_processes import FollowerConsole, find_place, join
 from portwright.tensorflow.run_settings import check_settings, with_tensorflow_names
+from portwright.tensorflow.run_stream import serve, streaming, take_role
 from portwright.tensorflow.run_trainer import Trainer
 
 TRAINING = ("train", "train_and_eval")
@@ -44,12 +48,24 @@ def execute(arguments: Arguments, parts: Parts, console: Console, signals: StopS
     model_dir = find_model_dir(arguments, params)
     outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir))
     with quiet_tensorflow(console):
-        if arguments.validate_only or arguments.compile_only:
+        trains = arguments.mode in TRAINING
+        is_dry = arguments.validate_only or arguments.compile_only
+        role = take_role(trains and not is_dry) if arguments.stream_data else None
+        if is_dry:
+            if process_number() > 0:
+                outcome.is_shown = False  # one task is enough for it
+                return outcome
             from portwright.tensorflow.run_dry import dry_run
 
             dry_run(arguments, parts, params, model_dir, console, outcome)
             return outcome
-        trains = arguments.mode in TRAINING
+        if role is not None and not role.is_coordinator:
+            outcome.is_shown = False
+            console = FollowerConsole(console, role.name)
+            trainer = Trainer(parts, params, model_dir, console, signals, outcome)
+            return serve(role, trainer.make_lanes(), model_dir, console, signals, outcome)
+        if role is None:
+            take_place_from_launch(console.note)
         place = find_place(arguments, trains)
         if not place.is_chief and place.task_type != TaskType.EVALUATOR:
             outcome.is_shown = False
@@ -61,7 +77,8 @@ def execute(arguments: Arguments, parts: Parts, console: Console, signals: StopS
         take_device(arguments.target)
         processes = join(params, console, signals) if trains else None
         trainer = Trainer(parts, params, model_dir, console, signals, outcome, processes)
-        _run_mode(arguments, parts, params, model_dir, console, trainer, outcome)
+        with streaming(role, trainer, model_dir, console, outcome) if role else nullcontext():
+            _run_mode(arguments, parts, params, model_dir, console, trainer, outcome)
     if signals.requested and arguments.mode not in TRAINING:
         outcome.status = signals.exit_status
         console.note(f"stopped by {signals.reason} before the end.")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,7 @@ from portwright.job.run_length import find_last_step
 from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import step_of
 from portwright.tensorflow.estimator import Estimator
-from portwright.tensorflow.failures import explain_non_finite
+from portwright.tensorflow.failures import explain, explain_non_finite
 from portwright.tensorflow.first_batch import FirstBatch, LearningRate, OnBatch, find_non_finite, reread_batch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
@@ -31,6 +31,10 @@ from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.run_model import WatchedModel, seed_everything
 from portwright.tensorflow.run_parts import Parts
+from portwright.tensorflow.stream_lanes import Lanes
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.run_stream import BatchStream
 
 
 class _Stopped(Exception):
@@ -50,6 +54,7 @@ class Trainer:
         outcome: Outcome,
         processes: Processes | None = None,
     ) -> None:
+        self.stream: BatchStream | None = None  # that other tasks read the training's data for
         self.processes = processes  # that train together; None where this one is alone
         self._is_chief = processes is None or processes.rank == 0
         self._parts, self._params, self._config = parts, params, params.runconfig
@@ -159,6 +164,8 @@ class Trainer:
             )
             if log is not None:
                 log.write("train", step, told, losses if self._config.save_losses else ())
+                if self.stream is not None:
+                    log.write("stream", step, self.stream.values())
             progress.update(step, told)
 
         monitor = Monitor(
@@ -168,6 +175,7 @@ class Trainer:
             log_steps=self._config.log_steps,
             continues_input=True,
             checks_losses=self._config.check_loss_values,
+            source=None if self.stream is None else self.stream.source,
         )
         rate = LearningRate(lambda step: monitor.is_logged(step, step == end))
         self.model.checkpoint = estimator.latest_checkpoint() if self._is_chief else None
@@ -179,9 +187,20 @@ class Trainer:
                 step = start + num_losses + 1
                 # A resumed input does not say where it was, and one's share of the data is not what all are to blame for.
                 fresh = self._first_step == 0 and self.processes is None
+                if self.stream is not None and self.stream.source.is_shared_out:
+                    fresh = False  # alone, the input function gives other batches
                 seed_everything(self._config.seed)
                 bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
                 raise explain_non_finite(step, bad, recent) from error
+            except tf.errors.OpError as error:
+                if self.stream is None or self.stream.source.failure is None:
+                    raise
+                raise explain(self.stream.source.failure) from error
+
+    def make_lanes(self) -> Lanes:
+        """The training's data, read as the training would itself."""
+        input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)
+        return Lanes(self._make_estimator(self._model_dir), input_fn, self._config.seed)
 
     def _tell_end_of_data(self, last_step: int) -> None:
         name = self._parts.input_fn(ModeKeys.TRAIN, self._params.values).name

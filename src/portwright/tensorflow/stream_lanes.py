@@ -49,6 +49,7 @@ class Lanes:
     def __init__(self, estimator: Estimator, input_fn: Callable[..., Any], seed: int) -> None:
         self._estimator, self._input_fn, self._seed = estimator, input_fn, seed
         self._open: dict[int, _Lane] = {}
+        self.are_shared_out = takes_context(input_fn)  # by the input function itself
 
     def read(self, wanted: LaneBatch) -> tuple[list[Any], int] | None:
         """The tensors of a batch and its number of samples; None where the lane has ended before it."""

@@ -1,0 +1,149 @@
+"""Coordinator and workers of a run: one task trains, the others call the same input function and send it the batches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from portwright.errors import ExitStatus, PortwrightError, UserError
+from portwright.job.console import Console
+from portwright.job.outcome import Outcome
+from portwright.job.signals import StopSignals
+from portwright.job.stream_report import lines_of, values_of, workers_of
+from portwright.stream import wire
+from portwright.stream.pool import Order, Pool
+from portwright.stream.roles import Role, find_key, give_key, read_role, stand_alone
+from portwright.stream.worker import Ending, work
+from portwright.tensorflow.devices import hide_gpus
+from portwright.tensorflow.failures import explain
+from portwright.tensorflow.stream_lanes import LaneBatch, Lanes
+from portwright.tensorflow.stream_source import Source
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.run_trainer import Trainer
+
+_LOOK_SECONDS = 0.2
+
+
+class CoordinatorLost(PortwrightError):
+    """Ends a worker whose coordinator died, so that the step ends and the job is requeued."""
+
+    status = ExitStatus.REQUEUE
+
+
+def take_role(trains: bool) -> Role:
+    """What this process is among the tasks of its launch, of which only the first one trains."""
+    if not trains:
+        raise UserError(
+            "--stream_data is for training.",
+            "Leave it out, and start one process: evaluations, validation and compilation read their data themselves.",
+        )
+    role = read_role()
+    if role.is_coordinator:
+        stand_alone()
+    os.environ.pop("TF_CONFIG", None)  # which would have the tasks train together
+    return role
+
+
+class BatchStream:
+    """The coordinator's side: where the batches come from, and what the workers have done."""
+
+    def __init__(self, role: Role, lanes: Lanes, model_dir: Path, note: Callable[[str], None]) -> None:
+        self._lanes = lanes
+        self._window = 2 * role.num_workers + 2
+        self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
+        self.source = Source(self._read_all, role.num_workers, lanes.are_shared_out)
+        note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
+
+    def _read_all(self, wanted: Iterator[LaneBatch]) -> Generator[Sequence[Any] | None, None, None]:
+        orders = (Order(each.as_bytes(), each.lane) for each in wanted)
+        with closing(
+            self._pool.map(orders, self._window, lambda body: read_order(self._lanes, body))
+        ) as results:
+            for result in results:
+                tensors, about = wire.unpack(result)
+                yield None if about["ended"] else tensors
+
+    def values(self) -> dict[str, float]:
+        """What of it is logged beside a step."""
+        return values_of(self._pool.counts())
+
+    def finish(self, outcome: Outcome) -> None:
+        workers = workers_of(self._pool.counts())
+        outcome.more["workers"] = workers
+        outcome.lines.extend(lines_of(workers))
+
+    def close(self) -> None:
+        self.source.close()
+        self._pool.close()
+        self._lanes.close()
+
+
+@contextmanager
+def streaming(
+    role: Role, trainer: Trainer, model_dir: Path, console: Console, outcome: Outcome
+) -> Iterator[None]:
+    """Has a trainer's data read by the workers; they end with the block."""
+    stream = BatchStream(role, trainer.make_lanes(), model_dir, console.note)
+    trainer.stream = stream
+    if outcome.mode == "train_and_eval":
+        console.note(
+            "the workers read the training's data; evaluations read theirs in the coordinator itself."
+        )
+    try:
+        yield
+        stream.finish(outcome)
+    finally:
+        stream.close()
+
+
+def serve(
+    role: Role, lanes: Lanes, model_dir: Path, console: Console, signals: StopSignals, outcome: Outcome
+) -> Outcome:
+    """A worker's whole run: reads what the coordinator orders until that says goodbye."""
+    hide_gpus()  # there may be none here, and none is needed to read
+    has_begun = threading.Event()
+
+    def handle(body: bytes) -> wire.Parts:
+        has_begun.set()
+        return read_order(lanes, body)
+
+    # A stop signal is the coordinator's to obey, who may need batches until it has saved; unless there is none.
+    threading.Thread(target=_end_if_stopped, args=(signals, has_begun), daemon=True).start()
+    try:
+        ending = work(role.address, find_key(model_dir), role.name, handle, note=console.note)
+    finally:
+        lanes.close()
+    if ending is Ending.LOST:
+        raise CoordinatorLost(
+            f"the coordinator at {role.address} is gone.",
+            "What it saved is in model_dir; the same command goes on from there.",
+        )
+    return outcome
+
+
+def _end_if_stopped(signals: StopSignals, has_begun: threading.Event) -> None:
+    """Ends a worker that was told to stop before the coordinator asked it for anything, which may be minutes away."""
+    while not has_begun.wait(_LOOK_SECONDS):
+        if signals.requested:
+            sys.stderr.flush()
+            os._exit(int(signals.exit_status))
+
+
+def read_order(lanes: Lanes, body: bytes | memoryview) -> wire.Parts:
+    """Carries an order out, in a worker, or in a coordinator that no worker is left to."""
+    try:
+        read = lanes.read(LaneBatch.from_bytes(bytes(body)))
+    except PortwrightError:
+        raise
+    except Exception as error:
+        raise explain(error) from error
+    if read is None:
+        return wire.pack([], ended=True)
+    tensors, num_samples = read
+    return wire.pack(tensors, ended=False, samples=num_samples)
