@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from portwright.errors import UserError, suggest
+from portwright.job.problems import show
 from portwright.job.section import Section, contradiction
 from portwright.launch.site_values import (
     NAME,
@@ -61,7 +62,7 @@ class _Table(Section):
         for word in words:
             for text in word if isinstance(word, tuple) else (word,):
                 if isinstance(text, str) and not text.isprintable():
-                    raise ValueError(f"expected text on one line, received {text!r}")
+                    raise ValueError(f"expected text on one line, received {show(text)}")
         return value
 
 
@@ -277,7 +278,7 @@ class Site(_Table):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError(f"expected small letters, digits and hyphens, received {value!r}")
+            raise ValueError(f"expected small letters, digits and hyphens, received {show(value)}")
         return value
 
     @field_validator("targets")

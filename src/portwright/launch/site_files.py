@@ -57,7 +57,7 @@ def load_site(name_or_path: str | os.PathLike[str]) -> Site:
 def find_site(name_or_path: str) -> SiteFile:
     """The file that a name or a path stands for; the file itself is not looked at."""
     if _is_path(name_or_path):
-        path = Path(name_or_path).expanduser()
+        path = _expanded(name_or_path)
         return SiteFile(path.stem, path)
     files = find_sites()
     for file in files:
@@ -96,7 +96,7 @@ def site_folders() -> list[Path]:
     folders = []
     named = os.environ.get("PORTWRIGHT_SITES")
     if named:
-        folder = Path(named).expanduser()
+        folder = _expanded(named)
         if not folder.is_dir():
             raise UserError(
                 f"PORTWRIGHT_SITES is no folder, received '{named}'.", "Make it, or unset the variable."
@@ -109,7 +109,7 @@ def user_folder() -> Path:
     """The user's own sites lie here."""
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification has relative paths ignored.
-    base = Path(configured) if configured.startswith("/") else Path("~/.config").expanduser()
+    base = Path(configured) if configured.startswith("/") else _expanded("~/.config")
     return base / "portwright" / "sites"
 
 
@@ -119,6 +119,13 @@ def complete_sites(incomplete: str) -> list[str]:
         return [file.name for file in find_sites() if file.name.startswith(incomplete)]
     except (UserError, OSError):  # a shell that completes has no place for errors
         return []
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user, or a container that does not know this one
+        return Path(path)
 
 
 def _is_path(given: str) -> bool:
@@ -167,7 +174,7 @@ def _read_chain(path: Path) -> list[_Source]:
 
 def _files_meant(base: str, folder: Path) -> list[Path]:
     if _is_path(base):
-        return [folder / Path(base).expanduser()]
+        return [folder / _expanded(base)]
     return [path for file in find_sites() if file.name == base for path in (file.path, *file.hidden)]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator
 
 from portwright.errors import UserError, suggest
+from portwright.job.problems import show
 from portwright.launch.times import minutes_of
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -64,52 +65,54 @@ def _check_time(value: str) -> str:
 def _check_gres(value: str) -> str:
     if not all(_GRES.fullmatch(part) for part in value.split(",")):
         raise ValueError(
-            f"expected name:count or name:type:count, such as gpu:2 or gpu:a100:2, received {value!r}"
+            f"expected name:count or name:type:count, such as gpu:2 or gpu:a100:2, received {show(value)}"
         )
     return value
 
 
 def _check_memory(value: str) -> str:
     if not _MEMORY.fullmatch(value):
-        raise ValueError(f"expected a size such as 64G or 4000M, or 0 for all of a node, received {value!r}")
+        raise ValueError(
+            f"expected a size such as 64G or 4000M, or 0 for all of a node, received {show(value)}"
+        )
     return value
 
 
 def _check_word(value: str) -> str:
     if not value or any(c.isspace() for c in value) or value.startswith("-"):
-        raise ValueError(f"expected one word, received {value!r}")
+        raise ValueError(f"expected one word, received {show(value)}")
     return value
 
 
 def _check_variable(value: str) -> str:
     if not _VARIABLE.fullmatch(value):
-        raise ValueError(f"expected the name of an environment variable, received {value!r}")
+        raise ValueError(f"expected the name of an environment variable, received {show(value)}")
     return value
 
 
 def _check_folder(value: str) -> str:
     if not value.startswith("/"):
-        raise ValueError(f"expected a path that begins with /, received {value!r}")
+        raise ValueError(f"expected a path that begins with /, received {show(value)}")
     return value
 
 
 def _check_bind(value: str) -> str:
     parts = value.split(":")
     if len(parts) > 2 or "," in value or not all(part.startswith("/") for part in parts):
-        raise ValueError(f"expected /path or /path:/path/inside, without a comma, received {value!r}")
+        raise ValueError(f"expected /path or /path:/path/inside, without a comma, received {show(value)}")
     return value
 
 
 def _check_flag(value: str) -> str:
     if not re.match(r"--?[A-Za-z]", value):
-        raise ValueError(f"expected a flag such as --qos=low, received {value!r}")
+        raise ValueError(f"expected a flag such as --qos=low, received {show(value)}")
     return value
 
 
 def _check_own_flag(value: str) -> str:
     name = value.partition("=")[0] if value.startswith("--") else value[:2]
     if name in _OWN_FLAGS:
-        raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {value!r}")
+        raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {show(value)}")
     return value
 
 
@@ -117,7 +120,7 @@ def _check_target(value: str) -> str:
     from portwright.discover import find_targets
 
     if value.upper() not in find_targets():
-        raise ValueError(f"unknown target, received {value!r}. {suggest(value.upper(), find_targets())}")
+        raise ValueError(f"unknown target, received {show(value)}. {suggest(value.upper(), find_targets())}")
     return value.upper()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from portwright.errors import UserError
+from portwright.job.problems import show
 
 # Each form with what its numbers count, in seconds: a time with two colons begins with hours, one with one with minutes.
 _FORMS: tuple[tuple[re.Pattern[str], tuple[int, ...]], ...] = (
@@ -28,21 +29,21 @@ def minutes_of(text: str) -> int:
     """
     given = text.strip()
     if not given.isascii():
-        raise UserError(f"expected a time, received {text!r}.", _FORMS_SAID)
+        raise UserError(f"expected a time, received {show(text)}.", _FORMS_SAID)
     for form, units in _FORMS:
         match = form.fullmatch(given)
         if match is not None:
             return _whole_minutes(text, [int(part[:12]) for part in match.groups()], units)
-    raise UserError(f"expected a time, received {text!r}.", _cure(given))
+    raise UserError(f"expected a time, received {show(text)}.", _cure(given))
 
 
 def _whole_minutes(text: str, numbers: list[int], units: tuple[int, ...]) -> int:
     seconds = sum(number * unit for number, unit in zip(numbers, units, strict=True))
     if seconds == 0:
-        raise UserError(f"expected a time above zero, received {text!r}.", "Give at least a minute.")
+        raise UserError(f"expected a time above zero, received {show(text)}.", "Give at least a minute.")
     minutes = -(-seconds // 60)
     if minutes > _LONGEST_MINUTES:
-        raise UserError(f"expected a time of at most a year, received {text!r}.", _FORMS_SAID)
+        raise UserError(f"expected a time of at most a year, received {show(text)}.", _FORMS_SAID)
     return minutes
 
 

@@ -47,7 +47,7 @@ def test_extending_merges_tables_and_replaces_lists(folder):
     assert mine.job.gres == base.job.gres == "cs:cerebras:1"
     assert mine.container.binds == ("/data:/in",)
     assert mine.container.image == base.container.image
-    assert mine.environment.variables == {"A": "1"}
+    assert mine.environment.variables == {**base.environment.variables, "A": "1"}
     assert mine.summary == base.summary
 
 
@@ -255,6 +255,13 @@ def test_bytes_that_are_no_text_and_a_folder_are_told(folder):
         load_site("./gone.toml")
     with pytest.raises(UserError, match="cannot read"):
         load_site("./nul\0.toml")
+    with pytest.raises(UserError, match=r"no file ~nobody-of-this-name/x\.toml"):
+        load_site("~nobody-of-this-name/x.toml")
+
+
+def test_a_huge_value_does_not_fill_the_terminal(folder):
+    for key in ("time", "gres", "memory", "partition"):
+        assert len(refusal(SMALL + f'[job]\n{key} = "{"x y" * 100_000}"\n', folder)) < 600
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(folder):
