@@ -21,6 +21,13 @@ else:
     import tomli as tomllib
 
 SHIPPED = Path(__file__).parent / "sites"
+_TOML_CURES = (
+    ("twice", "Say each key and each table once."),
+    ("overwrite", "Say each key and each table once."),
+    ("'='", "Write key = value."),
+    ("value", 'Text stands in quotes: time = "4:00:00".'),
+    ("after a statement", 'One key a line, and text in quotes: time = "4:00:00".'),
+)
 _EXTENDS = "extends"
 _HEADER = re.compile(r"\s*\[\[?(?P<key>[^\[\]]+)\]\]?\s*(#.*)?")
 _KEY = re.compile(r"""\s*(?P<key>(?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -220,7 +227,7 @@ def _explain_toml(error: Exception, path: Path, text: str) -> tuple[str, str]:
     )
     what, line = (said["what"], said["line"]) if said else (str(error), None)
     place = f"{path}:{line or max(1, len(text.splitlines()))}"
-    cure = 'Text stands in quotes: time = "4:00:00".' if "value" in what.lower() else "See https://toml.io."
+    cure = next((cure for words, cure in _TOML_CURES if words in what.lower()), "See https://toml.io.")
     return f"{place}: not TOML: {what[:1].lower()}{what[1:]}.", cure
 
 
@@ -273,7 +280,7 @@ def _line_of(text: str, key: KeyPath) -> int | None:
             table = _parts(header["key"])
             if _same(table[: len(key)], key):
                 return number
-        elif setting is not None and _same((*table, *_parts(setting["key"])), key):
+        elif setting is not None and _same((*table, *_parts(setting["key"]))[: len(key)], key):
             return number
     return None
 

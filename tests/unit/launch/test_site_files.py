@@ -183,7 +183,9 @@ def test_what_is_extended_must_be_a_site(folder, base):
         (SMALL + '[launch]\nprefix = ["poprun", "a\\u0000b"]\n', 4, "expected text on one line"),
         (SMALL + "[job\n", 3, "not TOML"),
         ("scheduler = ", 1, "not TOML"),
-        (SMALL + 'target = "CPU"\n', 3, "not TOML"),
+        (SMALL + 'target = "CPU"\n', 3, "Say each key and each table once."),
+        (SMALL + "[job]\ntime : 5\n", 4, "Write key = value."),
+        ('t.arget = "CPU"\n' + SMALL, 1, "t: unknown key, with the value {'arget': 'CPU'}"),
         ("a = " + "[" * 100_000, None, ""),
     ],
 )  # fmt: skip
