@@ -10,6 +10,9 @@ from portwright.launch import local, registry, slurm
 from portwright.launch.registry import Entry
 from portwright.launch.slurm import ENDED, SlurmState
 
+_SETTLED_SECONDS = 60.0
+_NUM_ENDED_LISTED = 5
+
 
 def ask_state(entry: Entry) -> SlurmState:
     """How a job stands; an end is written into the registry, as schedulers forget."""
@@ -33,6 +36,14 @@ def ask_states(entries: Sequence[Entry]) -> dict[str, SlurmState]:
         known = state is not None and not state.is_ended and state.state != "unknown"
         found[entry.name] = state if state is not None and known else ask_state(entry)
     return found
+
+
+def list_entries(*, everything: bool) -> tuple[list[Entry], int]:
+    """Jobs to list, the newest last, and how many are left out: of those that have ended the newest few are shown."""
+    entries = [_adopt_if_answered(entry) for entry in registry.read_entries()]
+    over = [entry for entry in entries if entry.ended or entry.error]
+    hidden = [] if everything else over[: max(0, len(over) - _NUM_ENDED_LISTED)]
+    return [entry for entry in entries if entry not in hidden], len(hidden)
 
 
 def judge(folder: Path, state: SlurmState) -> SlurmState:
@@ -67,6 +78,13 @@ def adopt(entry: Entry) -> Entry:
     return taken
 
 
+def _adopt_if_answered(entry: Entry) -> Entry:
+    try:
+        return adopt(entry)
+    except slurm.SlurmError:  # told where its state is asked for
+        return entry
+
+
 def _known_without_asking(entry: Entry) -> SlurmState:
     for ending in ENDED:
         if entry.ended == ending:
@@ -75,7 +93,12 @@ def _known_without_asking(entry: Entry) -> SlurmState:
 
 
 def _noted(entry: Entry, state: SlurmState) -> SlurmState:
-    if state.is_ended:
+    """Writes an end down that is one: between two attempts SLURM calls a job failed for a moment."""
+    is_sure = (
+        state.word in ("", "COMPLETED", "CANCELLED")
+        or local.read_state(entry.folder).get("state") == state.state
+    )
+    if state.is_ended and (is_sure or state.ended_seconds > _SETTLED_SECONDS):
         registry.note_end(entry, state.state, state.exit)
     return state
 

@@ -62,7 +62,7 @@ def make_manifest(plan: Plan, request: Request) -> dict[str, Any]:
             {"name": step.name, "ntasks": step.ntasks, "tasks": step.tasks, "words": list(step.words)}
             for step in job.steps
         ],
-        "resources": asdict(job.resources),
+        "resources": {**asdict(job.resources), "flags": list(job.resources.flags)},
         "container": None if container is None else container.kind,
         "image": None if container is None else container.image,
         "binds": [] if container is None else [list(bind) for bind in container.binds],

@@ -77,6 +77,8 @@ def job_state(folder: Path) -> SlurmState:
     common = SlurmState("running", nodes=host, restarts=restarts if isinstance(restarts, int) else 0)
     if _is_watched(record):
         return common
+    if host == socket.gethostname() and living(marked(FOLDER_VARIABLE, str(folder))):
+        return replace(common, reason="what watched over it was killed, but its tasks still run")
     for state in ENDED:
         if said.get("state") == state:
             return replace(common, state=state, exit=status if isinstance(status, int) else None)

@@ -6,10 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portwright.discover import get_target
 from portwright.errors import UserError, suggest
 from portwright.job.problems import check_model
 from portwright.launch import registry
@@ -20,7 +21,6 @@ from portwright.launch.site_files import load_site
 from portwright.launch.steps import Chain, choose_steps, make_steps
 from portwright.launch.subject import Subject, find_subject
 from portwright.launch.times import minutes_of
-from portwright.target import Target
 
 JOBS_VARIABLE, DEFAULT_JOBS = "PORTWRIGHT_JOBS", "portwright_jobs"
 TASKS: tuple[Tasks, ...] = ("stream", "parallel", "single")
@@ -58,6 +58,7 @@ class Request:
     name: str | None = None
     jobs_dir: str | None = None
     python: str | None = None
+    packages: str | None = None
     hpc: bool = False
 
 
@@ -80,7 +81,7 @@ def plan_job(request: Request) -> Job:
 def make_plan(request: Request) -> Plan:
     """The job that a command line means, with its params; every wrong value is an error that names its flag."""
     site = load_site(request.site)
-    target = _find_target(request, site)
+    target = get_target(request.target or site.target)
     site = site.for_target(target.name)
     subject = find_subject(request.subject, hpc=request.hpc)
     if request.hpc and not site.hpc:
@@ -89,7 +90,8 @@ def make_plan(request: Request) -> Plan:
             "Leave --hpc out, or choose another site: portwright sites.",
         )
     workdir = Path.cwd()
-    defaults, tasks = _job_defaults(request, site)
+    defaults, tasks = job_defaults(request, site)
+    account = charged_account(request, site, defaults)
     params = (
         read_hpc_params(subject, request.params, request.overrides)
         if request.hpc
@@ -100,8 +102,11 @@ def make_plan(request: Request) -> Plan:
     folder = jobs_root(request.jobs_dir) / name
     # Inside an image it is the image's own; "python" is replaced by Job.python where there is no container.
     python = request.python or "python"
-    container = _make_container(request, site, params, [workdir, model_dir, folder, subject.folder], python)
-    environment, passed = _environment(request, site)
+    seen = [workdir, model_dir, folder, *params.data_paths()]
+    if subject.reference is None:  # a reference model is in the image's own portwright
+        seen.append(subject.folder)
+    container = find_container(request, site, seen)
+    environment, passed = visible_environment(request, site)
     if request.hpc:
         from portwright.launch.hpc import hpc_steps
 
@@ -127,7 +132,7 @@ def make_plan(request: Request) -> Plan:
         site=site,
         target=target.name,
         steps=steps,
-        resources=_resources(request, site, defaults, steps),
+        resources=_resources(request, site, defaults, account, steps),
         model_dir=model_dir,
         container=container,
         python=sys.executable if request.python is None or container is not None else request.python,
@@ -156,13 +161,7 @@ def absolute(given: str, flag: str) -> Path:
         raise UserError(f"{flag} is '{given}': {error}", "Give another.") from error
 
 
-def _find_target(request: Request, site: Site) -> Target:
-    from portwright.discover import get_target
-
-    return get_target(request.target or site.target)
-
-
-def _job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
+def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
     """What the site says with what the command line changes, checked together."""
     defaults = site.job
     tasks = _tasks(request, site)
@@ -216,10 +215,12 @@ def _tasks(request: Request, site: Site) -> Tasks:
     raise UserError(f"--tasks is '{request.tasks}'.", suggest(request.tasks, TASKS))
 
 
-def _resources(request: Request, site: Site, defaults: JobDefaults, steps: Sequence[Step]) -> Resources:
+def _resources(
+    request: Request, site: Site, defaults: JobDefaults, account: str | None, steps: Sequence[Step]
+) -> Resources:
     has_limit = site.scheduler == "slurm" or request.time is not None
     return Resources(
-        account=_account(request, site, defaults),
+        account=account,
         partition=defaults.partition,
         nodes=defaults.nodes,
         ntasks=max((step.ntasks for step in steps), default=1),
@@ -232,7 +233,7 @@ def _resources(request: Request, site: Site, defaults: JobDefaults, steps: Seque
     )
 
 
-def _account(request: Request, site: Site, defaults: JobDefaults) -> str | None:
+def charged_account(request: Request, site: Site, defaults: JobDefaults) -> str | None:
     account = request.account
     if account is None and defaults.account != "none":
         account = os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
@@ -250,7 +251,7 @@ def _account(request: Request, site: Site, defaults: JobDefaults) -> str | None:
     return account.lower() if defaults.account_lower else account
 
 
-def _environment(request: Request, site: Site) -> tuple[Mapping[str, str], tuple[str, ...]]:
+def visible_environment(request: Request, site: Site) -> tuple[Mapping[str, str], tuple[str, ...]]:
     variables = dict(site.environment.variables)
     for text in request.env:
         name, equals, value = text.partition("=")
@@ -284,6 +285,8 @@ def _container_kind(request: Request, site: Site) -> str:
             f"--image is given, and {site.name} does not say what runs containers there.",
             f"Say it: --container {' or '.join(KINDS[:-1])}.",
         )
+    if kind == "none" and request.packages:
+        raise UserError("--packages is given, and nothing runs in a container.", "Leave it out.")
     if kind == "none" and request.binds:
         raise UserError(
             "--bind is given, and nothing runs in a container.",
@@ -292,18 +295,23 @@ def _container_kind(request: Request, site: Site) -> str:
     return kind
 
 
-def _make_container(
-    request: Request, site: Site, params: ResolvedParams, paths: Sequence[Path], python: str
-) -> Container | None:
+def find_container(request: Request, site: Site, paths: Sequence[Path]) -> Container | None:
+    """What the programs run in, which sees these paths; None for nothing."""
+    if _container_kind(request, site) == "none":
+        return None
     from portwright.launch.container import make_container
 
-    _container_kind(request, site)
-    seen = [*paths, *params.data_paths()]
-    if Path(python).is_absolute() and Path(python).exists():
+    python = Path(request.python or "")
+    if python.is_absolute() and python.exists():
         # The host's interpreter: what it needs lies around it, and where it was made from.
-        seen += [Path(python).parents[1], Path(python).resolve().parents[1]]
+        paths = [*paths, python.parents[1], python.resolve().parents[1]]
     return make_container(
-        site, image=request.image, kind=request.container, paths=seen, extra_binds=request.binds
+        site,
+        image=request.image,
+        kind=request.container,
+        paths=paths,
+        extra_binds=request.binds,
+        packages=None if request.packages is None else absolute(request.packages, "--packages"),
     )
 
 
@@ -343,8 +351,3 @@ def _notes(request: Request, params: ResolvedParams) -> tuple[str, ...]:
         for name in unset
     ]
     return (*notes, *params.notes)
-
-
-def rename(request: Request, name: str) -> Request:
-    """The same request for another name, where the first was taken meanwhile."""
-    return replace(request, name=name)

@@ -133,12 +133,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Text that our reader would take for something else, such as '1e-3', stands in quotes."""
+    """Text that our reader would take for something else, such as '1e-3' or a rare line break, stands in quotes."""
     try:
         meant = parse_value(text, "")
     except UserError:
         meant = text  # the emitter sees that it needs quotes
-    style = None if isinstance(meant, str) else "'"
+    style = '"' if not text.isprintable() else None if isinstance(meant, str) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

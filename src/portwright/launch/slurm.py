@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +50,7 @@ class SlurmState:
     restarts: int = 0
     time_left: str | None = None  # as squeue writes it: 3:12:01
     exit: int | None = None  # status of the batch script, once it has ended
+    ended_seconds: float = 0.0  # since its end
 
     @property
     def is_ended(self) -> bool:
@@ -225,6 +228,7 @@ def parse_job(text: str) -> SlurmState:
         restarts=_number(value("Restarts") or "") or 0,
         time_left=_time_left(value("RunTime"), value("TimeLimit")) if word == "RUNNING" else None,
         exit=status if ended else None,
+        ended_seconds=_seconds_since(value("EndTime")) if ended else 0.0,
     )
 
 
@@ -309,6 +313,14 @@ def _time_left(run_time: str | None, limit: str | None) -> str | None:
     days, rest = divmod(max(whole - spent, 0), 86400)
     shown = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}-{shown}" if days else shown
+
+
+def _seconds_since(moment: str | None) -> float:
+    """Of a moment as SLURM writes it, in this machine's zone."""
+    try:
+        return max(0.0, time.time() - datetime.datetime.fromisoformat(moment or "").timestamp())
+    except ValueError:
+        return 0.0
 
 
 def _seconds(text: str | None) -> int | None:

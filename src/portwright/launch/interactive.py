@@ -1,0 +1,119 @@
+"""The interactive allocation of a site: the command that opens it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from portwright.discover import get_target
+from portwright.errors import UserError
+from portwright.launch.container import shell_words
+from portwright.launch.job import Container
+from portwright.launch.planning import (
+    Request,
+    charged_account,
+    find_container,
+    job_defaults,
+    visible_environment,
+)
+from portwright.launch.site import JobDefaults, Site
+from portwright.launch.site_files import load_site
+from portwright.launch.times import slurm_time
+
+# Of the environment, those under these names are seen in a container whose environment is clean.
+_LEND = (
+    "for name in {names}; do if [[ -n ${{!name+set}} ]]; then "
+    'export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"; fi; done'
+)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A command that takes this process's place."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)  # beside those of this shell
+
+    def as_text(self) -> str:
+        """As one would type it."""
+        sets = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*sets, shlex.join(self.words)])
+
+    def become(self) -> NoReturn:
+        """Runs it here: this process is it from now on."""
+        try:
+            os.execvpe(self.words[0], list(self.words), {**os.environ, **self.environment})
+        except OSError as error:
+            raise UserError(
+                f"cannot start {self.words[0]}: {(error.strerror or str(error)).lower()}.",
+                "Run this on a login node of the site, or name another with --site.",
+            ) from error
+
+
+def make_shell(request: Request) -> Shell:
+    """`srun --pty` with the container's shell, or without a scheduler a shell of this machine."""
+    site = load_site(request.site)
+    target = get_target(request.target or site.target)
+    site = site.for_target(target.name)
+    defaults, _ = job_defaults(request, site)
+    account = charged_account(request, site, defaults)
+    environment, passed = visible_environment(request, site)
+    workdir = Path.cwd()
+    container = find_container(request, site, [workdir])
+    visible = tuple(dict.fromkeys([*environment, *passed]))
+    inside = _inside(site, container, visible, workdir)
+    if site.scheduler != "slurm":
+        return Shell(tuple(inside), dict(environment))
+    if (target.has_compiler or target.environment is not None) and request.gres is None:
+        # Validating and compiling for it need no device, and must not keep one from others.
+        defaults = defaults.model_copy(update={"gres": None})
+    words = ["srun", "--pty", *_srun_flags(request, site, defaults, account), *inside]
+    return Shell(tuple(words), dict(environment))
+
+
+def _inside(site: Site, container: Container | None, visible: Sequence[str], workdir: Path) -> list[str]:
+    """What runs in the allocation: a container's shell, after what must be set up around it."""
+    shell = ["bash"] if site.scheduler == "slurm" else [os.environ.get("SHELL") or "bash"]
+    if container is not None:
+        shell = shell_words(container, workdir=workdir, visible=visible)
+    before = [f"module load {shlex.join(site.environment.modules)}"] if site.environment.modules else []
+    if container is not None and container.clean_env and container.kind != "ch-run" and visible:
+        # Asked on the node, since the site sets some of them only there.
+        before.append(_LEND.format(names=" ".join(visible)))
+    if not before:
+        return shell
+    login = ["-l"] if site.environment.modules else []  # whose profile defines `module`
+    return ["bash", *login, "-c", "; ".join([*before, f"exec {shlex.join(shell)}"])]
+
+
+def _srun_flags(request: Request, site: Site, defaults: JobDefaults, account: str | None) -> list[str]:
+    """The site's flags for this purpose go before those of its jobs, and the command line's before both."""
+    asked: dict[str, str | int | None] = {
+        "--account": account,
+        "--partition": defaults.partition,
+        "--ntasks": 1,
+        "--cpus-per-task": defaults.cpus_per_task,
+        "--gres": defaults.gres,
+        "--mem": defaults.memory,
+        "--time": slurm_time(defaults.minutes),
+    }
+    given = {
+        "--cpus-per-task": request.cpus_per_task,
+        "--gres": request.gres,
+        "--mem": request.memory,
+        "--time": request.time,
+        "--partition": request.partition,
+    }
+    own = [flag for flag in site.interactive.flags if given.get(flag.partition("=")[0]) is None]
+    flags = [
+        f"{name}={value}" for name, value in asked.items() if value is not None and not _names(own, name)
+    ]
+    return [*flags, *defaults.flags, *own]
+
+
+def _names(flags: Sequence[str], name: str) -> bool:
+    return any(flag.partition("=")[0] == name for flag in flags)

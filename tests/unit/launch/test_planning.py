@@ -1,0 +1,359 @@
+"""What a command line of `submit` means."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from portwright.errors import UserError
+from portwright.job.yaml_source import read_yaml
+from portwright.launch import registry
+from portwright.launch.folder import NameTakenError, command_words, make_manifest, render_files, write_folder
+from portwright.launch.planning import Request, make_plan, plan_job
+from portwright.launch.resolved import ResolvedParams
+
+PARAMS = """\
+train_input: {batch_size: 4, data_dir: data, extra: kept}
+eval_input: {batch_size: 4}
+model: {anything: [1, 'two']}
+optimizer: {optimizer_type: sgd, learning_rate: 0.1}
+runconfig: {max_steps: 5}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("PORTWRIGHT_JOBS", "PORTWRIGHT_SITES", "SBATCH_ACCOUNT", "SLURM_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    here = tmp_path / "it's a folder"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    make_subject(here / "my model")
+
+
+def make_subject(folder: Path, params: str = PARAMS) -> None:
+    (folder / "configs").mkdir(parents=True)
+    (folder / "run.py").write_text("import torch\n")
+    (folder / "configs" / "params.yaml").write_text(params)
+
+
+def words_of(request: Request, step: str) -> tuple[str, ...]:
+    return next(each.words for each in plan_job(request).steps if each.name == step)
+
+
+def test_the_plain_chain() -> None:
+    job = plan_job(Request("my model"))
+    here = Path.cwd()
+    assert [step.name for step in job.steps] == ["validate", "train", "eval"]
+    assert job.name == "my-model-1"
+    assert job.folder == here / "portwright_jobs" / "my-model-1"
+    assert (job.workdir, job.model_dir) == (here, here / "my model" / "model_dir")
+    common = ("python", str(here / "my model" / "run.py"), "CPU", "--mode", "train")
+    files = ("--params", str(job.folder / "params.yaml"), "--model_dir", str(job.model_dir))
+    assert job.steps[0].words == (*common, *files, "--validate_only")
+    assert job.steps[1].words == (*common, *files)
+    assert job.steps[2].words == (*common[:-1], "eval", *files)
+    assert job.container is None
+    assert job.resources.minutes is None  # nothing ends a local job but itself
+
+
+def test_a_target_with_a_compiler_compiles_first_and_streams() -> None:
+    job = plan_job(Request("my model", site="neocortex", account="ABC123"))
+    names = {step.name: step for step in job.steps}
+    assert list(names) == ["validate", "compile", "train", "eval"]
+    assert [step.ntasks for step in job.steps] == [1, 1, 7, 1]
+    assert names["compile"].words[-1] == "--compile_only"
+    train = names["train"]
+    assert train.tasks == "stream"
+    assert train.words[-1] == "--stream_data"
+    assert [train.words[place] for place in train.literal] == ["${CS_IP_ADDR}"]
+    assert not names["validate"].literal
+    assert "--stream_data" not in names["eval"].words
+    assert job.resources.account == "abc123"  # charge ids are groups there
+    assert (job.resources.gres, job.resources.minutes) == ("cs:cerebras:1", 240)
+    assert job.resources.ntasks == 7
+
+
+def test_a_word_that_only_looks_like_a_variable_is_not_expanded(tmp_path: Path) -> None:
+    odd = tmp_path / "${CS_IP_ADDR}"
+    make_subject(odd)
+    job = plan_job(Request(str(odd), site="neocortex", account="a"))
+    for step in job.steps:
+        assert all(step.words[place] == "${CS_IP_ADDR}" for place in step.literal)
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("train", ["validate", "train", "eval"]),
+        ("train_and_eval", ["validate", "train"]),
+        ("eval", ["eval"]),
+        ("eval_all", ["eval"]),
+        ("predict", ["predict"]),
+    ],
+)
+def test_modes(mode: str, steps: list[str]) -> None:
+    job = plan_job(Request("my model", mode=mode))
+    assert [step.name for step in job.steps] == steps
+    assert {step.words[step.words.index("--mode") + 1] for step in job.steps} <= {mode, "eval"}
+
+
+def test_steps_are_chosen_and_put_in_order() -> None:
+    job = plan_job(Request("my model", steps=" train,validate , compile,train"))
+    assert [step.name for step in job.steps] == ["validate", "compile", "train"]
+
+
+def test_without_eval_input_there_is_no_evaluation() -> None:
+    Path("my model/configs/params.yaml").write_text(PARAMS.replace("eval_input: {batch_size: 4}\n", ""))
+    assert [step.name for step in plan_job(Request("my model")).steps] == ["validate", "train"]
+
+
+def test_torch_compile_is_a_step_where_it_is_asked_for() -> None:
+    job = plan_job(Request("my model", overrides=("runconfig.compile=true",)))
+    assert "compile" in [step.name for step in job.steps]
+
+
+def test_a_reference_model_runs_by_its_name_and_lies_here() -> None:
+    job = plan_job(Request("fc_mnist"))
+    assert job.steps[0].words[:5] == ("python", "-m", "portwright", "run", "fc_mnist")
+    assert (job.name, job.model_dir) == ("fc_mnist-1", Path.cwd() / "fc_mnist_run")
+    assert plan_job(Request("tensorflow/fc_mnist")).model_dir == Path.cwd() / "tensorflow_fc_mnist_run"
+
+
+def test_tensorflow_names_of_optimizers_are_no_problem() -> None:
+    plan = make_plan(Request("tensorflow/fc_mnist"))
+    assert plan.params.problem is None
+
+
+def test_params_are_resolved_once_and_keep_what_we_do_not_know() -> None:
+    plan = make_plan(Request("my model", overrides=("optimizer.learning_rate=1e-3", "model.new.key='1e-3'")))
+    values = yaml.safe_load(plan.params.as_yaml())
+    assert values["optimizer"]["learning_rate"] == 0.001
+    assert values["train_input"] == {"batch_size": 4, "data_dir": "data", "extra": "kept"}
+    assert values["model"] == {"anything": [1, "two"], "new": {"key": "1e-3"}}
+    assert "log_steps" not in values["runconfig"]  # a default that we put there would hide the user's own
+
+
+def test_overrides_show_in_no_script_and_no_manifest() -> None:
+    request = Request("my model", overrides=("model.token=hunter2",))
+    files = render_files(make_plan(request), request)
+    assert [name for name, text in files.items() if "hunter2" in text] == ["params.yaml"]
+    assert "-D" in command_words(request)
+
+
+def test_wrong_params_are_told_with_their_place() -> None:
+    plan = make_plan(Request("my model", overrides=("optimizer.lerning_rate=1",)))
+    assert plan.params.problem is not None
+    assert "lerning_rate" in plan.params.problem.message
+
+
+def test_data_that_params_name_is_found_wherever_it_stands() -> None:
+    Path("data").mkdir()
+    Path("a file").touch()
+    values: dict[str, Any] = {
+        "train_input": {
+            "data_dir": "data",
+            "deep": {"label_files": ["a file", "missing", 3]},
+            "note": "data",
+        },
+        "model": {"vocab_file": "a file"},
+        "eval_input": {"data_dir": "https://x/y", "x_path": None},
+    }
+    found = ResolvedParams(values, Path("p")).data_paths()
+    assert found == [Path.cwd() / "data", Path.cwd() / "a file"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"subject": "no model"}, ["no model", "neither a run.py"]),
+        ({"site": "neocortx"}, ["neocortx", "neocortex"]),
+        ({"site": "neocortex"}, ["--account", "charges"]),
+        ({"site": "neocortex", "account": "a b"}, ["--account", "'a b'"]),
+        ({"account": "abc"}, ["--account", "abc"]),
+        ({"target": "CPX"}, ["CPX", "CPU"]),
+        ({"site": "neocortex", "account": "a", "target": "IPU"}, ["IPU", "neocortex"]),
+        ({"mode": "trian"}, ["--mode", "trian", "train"]),
+        ({"steps": "validate,trian"}, ["--steps", "trian", "train"]),
+        ({"steps": ""}, ["--steps"]),
+        ({"params": "missing.yaml"}, ["missing.yaml"]),
+        ({"overrides": ("nonsense",)}, ["-D nonsense"]),
+        ({"ntasks": 0}, ["--ntasks", "0"]),
+        ({"time": "soon"}, ["soon"]),
+        ({"site": "neocortex", "account": "a", "time": "3-00:00:00"}, ["--time", "2-00:00:00"]),
+        ({"gres": "a b"}, ["--gres", "a b"]),
+        ({"partition": "a\n#SBATCH --x"}, ["--partition"]),
+        ({"flags": ("--account=me",)}, ["--flag", "--account"]),
+        ({"flags": ("qos",)}, ["--flag", "qos"]),
+        ({"tasks": "strem"}, ["--tasks", "strem", "stream"]),
+        ({"tasks": "single", "ntasks": 3}, ["--tasks single", "3"]),
+        ({"tasks": "stream", "ntasks": 1}, ["--tasks stream", "1"]),
+        ({"name": "a b"}, ["--name", "a b"]),
+        ({"name": "../up"}, ["--name", "../up"]),
+        ({"name": ""}, ["--name"]),
+        ({"container": "docker"}, ["--container", "docker"]),
+        ({"image": "x.sif"}, ["--image", "--container"]),
+        ({"binds": ("/data",)}, ["--bind"]),
+        ({"env": ("NAME",)}, ["--env", "NAME"]),
+        ({"env": ("A B=1",)}, ["--env"]),
+        ({"passed": ("A=1",)}, ["--pass"]),
+        ({"env": ("X=1",), "passed": ("X",)}, ["X", "--env", "--pass"]),
+        ({"model_dir": ""}, ["--model_dir"]),
+        ({"model_dir": "a\nb"}, ["--model_dir"]),
+        ({"model_dir": "~nobody-at-all/x"}, ["--model_dir"]),
+        ({"jobs_dir": "a\0b"}, ["--jobs-dir"]),
+        ({"hpc": True}, ["--hpc", "local"]),
+    ],
+)
+def test_what_cannot_be_is_told(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as told:
+        plan_job(replace(Request("my model"), **changes))
+    for word in words:
+        assert word in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_secret_is_refused_without_being_repeated() -> None:
+    with pytest.raises(UserError) as told:
+        plan_job(Request("my model", env=("WANDB_API_KEY=hunter2",)))
+    assert "WANDB_API_KEY" in str(told.value)
+    assert "--pass" in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+def test_passed_variables_are_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    request = Request("my model", passed=("MY_TOKEN", "NOT_SET_ANYWHERE"), env=("A=1",))
+    plan = make_plan(request)
+    assert plan.job.passed == ("MY_TOKEN", "NOT_SET_ANYWHERE")
+    assert dict(plan.job.environment) == {"A": "1"}
+    assert ["NOT_SET_ANYWHERE" in note for note in plan.notes] == [True]
+    assert "hunter2" not in json.dumps(render_files(plan, request))
+
+
+def test_a_short_job_still_has_time_to_work_in() -> None:
+    asked = plan_job(Request("my model", site="neocortex", account="a", time="1")).resources
+    assert (asked.minutes, asked.grace_seconds) == (1, 30)
+    assert plan_job(Request("my model", time="2")).resources.minutes == 2
+
+
+def test_the_command_line_goes_before_the_site() -> None:
+    asked = plan_job(
+        Request("my model", site="neocortex", account="a", ntasks=3, cpus_per_task=2, gres="cs:1", partition="p",
+                nodes=2, time="10", flags=("--qos=low",), memory="4G")
+    ).resources  # fmt: skip
+    assert (asked.ntasks, asked.cpus_per_task, asked.gres, asked.partition) == (3, 2, "cs:1", "p")
+    assert (asked.nodes, asked.minutes, asked.memory) == (2, 10, "4G")
+    assert "--qos=low" in asked.flags
+
+
+def test_one_task_streams_to_nobody() -> None:
+    job = plan_job(Request("my model", site="neocortex", account="a", ntasks=1))
+    assert {step.tasks for step in job.steps} == {"single"}
+    assert not any("--stream_data" in step.words for step in job.steps)
+
+
+def test_names_are_never_taken_twice(tmp_path: Path) -> None:
+    assert plan_job(Request("my model")).name == "my-model-1"
+    Path("portwright_jobs/my-model-1").mkdir(parents=True)
+    registry.write_entry(registry.Entry("my-model-2", tmp_path, "local", "none"))
+    assert plan_job(Request("my model")).name == "my-model-3"
+    assert plan_job(Request("my model", name="mine")).name == "mine"
+    Path("portwright_jobs/mine").mkdir()
+    assert plan_job(Request("my model", name="mine")).name == "mine-2"
+
+
+@pytest.mark.parametrize("name", ["ünïcode", "--", "a" * 200, "a b'c\"d"])
+def test_any_folder_gives_a_name_that_a_script_can_say(tmp_path: Path, name: str) -> None:
+    make_subject(tmp_path / name)
+    assert plan_job(Request(str(tmp_path / name))).name.replace("-", "").replace("_", "").isalnum()
+
+
+def test_jobs_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PORTWRIGHT_JOBS", str(tmp_path / "all jobs"))
+    assert plan_job(Request("my model")).folder.parent == tmp_path / "all jobs"
+    assert plan_job(Request("my model", jobs_dir="here")).folder.parent == Path.cwd() / "here"
+
+
+def test_the_folder_is_whole_and_private() -> None:
+    request = Request("my model")
+    plan = make_plan(request)
+    folder = plan.job.folder
+    previous = os.umask(0)
+    try:
+        write_folder(folder, render_files(plan, request))
+    finally:
+        os.umask(previous)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes.pop("my-model-1") == modes.pop("steps") == 0o700
+    assert modes == {
+        "job.sh": 0o700,
+        "task.sh": 0o700,
+        "params.yaml": 0o600,
+        "manifest.json": 0o600,
+        "log.txt": 0o600,
+    }
+    assert [path.name for path in folder.parent.iterdir()] == ["my-model-1"]
+    with pytest.raises(NameTakenError):
+        write_folder(folder, {})
+    assert (folder / "job.sh").is_file()
+    subprocess.run(["bash", "-n", folder / "job.sh"], check=True)
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("my model")
+    plan = make_plan(request)
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(UserError, match="no space left"):
+        write_folder(plan.job.folder, render_files(plan, request))
+    assert list(plan.job.folder.parent.iterdir()) == []
+
+
+def test_the_manifest_says_what_was_submitted() -> None:
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    subprocess.run(["git", "add", "."], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, "commit", "-q", "-m", "x"], check=True)
+    request = Request("my model", ntasks=2)
+    manifest = make_manifest(make_plan(request), request)
+    assert json.loads(json.dumps(manifest)) == manifest
+    assert (manifest["site"], manifest["subject"], manifest["target"]) == ("local", "my model", "CPU")
+    assert [step["name"] for step in manifest["steps"]] == ["validate", "train", "eval"]
+    assert len(manifest["code"]["commit"]) == 40
+    assert manifest["code"]["changed"] is False
+    Path("my model/run.py").write_text("changed")
+    assert make_manifest(make_plan(request), request)["code"]["changed"] is True
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.sampled_from(["1e-3", "1_0", "~", "0x1", "=", "<<", "2001-01-01"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(values=st.dictionaries(st.text(min_size=1, max_size=5), _VALUES, min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_is_read_as_it_was(tmp_path: Path, values: dict[str, Any]) -> None:
+    file = tmp_path / "written.yaml"
+    file.write_text(ResolvedParams(values, file).as_yaml(), encoding="utf-8", newline="")
+    assert read_yaml(file).values == values
