@@ -57,14 +57,14 @@ class BatchStream:
         self._lanes = lanes
         self._window = 2 * role.num_workers + 2
         self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
-        self.source = Source(self._read_all, role.num_workers, lanes.are_shared_out)
+        clear = (lambda: None) if lanes.marks is None else lanes.marks.clear
+        self.source = Source(self._read_all, role.num_workers, lanes.are_shared_out, clear)
         note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
 
     def _read_all(self, wanted: Iterator[LaneBatch]) -> Generator[Sequence[Any] | None, None, None]:
         orders = (Order(each.as_bytes(), each.lane) for each in wanted)
-        with closing(
-            self._pool.map(orders, self._window, lambda body: read_order(self._lanes, body))
-        ) as results:
+        results: Any = self._pool.map(orders, self._window, lambda body: read_order(self._lanes, body))
+        with closing(results):
             for result in results:
                 tensors, about = wire.unpack(result)
                 yield None if about["ended"] else tensors

@@ -32,6 +32,7 @@ from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.run_model import WatchedModel, seed_everything
 from portwright.tensorflow.run_parts import Parts
 from portwright.tensorflow.stream_lanes import Lanes
+from portwright.tensorflow.stream_marks import Marks
 
 if TYPE_CHECKING:
     from portwright.tensorflow.run_stream import BatchStream
@@ -200,7 +201,8 @@ class Trainer:
     def make_lanes(self) -> Lanes:
         """The training's data, read as the training would itself."""
         input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)
-        return Lanes(self._make_estimator(self._model_dir), input_fn, self._config.seed)
+        marks = Marks(self._model_dir, self._config.checkpoint_steps or 0, self._console.note)
+        return Lanes(self._make_estimator(self._model_dir), input_fn, self._config.seed, marks)
 
     def _tell_end_of_data(self, last_step: int) -> None:
         name = self._parts.input_fn(ModeKeys.TRAIN, self._params.values).name

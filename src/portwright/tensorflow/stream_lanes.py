@@ -15,10 +15,13 @@ from tensorflow.python.training import training_util
 
 from portwright.errors import UserError
 from portwright.tensorflow.argument_names import argument_names
+from portwright.tensorflow.graph_walk import ancestors
 from portwright.tensorflow.input_feed import InitializeIterator
+from portwright.tensorflow.input_state import InputState
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.run_model import seed_everything
 from portwright.tensorflow.stream_batches import count_samples, flat_specs, tensors_to_send, values_to_send
+from portwright.tensorflow.stream_marks import LaneMarks, Marks
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -46,8 +49,10 @@ class LaneBatch:
 class Lanes:
     """The lanes that this process reads, each from where it was asked for last."""
 
-    def __init__(self, estimator: Estimator, input_fn: Callable[..., Any], seed: int) -> None:
-        self._estimator, self._input_fn, self._seed = estimator, input_fn, seed
+    def __init__(
+        self, estimator: Estimator, input_fn: Callable[..., Any], seed: int, marks: Marks | None = None
+    ) -> None:
+        self._estimator, self._input_fn, self._seed, self.marks = estimator, input_fn, seed, marks
         self._open: dict[int, _Lane] = {}
         self.are_shared_out = takes_context(input_fn)  # by the input function itself
 
@@ -56,7 +61,7 @@ class Lanes:
         lane = self._open.get(wanted.lane)
         if lane is None or lane.num_lanes != wanted.num_lanes or lane.next_index > wanted.index:
             self.close(wanted.lane)
-            lane = _Lane(self._estimator, self._input_fn, self._seed, wanted)
+            lane = _Lane(self._estimator, self._input_fn, self._seed, wanted, self.marks)
             self._open[wanted.lane] = lane
         return lane.read(wanted.index)
 
@@ -70,34 +75,59 @@ class Lanes:
 class _Lane:
     """An iterator over one lane in a graph and a session of its own."""
 
-    def __init__(self, estimator: Estimator, input_fn: Any, seed: int, first: LaneBatch) -> None:
-        self.num_lanes, self.next_index, self._has_ended = first.num_lanes, first.index, False
+    def __init__(
+        self, estimator: Estimator, input_fn: Any, seed: int, first: LaneBatch, marks: Marks | None
+    ) -> None:
+        self.num_lanes, self.next_index, self._has_ended = first.num_lanes, 0, False
         seed_everything(seed)
         with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
             v1.set_random_seed(estimator.config.tf_random_seed)
             estimator._create_and_assert_global_step(graph)
             training_util._get_or_create_global_step_read(graph)
             dataset = open_lane(estimator, input_fn, first.lane, first.num_lanes)
-            iterator = v1.data.make_initializable_iterator(dataset.skip(first.index).prefetch(_AHEAD))
+            iterator = v1.data.make_initializable_iterator(dataset.prefetch(_AHEAD))
             tensors = tensors_to_send(iterator.get_next())
-            creator = v1.train.ChiefSessionCreator(config=estimator.config.session_config)
+            self._state = InputState(ancestors(tensors))
+            creator = v1.train.ChiefSessionCreator(config=_session_config(estimator))
             # It has the graph from here on, in whatever thread it is used.
-            self._session = v1.train.MonitoredSession(creator, hooks=[InitializeIterator(iterator)])
-            self._next = self._session._tf_sess().make_callable(tensors)
+            self._monitored = v1.train.MonitoredSession(creator, hooks=[InitializeIterator(iterator)])
+            self._session = self._monitored._tf_sess()
+            self._next = self._session.make_callable(tensors)
+        self._marks = None
+        if marks is not None:
+            self._marks = marks.of_lane(first.lane, first.num_lanes, self._state.digest)
+            self._go_to_mark(self._marks, first.index)
+
+    def _go_to_mark(self, marks: LaneMarks, index: int) -> None:
+        found = marks.find(index)
+        if found is not None and not self._state.restore(self._session, found[1], found[0]):
+            self.next_index = found[0]
 
     def read(self, index: int) -> tuple[list[Any], int] | None:
-        try:
-            while not self._has_ended and self.next_index <= index:
-                fetched = self._next()
-                self.next_index += 1
-        except tf.errors.OutOfRangeError:
-            self._has_ended = True
         if self._has_ended:
             return None
+        try:
+            if self.next_index < index:
+                self.next_index += self._state.skip(self._session, index - self.next_index)
+            if self._marks is not None:
+                self._marks.offer(index, lambda: self._state.save(self._session, index))
+            fetched = self._next()  # which says so where the lane ended in what was skipped
+        except tf.errors.OutOfRangeError:
+            self._has_ended = True
+            return None
+        self.next_index += 1
         return values_to_send(fetched), count_samples(fetched)
 
     def close(self) -> None:
-        self._session.close()
+        self._monitored.close()
+
+
+def _session_config(estimator: Estimator) -> Any:
+    """With threads of its own: a training may wait in one of TensorFlow's for what is read here."""
+    config = v1.ConfigProto()
+    config.CopyFrom(estimator.config.session_config)
+    config.use_per_session_threads = True
+    return config
 
 
 def takes_context(input_fn: Any) -> bool:

@@ -35,7 +35,14 @@ class Source:
     is on its way already.
     """
 
-    def __init__(self, read_all: ReadAll, num_lanes: int, is_shared_out: bool) -> None:
+    def __init__(
+        self,
+        read_all: ReadAll,
+        num_lanes: int,
+        is_shared_out: bool,
+        on_start_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_start_over = on_start_over
         self.num_lanes = num_lanes
         self.is_shared_out = (
             is_shared_out  # by the input function itself: then the order comes of the number of lanes
@@ -70,6 +77,11 @@ class Source:
         self.close()
         self._position = self._num_given = position
         self._turn = position if turn is None else turn
+
+    def start_over(self) -> None:
+        """Goes to the beginning, of what may be other data than before."""
+        self._on_start_over()
+        self.seek(0)
 
     def batches(self) -> Iterator[Sequence[Any]]:
         """The batches from here on, until all lanes have ended."""
@@ -139,7 +151,7 @@ class SourceState(InputState):
         return Saved([json.dumps({"turn": self._source.turn_at(num_runs)}).encode()], num_runs, "")
 
     def start_over(self) -> None:
-        self._source.seek(0)
+        self._source.start_over()
 
     def restore(self, session: Any, states: list[bytes], num_runs: int) -> str:
         if not self._source.is_shared_out:
