@@ -22,7 +22,8 @@ Scale = Callable[[float], float]
 def loss_picture(name: str, progress: Progress) -> str:
     """The SVG; it says so where there is no loss yet."""
     training = progress.training
-    points = [] if training is None else [p for p in training.series if math.isfinite(p[1])]
+    series = [] if training is None else [(step, _bounded(loss)) for step, loss in training.series]
+    points = [p for p in series if math.isfinite(p[1])]
     parts = [
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         _text(_LEFT, 26, name, 16, _INK, weight="600"),
@@ -31,13 +32,14 @@ def loss_picture(name: str, progress: Progress) -> str:
         parts.append(_text(_LEFT, 52, "No loss has been logged.", 13, _FAINT))
         return _svg(name, parts)
     parts.append(_text(_LEFT, 46, _caption(training), 12, _FAINT))
-    values = [loss for _, loss in (*points, *training.evaluated)]
+    evaluated = [(step, _bounded(loss)) for step, loss in training.evaluated]
+    values = [loss for _, loss in (*points, *evaluated)]
     y, ticks, is_log = _make_y(min(values), max(values))
     last = max(training.step, training.total or 0)
     x = _make_x(min(points[0][0], last), last)
     parts += _axes(x, y, ticks, points[0][0], last, is_log)
     parts += _restarts(training, x)
-    for part in _stretches(training.series):
+    for part in _stretches(series):
         line = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in part)
         parts.append(
             f'<polyline points="{line}" fill="none" stroke="{_CURVE}" stroke-width="1.8" stroke-linejoin="round"/>'
@@ -48,10 +50,17 @@ def loss_picture(name: str, progress: Progress) -> str:
             )
     parts += [
         f'<circle cx="{x(step):.1f}" cy="{y(loss):.1f}" r="4" fill="{_DOTS}"><title>evaluation at step {step}: {loss:.6g}</title></circle>'
-        for step, loss in training.evaluated
+        for step, loss in evaluated
     ]
     parts += _alarm(training, x)
     return _svg(name, parts)
+
+
+def _bounded(loss: float) -> float:
+    """Within what can be added, divided and raised without overflow."""
+    if not math.isfinite(loss):
+        return loss
+    return 0.0 if abs(loss) < 1e-300 else min(1e300, max(-1e300, loss))
 
 
 def _caption(training: Training) -> str:
@@ -78,7 +87,7 @@ def _make_y(low: float, high: float) -> tuple[Scale, list[float], bool]:
     is_log = low > 0 and high / low > _LOG_RATIO
     bottom, top = (math.log10(low), math.log10(high)) if is_log else (low, high)
     if not top / 2 - bottom / 2 > 0:
-        half = max(abs(top) * 0.1, 0.5 if top == 0 else 0.0)
+        half = abs(top) * 0.1 or 0.5
         bottom, top = bottom - half, top + half
     pad = 0.05 * (top - bottom)
     bottom, top = bottom - pad, top + pad
@@ -89,7 +98,7 @@ def _make_y(low: float, high: float) -> tuple[Scale, list[float], bool]:
 
     if not is_log:
         return scale, round_ticks(bottom, top, 5), False
-    powers = range(math.floor(bottom), math.ceil(top) + 1)
+    powers = range(max(-300, math.floor(bottom)), min(300, math.ceil(top)) + 1)
     many = len(powers) > 4
     found = [
         m * 10.0**p

@@ -28,7 +28,7 @@ _MOST_ATTEMPTS = 5
 
 def job_page(view: View, width: int = 100, marks: Marks = UNICODE) -> list[Line]:
     """Everything worth knowing of a job, for a terminal of this width; commands are never broken."""
-    lines: list[Line] = [_headline(view)]
+    lines = _headline(view, width)
     if view.unanswered:
         lines += _row(
             "note", f"The scheduler does not answer: {view.unanswered} Below is what was known last.", width
@@ -46,7 +46,7 @@ def job_page(view: View, width: int = 100, marks: Marks = UNICODE) -> list[Line]
 # -- parts of the page ---------------------------------------------------------------------------------------------
 
 
-def _headline(view: View) -> Line:
+def _headline(view: View, width: int) -> list[Line]:
     entry, style = view.entry, STYLES[view.phase]
     words = {
         "pending": f"waits in the queue{place_in_queue(view)}",
@@ -57,9 +57,12 @@ def _headline(view: View) -> Line:
     }.get(view.phase, f"is {view.phase}" if view.phase == "done" else view.phase)
     number = f", job {entry.scheduler_id}" if entry.scheduler == "slurm" and entry.scheduler_id else ""
     emulated = view.progress.training.emulated if view.progress.training else None
-    about = f"  {entry.title + ' ' if entry.title else ''}at {entry.site}{number}"
+    about = f"{entry.title + ' ' if entry.title else ''}at {entry.site}{number}"
     told = f"  (emulated: {emulated})" if emulated else ""
-    return ((entry.name, "bold"), ("  ", ""), (words, style), (about, "dim"), (told, "yellow"))
+    head: Line = ((entry.name, "bold"), ("  ", ""), (words, style))
+    rest: Line = ((f"  {about}", "dim"), (told, "yellow"))
+    is_short = sum(width_of(text) for text, _ in (*head, *rest)) <= width
+    return [(*head, *rest)] if is_short else [head, rest]
 
 
 def _chain(view: View, marks: Marks) -> Iterator[Piece]:
@@ -175,9 +178,7 @@ def _why(view: View, width: int, marks: Marks) -> list[Line]:
             if said
             else "The scheduler does not know this job any more, and its script never began."
         )
-        lines += _row(
-            "because", f"{text} Submit it again: training goes on from the last checkpoint.", width, "red"
-        )
+        lines += _row("because", text, width, "red")
     elif view.phase == "failed":
         lines += _row("because", view.why_failed, width, "red")
     for what, cure in view.explanations:
@@ -244,6 +245,19 @@ def _workers(view: View, width: int, marks: Marks) -> list[Line]:
     return lines
 
 
+def _next(view: View, width: int) -> list[Line]:
+    """How to go on from an end."""
+    checkpoint, training = view.progress.checkpoint, view.progress.training
+    if view.phase == "done" and checkpoint is not None and training is not None:
+        more = 2 * (training.total or checkpoint.step)
+        text = f"train longer: submit it again with -D runconfig.max_steps={more}, and it goes on from step {checkpoint.step}"
+        return _row("next", text, width)
+    if view.phase in ("failed", "lost", "cancelled"):
+        at = f"training goes on from step {checkpoint.step}" if checkpoint else "it begins at the first step"
+        return _row("next", f"submit the same again: {at}", width)
+    return []
+
+
 def _hints(view: View, width: int) -> list[Line]:
     name = view.entry.name
     commands: list[tuple[str, str]] = []
@@ -252,7 +266,7 @@ def _hints(view: View, width: int) -> list[Line]:
         commands += [("end it", f"portwright cancel {name}")]
     elif view.phase != "not taken":
         commands.append(("log", f"portwright logs {name}"))
-    lines: list[Line] = [(("  folder    ", "dim"), (str(view.entry.folder), ""))]
+    lines: list[Line] = [*_next(view, width), (*_label("folder"), (str(view.entry.folder), ""))]
     if view.model_dir:
         lines.append((*_label("run"), (view.model_dir, "")))
     lines += [(*_label(label), (command, "bold")) for label, command in commands]

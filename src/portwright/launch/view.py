@@ -249,17 +249,6 @@ def find_login_host(site: str) -> str | None:
     return None
 
 
-def ask_scheduler(entry: Entry) -> SlurmState:
-    """How a job stands with whoever runs it."""
-    if entry.scheduler == "slurm":
-        from portwright.launch import slurm
-
-        return slurm.job_state(entry.scheduler_id)
-    from portwright.launch import local
-
-    return local.job_state(entry.folder)
-
-
 def parse_time_left(text: str | None) -> int | None:
     """Seconds of a time as squeue writes it: 12:34, 3:12:01 or 1-00:00:00."""
     found = _TIME_LEFT.fullmatch(text or "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from portwright.errors import PortwrightError
 from portwright.job.stdout import printing
+from portwright.launch.ask import ask_state, ask_states
 from portwright.launch.page_text import (
     Marks,
     as_rich,
@@ -23,8 +24,8 @@ from portwright.launch.page_text import (
 from portwright.launch.registry import Entry
 from portwright.launch.render import job_page
 from portwright.launch.render_brief import status_line
-from portwright.launch.slurm import SlurmState, job_states
-from portwright.launch.view import AskState, Looker, View, ask_scheduler
+from portwright.launch.slurm import SlurmState
+from portwright.launch.view import AskState, Looker, View
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -48,37 +49,36 @@ class Followed:
     is_detached: bool
 
 
-def look_at_job(entry: Entry, ask_state: AskState = ask_scheduler) -> View:
+def look_at_job(entry: Entry, ask_one: AskState = ask_state) -> View:
     """One look at a job."""
-    looker = Looker(entry, ask_state)
+    looker = Looker(entry, ask_one)
     looker.ask()
     return looker.look()
 
 
 def look_at_jobs(
     entries: Sequence[Entry],
-    ask_state: AskState = ask_scheduler,
-    ask_slurm: Callable[[Sequence[str]], dict[str, SlurmState]] = job_states,
+    ask_one: AskState = ask_state,
+    ask_all: Callable[[Sequence[Entry]], dict[str, SlurmState]] = ask_states,
 ) -> list[View]:
     """One look at many jobs, for a table: SLURM is asked once for all, and of long logs the end is read."""
-    ids = [e.scheduler_id for e in entries if e.scheduler == "slurm" and e.was_taken and not e.ended]
-    answered: dict[str, SlurmState] = {}
+    answers: dict[str, SlurmState] = {}
     problem: PortwrightError | None = None
     try:
-        answered = ask_slurm(ids) if ids else {}
+        answers = ask_all(entries)
     except PortwrightError as error:
         problem = error
 
-    def ask(entry: Entry) -> SlurmState:
-        if entry.scheduler != "slurm":
-            return ask_state(entry)
-        if problem is not None:
+    def answer(entry: Entry) -> SlurmState:
+        if entry.name in answers:
+            return answers[entry.name]
+        if problem is not None and entry.scheduler == "slurm":
             raise problem
-        return answered.get(entry.scheduler_id, SlurmState("unknown"))
+        return ask_one(entry)
 
     views = []
     for entry in entries:
-        looker = Looker(entry, ask, is_brief=True)
+        looker = Looker(entry, answer, is_brief=True)
         looker.ask()
         views.append(looker.look())
     return views
@@ -87,7 +87,7 @@ def look_at_jobs(
 def follow(
     entry: Entry,
     *,
-    ask_state: AskState = ask_scheduler,
+    ask_one: AskState = ask_state,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
@@ -96,7 +96,7 @@ def follow(
 
     Ctrl-C leaves the job alone and says how to come back. A scheduler that does not answer is asked again, ever more seldom.
     """
-    follower = _Follower(entry, ask_state, sys.stdout if stream is None else stream, clock, sleep)
+    follower = _Follower(entry, ask_one, sys.stdout if stream is None else stream, clock, sleep)
     with printing():
         return follower.run()
     return Followed(follower.view, is_detached=True)  # whoever read this has gone
@@ -106,12 +106,12 @@ class _Follower:
     def __init__(
         self,
         entry: Entry,
-        ask_state: AskState,
+        ask_one: AskState,
         stream: TextIO,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._looker = Looker(entry, ask_state, clock)
+        self._looker = Looker(entry, ask_one, clock)
         self._entry, self._stream, self._clock, self._sleep = entry, stream, clock, sleep
         self._marks: Marks = choose_marks(stream)
         self._poll_seconds = SLURM_POLL_SECONDS if entry.scheduler == "slurm" else LOCAL_POLL_SECONDS
