@@ -31,6 +31,9 @@ class Container:
     image: str
     binds: tuple[tuple[str, str], ...]  # host path, path inside
     clean_env: bool = True
+    flags: tuple[str, ...] = ()  # further ones of its program, such as --nv
+    images_on_nodes: tuple[str, ...] = ()  # copies on a node's own disks, taken first where they exist
+    packages: str | None = None  # a folder of `pip install --target`, for an image that lacks portwright
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Job:
     python: str = "python"  # outside a container: the interpreter that submitted
     modules: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # plain values, which may be seen by all
-    passed: tuple[str, ...] = ()  # names of variables whose values come from the submitting shell, and are never written down
-    max_retries: int = 3  # after failures that are not the user's, as long as no new checkpoint was reached in between
+    passed: tuple[
+        str, ...
+    ] = ()  # names of variables of the submitting shell, whose values are never written down
+    max_retries: int = 3  # attempts without a new checkpoint, after failures that are not the user's
     title: str = ""  # what a person calls it: the subject as given

@@ -18,6 +18,7 @@ from portwright.launch.script_control import (
     SLURM_SIGNALS,
     run_step_functions,
 )
+from portwright.launch.task_script import has_stream
 from portwright.launch.words import directive, file_pattern, quote, quote_expanding, variables_in, wrap
 
 _FIRST_PORT, _NUM_PORTS = 24000, 4000  # below Linux's ephemeral ports, beside those of TF_CONFIG; two a job
@@ -28,7 +29,7 @@ def render_job(job: Job) -> str:
     if not job.steps:
         raise UserError(f"the job {job.name} has no step.", "Give it at least one, such as train.")
     slurm = job.site.scheduler == "slurm"
-    streams = any(step.tasks == "stream" for step in job.steps)
+    streams = has_stream(job)
     pieces = [
         _head(job),
         _about(job),
@@ -146,10 +147,11 @@ def _rendezvous(job: Job) -> str:
         if job.resources.cpus_per_task is not None:
             lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{job.resources.cpus_per_task}}}"')
     lines += [
+        "export PYTHONUNBUFFERED=1  # lines are in the log when they are written",
         "# Without it torchrun does not get its processes together again after one has died.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
     ]
-    if any(step.tasks == "stream" for step in job.steps):
+    if has_stream(job):
         lines += [
             "# What workers show the coordinator; nobody else can read it.",
             'export PORTWRIGHT_STREAM_KEY_FILE="$JOB_FOLDER/stream.key"',

@@ -30,10 +30,10 @@ note_attempt() { # WHY
     echo "$(now) $1 $(newest_checkpoint) $step" >>"$JOB_FOLDER/attempts"
 }
 
-attempts_without_progress() { # that ended in this step with this checkpoint; a preemption is nobody's failure
+attempts_without_progress() { # that ended in this step with this checkpoint; what Slurm itself requeued is nobody's failure
     [[ -e $JOB_FOLDER/attempts ]] || { echo 0; return; }
     awk -v checkpoint="$(newest_checkpoint)" -v step="$step" '
-        $2 == "requeue:preempted" { next }
+        $2 == "requeue:preempted" || $2 == "requeue:slurm" { next }
         { count = ($3 == checkpoint && $4 == step) ? count + 1 : 0 }
         END { print count + 0 }' "$JOB_FOLDER/attempts"
 }
@@ -102,18 +102,42 @@ trap 'on_exit $?' EXIT
 
 _GIVE_UP = r"""
     if (($(attempts_without_progress) >= MAX_RETRIES)); then
-        fail "$2" "$step ended with status $2 ($1) once more: $MAX_RETRIES attempts before it reached no new checkpoint either."
+        fail "$2" "$step ended with status $2 ($1), and $MAX_RETRIES attempts before it reached no new checkpoint either."
     fi
     note_attempt "$1"
 """
 
-SLURM_REQUEUE = (
-    r"""
+SLURM_REQUEUE = r"""
 slurm_says() { # FIELD: what Slurm holds of this job, such as JobState
-    scontrol show job "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n "s/^$1=//p"
+    scontrol --oneliner show job "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n "s/^$1=//p"
 }
 
-requeue() { # WHY STATUS: it goes back to the queue and this script ends
+leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, preempted or a node fails
+    local state restarts
+    state=$(slurm_says JobState) || state=""
+    if [[ -z $state || $state == RUNNING ]]; then return; fi
+    restarts=$(slurm_says Restarts)
+    if ((restarts > ${SLURM_RESTART_COUNT:-0})); then
+        case $(grep -a "JOB $SLURM_JOB_ID ON .* DUE TO " "$JOB_FOLDER/log.txt" | tail -n 1) in
+            *PREEMPTION*) note_attempt requeue:preempted ;;
+            *"NODE FAILURE"*) note_attempt node ;;
+            *) note_attempt requeue:slurm ;;
+        esac
+        say "Slurm has put the job back into the queue; the newest checkpoint is $(newest_checkpoint)."
+        end_job requeued 143
+    elif [[ $(slurm_says Reason) == TimeLimit ]]; then
+        say "The time limit has come before $step could save."
+        start_again requeue:timeout 143
+    fi
+    say "The job was cancelled."
+    end_job cancelled 143
+}
+
+start_again() { # WHY STATUS
+    if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
+        note_attempt requeue:preempted # nobody's failure, so that it may happen any number of times
+    else{give_up}
+    fi
     say "$step ended with status $2 ($1). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
     note_state requeued "$2"
     settled=1
@@ -123,43 +147,7 @@ requeue() { # WHY STATUS: it goes back to the queue and this script ends
     fi
     exit "$2"
 }
-
-start_again() { # WHY STATUS
-    if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
-        note_attempt requeue:preempted
-        requeue requeue:preempted "$2"
-    fi"""
-    + _GIVE_UP
-    + r"""    requeue "$1" "$2"
-}
-
-taken_from_nodes() { # after a SIGTERM: a person cancelled the job, a node failed, or it is preempted
-    local state
-    state=$(slurm_says JobState) || state=unknown
-    case $state in
-        CANCELLED*)
-            say "The job was cancelled."
-            end_job cancelled 143
-            ;;
-        RUNNING*) # somebody signalled this script alone
-            on_usr1
-            ;;
-        TIMEOUT*)
-            start_again requeue:timeout 143
-            ;;
-        *)
-            if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
-                note_attempt requeue:preempted
-            else
-                note_attempt node
-            fi
-            say "Slurm takes the job from its nodes ($state) and requeues it."
-            end_job requeued 143
-            ;;
-    esac
-}
-"""
-)
+""".replace("{give_up}", _GIVE_UP.rstrip("\n").replace("\n    ", "\n        "))
 
 LOCAL_REQUEUE = (
     r"""
@@ -179,9 +167,20 @@ end_hanging_workers() { # PID of srun: workers end when the coordinator has; one
 }
 """
 
+_LOST_CONNECTION = r"""
+lost_connection() { # whether this step's part of the log says that a task could not reach another, and none failed by itself
+    local said
+    said=$(tail -c "+$((log_bytes + 1))" "$JOB_FOLDER/log.txt" 2>/dev/null) || return 1
+    ! grep -qE 'process [0-9]+ failed:' <<<"$said" &&
+        grep -qE 'error: .* (has died|cannot be reached any more)|srun: error: (Node failure|Unable to create step)' \
+            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
+            -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' <<<"$said"
+}
+"""
+
 _BEGIN_STEP = r"""
 run_step() { # NAME NTASKS WORD...
-    local status=0 deadline=""
+    local status=0 deadline="" log_bytes
     step=$1
     if [[ -e $JOB_FOLDER/steps/$step.done ]]; then
         say "$step was done before."
@@ -190,6 +189,7 @@ run_step() { # NAME NTASKS WORD...
     PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2")
     export PORTWRIGHT_TASK_HOSTS
     rm -f "$JOB_FOLDER/steps/$step.saved" "$JOB_FOLDER/steps/$step.status"
+    log_bytes=$(wc -c 2>/dev/null <"$JOB_FOLDER/log.txt") || log_bytes=0
     note_state running 0
     say "$step begins at $(now) with $2 task(s)."
 
@@ -236,13 +236,14 @@ _END_STEP = r"""    if ((status == 0)) && [[ -e $JOB_FOLDER/steps/$step.saved ]]
 }
 
 settle_step() { # STATUS
-    case $1 in
+{leave}    case $1 in
         0)
             touch "$JOB_FOLDER/steps/$step.done"
             say "$step has ended well."
             if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # the next step would have no time
             ;;
-        1 | 2 | 3)
+        1 | 2 | 3) # the program's own
+            if lost_connection; then start_again "retry:$1" "$1"; fi
             fail "$1" "$step failed with status $1."
             ;;
         *)
@@ -255,7 +256,13 @@ settle_step() { # STATUS
 }
 """
 
-_SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then taken_from_nodes; fi
+_SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then
+            leave_if_ended
+            on_usr1 # the job runs on: somebody asked this script alone to end
+        fi
+"""
+
+_SLURM_LEAVE = r"""    if (($1 != 0)); then leave_if_ended; fi
 """
 
 _LOCAL_CANCEL = r"""    if [[ $stop == TERM ]]; then
@@ -265,7 +272,7 @@ _LOCAL_CANCEL = r"""    if [[ $stop == TERM ]]; then
 """
 
 BEGIN = r"""
-mkdir -p "$JOB_FOLDER/steps"
+mkdir -p "$JOB_FOLDER/steps" "$MODEL_DIR"
 case $(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$JOB_FOLDER/state.json" 2>/dev/null || true) in
     requeued) ;;
     running) # no trap has run: the node was lost, or this script was killed
@@ -288,12 +295,13 @@ def run_step_functions(*, slurm: bool, stream: bool) -> str:
     """The function that runs one step, and the one that settles what its end means."""
     watched = slurm and stream
     pieces = [
-        _WATCH_WORKERS + "\n" if watched else "",
-        _BEGIN_STEP.lstrip("\n") if watched else _BEGIN_STEP,
+        _LOST_CONNECTION,
+        _WATCH_WORKERS if watched else "",
+        _BEGIN_STEP,
         _BEGIN_WATCH if watched else "",
         _WAIT.replace("{on_term}", _SLURM_ON_TERM if slurm else ""),
         "" if slurm else _LOCAL_CANCEL,
         _END_WATCH if watched else "",
-        _END_STEP,
+        _END_STEP.replace("{leave}", _SLURM_LEAVE if slurm else ""),
     ]
     return "".join(pieces)

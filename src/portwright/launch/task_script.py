@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from portwright.launch.job import Job
+from portwright.launch.container import CH_RUN_KEEPS, IMAGE_PATH, start_words, write_bind
+from portwright.launch.job import Container, Job
+from portwright.launch.words import quote, wrap
+
+# What job.sh and task.sh themselves say to the program, and what a scheduler says that a program needs.
+_OWN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+    *("PORTWRIGHT_JOB", "PORTWRIGHT_JOB_FOLDER", "PORTWRIGHT_TASK_HOSTS"),
+)
+_STREAM_KEY = "PORTWRIGHT_STREAM_KEY_FILE"
+_SLURM = (
+    "SLURM_JOB_ID",
+    "CUDA_VISIBLE_DEVICES",
+)  # without the latter a container sees the GPUs of other jobs
 
 
 def render_task(job: Job) -> str:
     """The text of task.sh; its arguments are the step's name and the words of the program."""
     slurm = job.site.scheduler == "slurm"
-    stream = any(step.tasks == "stream" for step in job.steps)
     pieces = [
         _HEAD,
         _SLURM_RANKS if slurm else "",
-        _PLAIN_PROGRAM,
+        _contained(job, job.container) if job.container else _PLAIN_PROGRAM,
         _RUN,
-        _COORDINATOR_STATUS if slurm and stream else "",
+        _COORDINATOR_STATUS if slurm and has_stream(job) else "",
         _END,
     ]
     return "\n\n".join(piece.strip("\n") for piece in pieces if piece) + "\n"
+
+
+def has_stream(job: Job) -> bool:
+    """Whether a step's tasks are a coordinator and its workers."""
+    return any(step.tasks == "stream" for step in job.steps)
+
+
+def visible_variables(job: Job) -> tuple[str, ...]:
+    """Names of the variables that a clean container sees, each once."""
+    names = [*_OWN, *([_STREAM_KEY] if has_stream(job) else [])]
+    if job.site.scheduler == "slurm":
+        names += _SLURM
+    if job.container is not None and job.container.packages is not None:
+        names.append("PYTHONPATH")
+    return tuple(dict.fromkeys([*names, *job.environment, *job.passed]))
 
 
 _HEAD = r"""
@@ -62,4 +90,106 @@ if ((status == 85)); then
     status=0
 fi
 exit "$status"
+"""
+
+
+def _contained(job: Job, container: Container) -> str:
+    pieces = [_image(container), _packages(container), _visible(job, container), _program(container)]
+    return "\n\n".join(piece for piece in pieces if piece)
+
+
+def _image(container: Container) -> str:
+    lines = [f"image={quote(container.image)}"]
+    if container.images_on_nodes:
+        copies = wrap([quote(path) for path in container.images_on_nodes])
+        lines += [
+            f"for copy in {copies}; do # on this node's own disks",
+            "    if [[ -e $copy ]]; then",
+            "        image=$copy",
+            "        break",
+            "    fi",
+            "done",
+        ]
+    return "\n".join(lines)
+
+
+def _packages(container: Container) -> str:
+    if container.packages is None:
+        return ""
+    return f"""\
+# The image has no portwright of its own.
+export PYTHONPATH={quote(container.packages)}${{PYTHONPATH:+:$PYTHONPATH}}"""
+
+
+def _visible(job: Job, container: Container) -> str:
+    if not container.clean_env:
+        return ""
+    kept = CH_RUN_KEEPS if container.kind == "ch-run" else ()
+    names = wrap([*kept, *visible_variables(job)], "    ").strip()
+    text = f"""\
+# Of the host's variables the container sees these alone. They stay in the environment: a command line can be seen by all.
+visible=({names})"""
+    if container.kind == "ch-run":
+        return text
+    return f"""\
+{text}
+for name in "${{visible[@]}}"; do
+    if [[ -n ${{!name+set}} ]]; then
+        export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"
+    fi
+done"""
+
+
+def _program(container: Container) -> str:
+    lines = [f"program=({wrap([quote(word) for word in start_words(container)])})"]
+    if container.kind == "ch-run":
+        lines += _CH_RUN_CLEAN.strip("\n").split("\n") if container.clean_env else []
+        lines += _CH_RUN_BEFORE.strip("\n").split("\n")
+    if container.binds:
+        binds = " \\\n    ".join(quote(write_bind(bind)) for bind in container.binds)
+        lines += [f"for bind in {binds}; do", *_bind_lines(container), "done"]
+    if container.kind == "ch-run":
+        lines.append('program+=(--cd "$PWD" "$image" -- "$@")')
+    else:
+        lines.append('program+=(--pwd "$PWD" "$image" "$@")')
+    return "\n".join(lines)
+
+
+def _bind_lines(container: Container) -> list[str]:
+    lines = _BIND.strip("\n").split("\n")
+    if container.kind == "ch-run":
+        lines += _CH_RUN_MOUNT_POINT.strip("\n").split("\n")
+    return [*lines, '    program+=(--bind "$bind")']
+
+
+_BIND = r"""
+    if [[ ! -e ${bind%%:*} ]]; then
+        if ((LOCAL_RANK == 0)); then
+            echo "portwright: $(hostname) has no ${bind%%:*}, so that the container does not see it." >&2
+        fi
+        continue
+    fi
+"""
+
+_CH_RUN_CLEAN = f"""
+program+=("--unset-env=!($(IFS='|' && echo "${{visible[*]}}"))" --set-env=PATH={IMAGE_PATH})
+"""
+
+_CH_RUN_BEFORE = r"""
+export USER="${USER:-$(id -un)}" # ch-run does not begin without it
+if [[ ! -d $image || -e $image/ch/environment ]]; then
+    program+=(--set-env) # the image's own variables
+fi
+"""
+
+_CH_RUN_MOUNT_POINT = r"""
+    # ch-run binds only onto what the image has. Its /tmp is the host's.
+    if [[ -d $image && ! -e $image${bind#*:} && $bind != /tmp/* ]]; then
+        if [[ -d ${bind%%:*} ]]; then
+            mkdir -p "$image${bind#*:}"
+        else
+            mkdir -p "$(dirname "$image${bind#*:}")"
+            touch "$image${bind#*:}"
+        fi
+    fi
 """
