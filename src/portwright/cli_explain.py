@@ -1,0 +1,39 @@
+"""`portwright explain-log`: parse and call; the work is done in portwright.launch.explain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from portwright.errors import ExitStatus
+
+
+def explain_log(
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A log file, - for stdin, or a job: its name, id or folder.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Say why a job failed, from its log: the first cause, its line, what it means and what to do.
+
+    Status 1 when an error was explained, 0 when nothing known was found or the job ended well.
+
+    portwright explain-log slurm-633.out
+    """
+    from portwright.launch.explain import read_log, scan_log
+    from portwright.launch.explain_page import find_log, write_report
+
+    if log == "-":
+        report, name = scan_log(sys.stdin.buffer), "stdin"
+    else:
+        path = find_log(log)
+        report, name = read_log(path), str(path)
+    if as_json:
+        print(json.dumps({"log": name, **report.as_dict()}, ensure_ascii=False, indent=2))
+    else:
+        print(write_report(report, Path(name).name if name != "stdin" else name))
+    raise typer.Exit(ExitStatus.FINDINGS if report.has_errors else ExitStatus.OK)
