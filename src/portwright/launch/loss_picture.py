@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 
+from portwright.errors import UserError
+from portwright.job.atomic import atomic_write_text
 from portwright.job.progress import format_value
 from portwright.launch.progress import Progress, Training
 
@@ -17,6 +20,16 @@ _FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-se
 _LOG_RATIO = 20.0
 
 Scale = Callable[[float], float]
+
+
+def write_picture(name: str, progress: Progress, path: Path) -> None:
+    """Writes the picture to an .svg file, which any browser shows."""
+    if path.suffix.lower() != ".svg":
+        raise UserError(
+            f"the picture cannot be written to '{path}'.",
+            "It is an SVG file: give a name that ends with .svg.",
+        )
+    atomic_write_text(path, loss_picture(name, progress))
 
 
 def loss_picture(name: str, progress: Progress) -> str:

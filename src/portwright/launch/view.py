@@ -25,6 +25,7 @@ Phase = Literal[
 ENDED: tuple[Phase, ...] = ("done", "failed", "cancelled", "lost", "not taken")
 _NUM_LOG_LINES = 12
 _LOG_TAIL_BYTES = 32 << 10
+_MOST_CAUSES, _MOST_SIGNS = 2, 160
 _TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 AskState = Callable[[Entry], SlurmState]
@@ -151,6 +152,7 @@ class Looker:
         model_dir = entry.model_dir or self._asked.model_dir
         self._reader = ProgressReader(entry.folder, Path(model_dir) if model_dir else None, is_brief=is_brief)
         self._is_brief = is_brief
+        self._explained: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # of a log of so many bytes
         self._login_host = find_login_host(entry.site)
         self.state: SlurmState | None = None
         self.unanswered: str | None = None
@@ -178,10 +180,16 @@ class Looker:
             unanswered=self.unanswered,
             progress=progress,
             login_host=self._login_host,
-            explanations=_explain(log) if has_failed else (),
+            explanations=self._explain(log) if has_failed else (),
             log_lines=_last_lines(log) if has_failed else (),
             now=self._clock(),
         )
+
+    def _explain(self, log: Path) -> tuple[tuple[str, str], ...]:
+        size = log.stat().st_size if log.is_file() else 0
+        if size != self._explained[0]:
+            self._explained = (size, _explain(log) if size else ())
+        return self._explained[1]
 
 
 def find_phase(entry: Entry, state: SlurmState | None, progress: Progress) -> Phase:
@@ -265,4 +273,15 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 
 def _explain(log: Path) -> tuple[tuple[str, str], ...]:
-    return ()
+    """What the log says of the last step that went wrong: the first causes, each with its cure."""
+    from portwright.launch.explain import explain_log
+
+    try:
+        errors = [found for found in explain_log(log) if found.level == "error"]
+    except PortwrightError:  # no log, or none that may be read: then there is nothing to say of it
+        return ()
+    last = [found for found in errors if (found.step, found.attempt) == (errors[-1].step, errors[-1].attempt)]
+    return tuple(
+        (f"{found.meaning} (line {found.line}: {clean(found.text)[:_MOST_SIGNS]})", found.cure)
+        for found in last[:_MOST_CAUSES]
+    )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from watched_job import NOW, SUBMITTED, Watched, line, running, training_lines
 
 from portwright.errors import UserError
-from portwright.launch.loss_picture import loss_picture, round_ticks
+from portwright.launch.loss_picture import loss_picture, round_ticks, write_picture
 from portwright.launch.page_text import (
     ASCII,
     UNICODE,
@@ -140,6 +140,26 @@ def test_a_failed_job(job: Watched) -> None:
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "training goes on from step 400" in text
+
+
+def test_what_the_log_says_of_a_failure(job: Watched) -> None:
+    started(job)
+    job.state("failed", "train", 1)
+    job.write("log.txt", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n")
+    view = job.view(SlurmState("failed", "FAILED", "NonZeroExitCode", exit=1))
+    assert view.explanations
+    what, cure = view.explanations[0]
+    assert "line 1: torch.OutOfMemoryError" in what
+    assert cure
+    assert "log says" in page(view)
+    assert view.as_json()["explanations"][0]["cure"] == cure
+
+
+def test_a_log_of_which_nothing_is_known(job: Watched) -> None:
+    job.state("failed", "train", 1)
+    assert job.view(SlurmState("failed", "FAILED")).explanations == ()
+    job.write("log.txt", "all is well\n")
+    assert job.view(SlurmState("failed", "FAILED")).explanations == ()
 
 
 def test_a_done_job(job: Watched) -> None:
@@ -508,6 +528,15 @@ def test_odd_curves_are_drawn_within_the_picture(job: Watched, losses: list[floa
             x, y = map(float, pair.split(","))
             assert 0 <= x <= 860
             assert 0 <= y <= 380
+
+
+def test_the_picture_is_an_svg_file(job: Watched, tmp_path: Path) -> None:
+    job.log(training_lines(100))
+    progress = job.view(running()).progress
+    write_picture("x", progress, tmp_path / "loss.svg")
+    assert (tmp_path / "loss.svg").read_text().startswith("<svg")
+    with pytest.raises(UserError, match=r"loss\.png"):
+        write_picture("x", progress, tmp_path / "loss.png")
 
 
 def test_no_picture_without_a_loss(job: Watched) -> None:
