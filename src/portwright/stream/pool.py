@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
 import queue
+import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.stream import protocol
+from portwright.stream.counts import Tallies, WorkerCount
+from portwright.stream.results import Answer, Incoming, WorkFailed
 from portwright.stream.schedule import Order, Run, Schedule, Seat
-from portwright.stream.wire import Parts, allocate, gather
+from portwright.stream.serving import Server
+from portwright.stream.wire import Parts, gather
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
 
@@ -27,15 +26,9 @@ TICK_SECONDS = 0.25  # how often a wait looks at the clock, and lets Python run 
 GOODBYE_SECONDS = 2.0
 HERE = "coordinator"  # the name under which work that was done here is counted
 
-
-class WorkFailed(PortwrightError):
-    """A worker could not do an order; its message and cure, and `details["traceback"]`."""
-
-    def __init__(self, message: str, cure: str = "", *, status: int = 2, traceback: str = "") -> None:
-        super().__init__(message, cure, {"traceback": traceback} if traceback else None)
-        self.status = (
-            ExitStatus(status) if status in {each.value for each in ExitStatus} else ExitStatus.USAGE
-        )
+Result = memoryview | WorkFailed
+_Seat = Seat[Result]
+_Run = Run[Result]
 
 
 class NoWorkersError(PortwrightError):
@@ -44,49 +37,15 @@ class NoWorkersError(PortwrightError):
     status = ExitStatus.FINDINGS
 
 
-@dataclass(frozen=True)
-class WorkerCount:
-    """What a worker has delivered, duplicates not counted."""
-
-    name: str
-    host: str
-    batches: int
-    samples: int
-    bytes: int
-    busy_seconds: float  # spent making the batches
-    alive: bool
-    rate: float  # samples a second since it first connected
-
-
-@dataclass
-class _Tally:
-    host: str
-    since: float
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    busy_seconds: float = 0.0
-
-
-Result = memoryview | WorkFailed
-_Seat = Seat[Result]
-_Run = Run[Result]
-
-
 @dataclass(eq=False)
 class _Link:
-    """A worker's stream: what is to be sent, and the result that is coming in."""
+    """A worker's stream."""
 
     seat: _Seat
+    host: str
     session: str
     outbox: queue.SimpleQueue[bytes | None]
     context: grpc.ServicerContext
-    ticket: int = 0
-    buffer: memoryview | None = None  # None while what comes is not wanted
-    num_bytes: int = 0
-    filled: int = 0
-    samples: int = 0
-    seconds: float = 0.0
 
 
 class Pool:
@@ -104,7 +63,6 @@ class Pool:
         note: Callable[[str], None],
         patience: float = 30.0,
     ) -> None:
-        host, port = split_address(address)
         if not key:
             raise UserError(
                 "The key of the stream is empty.", "Give all tasks of the job the same random string."
@@ -116,14 +74,11 @@ class Pool:
         self._changed = threading.Condition()
         self._schedule: Schedule[Result] = Schedule(time.monotonic())
         self._links: list[_Link] = []
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies = Tallies()
         self._works_here = False
         self._is_closed = False
-        self._server = grpc.server(_DaemonThreads(), options=protocol.SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Handler(self._serve),))
-        self.address = f"{host}:{_bind(self._server, host, port)}"
-        self._server.start()
-        self._unregister = _stop_at_exit(self)
+        self._server = Server(address, self._serve)
+        self.address = self._server.address
 
     def map(
         self, orders: Iterator[Order], window: int, fallback: Callable[[bytes], Parts] | None
@@ -141,21 +96,7 @@ class Pool:
     def counts(self) -> list[WorkerCount]:
         """What each worker has delivered; a worker that came back under its name goes on counting."""
         with self._changed:
-            alive = {link.seat.name for link in self._links}
-            now = time.monotonic()
-            return [
-                WorkerCount(
-                    name,
-                    tally.host,
-                    tally.batches,
-                    tally.samples,
-                    tally.bytes,
-                    tally.busy_seconds,
-                    name in alive,
-                    tally.samples / max(now - tally.since, 1e-9),
-                )
-                for name, tally in self._tallies.items()
-            ]
+            return self._tallies.read({link.seat.name for link in self._links}, time.monotonic())
 
     def close(self) -> None:
         """Tells the workers to end, and stops listening."""
@@ -166,8 +107,7 @@ class Pool:
             for link in self._links:
                 link.outbox.put(protocol.GOODBYE)
             self._changed.notify_all()
-        self._unregister()
-        self._server.stop(GOODBYE_SECONDS).wait(2 * GOODBYE_SECONDS)
+        self._server.stop(GOODBYE_SECONDS)
 
     def __enter__(self) -> Pool:
         return self
@@ -253,9 +193,9 @@ class Pool:
         with self._changed:
             if task.result is None:
                 task.result = buffer
-                seconds = time.monotonic() - start
-                tally = self._tallies.setdefault(HERE, _Tally(HERE, start))
-                _count(tally, getattr(parts, "num_samples", 0), len(buffer), seconds)
+                now = time.monotonic()
+                self._tallies.open(HERE, socket.gethostname(), start)
+                self._tallies.add(HERE, getattr(parts, "num_samples", 0), len(buffer), now - start)
 
     # gRPC's threads: one sends orders to a worker, one hears its results
 
@@ -285,9 +225,9 @@ class Pool:
         seat = _Seat(
             name, lambda ticket, body: outbox.put(protocol.TICKET.pack(protocol.ORDER, ticket) + body)
         )
-        link = _Link(seat, session, outbox, context)
+        link = _Link(seat, host, session, outbox, context)
         outbox.put(protocol.WELCOME)
-        self._join(link, host)
+        self._join(link)
         threading.Thread(
             target=self._listen, args=(link, messages), name=f"stream {name}", daemon=True
         ).start()
@@ -296,13 +236,13 @@ class Pool:
             if message is protocol.GOODBYE:
                 return
 
-    def _join(self, link: _Link, host: str) -> None:
+    def _join(self, link: _Link) -> None:
         with self._changed:
             now = time.monotonic()
             for old in [each for each in self._links if each.session == link.session]:
                 self._remove(old)  # its connection broke, and only the worker has noticed yet
             self._links.append(link)
-            self._tallies.setdefault(link.seat.name, _Tally(host, now))
+            self._tallies.open(link.seat.name, link.host, now)
             self._schedule.join(link.seat, now)
             self._works_here = False
             number = len(self._links)
@@ -310,7 +250,7 @@ class Pool:
                 link.outbox.put(protocol.GOODBYE)
             else:
                 self._schedule.feed(now)
-        self._note(f"Worker {link.seat.name} on {host} is connected ({number} of {self._expected}).")
+        self._note(f"Worker {link.seat.name} on {link.host} is connected ({number} of {self._expected}).")
 
     def _remove(self, link: _Link) -> int:
         """Under the lock: takes a link out and gives its orders to others; says how many."""
@@ -326,8 +266,12 @@ class Pool:
     def _listen(self, link: _Link, messages: Iterator[bytes]) -> None:
         why = "its connection ended"
         try:
+            incoming = Incoming(lambda ticket: self._is_wanted(link, ticket))
             for message in messages:
-                self._hear(link, message)
+                answer = incoming.take(message)
+                link.seat.heard = time.monotonic()
+                if answer is not None:
+                    self._finish(link, answer)
         except grpc.RpcError:
             pass  # how gRPC says that a stream was broken off
         except Exception as error:
@@ -343,51 +287,20 @@ class Pool:
                 f"Worker {link.seat.name} is gone: {why}{others} ({number} of {self._expected} are connected)."
             )
 
-    def _hear(self, link: _Link, message: bytes) -> None:
-        kind = message[:1]
-        if kind == protocol.FAILED:
-            _, ticket = protocol.TICKET.unpack_from(message)
-            told = json.loads(message[protocol.TICKET.size :])
-            failure = WorkFailed(
-                told["message"], told["cure"], status=told["status"], traceback=told["traceback"]
-            )
-            self._finish(link, ticket, failure)
-            return
-        if kind == protocol.RESULT:
-            _, link.ticket, link.num_bytes, link.samples, link.seconds = protocol.RESULT_HEAD.unpack_from(
-                message
-            )
-            link.filled = 0
-            with self._changed:
-                is_wanted = self._schedule.wants(link.seat, link.ticket)
-            link.buffer = allocate(link.num_bytes) if is_wanted else None
-            start = protocol.RESULT_HEAD.size
-        elif kind == protocol.MORE and link.ticket:
-            start = 1
-        else:
-            raise ValueError(f"a message of the kind {kind!r}")
-        end = link.filled + len(message) - start
-        if end > link.num_bytes:
-            raise ValueError(f"{end:,} bytes of a result of {link.num_bytes:,}")
-        if link.buffer is not None:
-            link.buffer[link.filled : end] = memoryview(message)[start:]
-        link.filled = end
-        link.seat.heard = time.monotonic()
-        if link.filled == link.num_bytes:
-            result = link.buffer if link.buffer is not None else allocate(0)
-            ticket, link.ticket, link.buffer = link.ticket, 0, None
-            self._finish(link, ticket, result)
+    def _is_wanted(self, link: _Link, ticket: int) -> bool:
+        with self._changed:
+            return self._schedule.is_wanted(link.seat, ticket)
 
-    def _finish(self, link: _Link, ticket: int, result: Result) -> None:
+    def _finish(self, link: _Link, answer: Answer) -> None:
         with self._changed:
             now = time.monotonic()
-            task = self._schedule.answer(link.seat, ticket, result, now)
+            task = self._schedule.answer(link.seat, answer.ticket, answer.result, now)
             self._schedule.feed(now)
             if task is None:
                 return
             self._works_here = False
-            if isinstance(result, memoryview):
-                _count(self._tallies[link.seat.name], link.samples, len(result), link.seconds)
+            if isinstance(answer.result, memoryview):
+                self._tallies.add(link.seat.name, answer.samples, len(answer.result), answer.seconds)
             if task is task.run.tasks[0]:
                 self._changed.notify_all()
 
@@ -410,69 +323,3 @@ class _Source:
             self.error = error
         self._orders = None
         return None
-
-
-class _DaemonThreads(futures.Executor):
-    """A thread a worker's stream, which does not keep the interpreter from ending as those of a ThreadPoolExecutor do."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        future: futures.Future[Any] = futures.Future()
-
-        def work() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="stream", daemon=True).start()
-        return future
-
-
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, serve: Callable[..., Iterator[bytes]]) -> None:
-        self._method = grpc.stream_stream_rpc_method_handler(serve)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._method if handler_call_details.method == protocol.METHOD else None
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits host:port; an IPv6 host is in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UserError(f"The address {address!r} is not host:port.", "Give one such as node-1:23111.")
-    return host, int(port)
-
-
-def _bind(server: grpc.Server, host: str, port: int) -> int:
-    """Listens on all interfaces, unless the host is a loopback's: a node's own name often means one that others do not reach."""
-    is_loopback = host in ("localhost", "[::1]") or host.startswith("127.")
-    for name in [host] if is_loopback else ["[::]", "0.0.0.0"]:
-        try:
-            bound = server.add_insecure_port(f"{name}:{port}")
-        except RuntimeError:
-            continue
-        if bound:
-            return int(bound)
-    raise UserError(
-        f"Cannot listen on port {port} of {host}: it is taken, or not allowed here.", "Choose another port."
-    )
-
-
-def _stop_at_exit(pool: Pool) -> Callable[[], None]:
-    """Stops the server when the interpreter ends; without a goodbye, since nobody said that the work is done."""
-    server = weakref.ref(pool._server)
-
-    def stop() -> None:
-        if (alive := server()) is not None:
-            alive.stop(None)
-
-    atexit.register(stop)
-    return lambda: atexit.unregister(stop)
-
-
-def _count(tally: _Tally, samples: int, num_bytes: int, seconds: float) -> None:
-    tally.batches += 1
-    tally.samples += samples
-    tally.bytes += num_bytes
-    tally.busy_seconds += seconds

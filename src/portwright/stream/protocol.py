@@ -20,6 +20,8 @@ import os
 import struct
 from typing import Any, Final
 
+from portwright.errors import UserError
+
 # Read by gRPC when it is loaded or first used. Its fork handlers print a warning at every fork, and processes that are
 # forked from ours (a DataLoader's) never use gRPC; its own log is noise beside the notes; compute nodes' names are in
 # /etc/hosts or whatever else libc knows, and not always in DNS.
@@ -74,3 +76,11 @@ def prove(key: str, side: bytes, worker_nonce: bytes, coordinator_nonce: bytes) 
 
 def is_proof(shown: bytes, key: str, side: bytes, worker_nonce: bytes, coordinator_nonce: bytes) -> bool:
     return hmac.compare_digest(shown, prove(key, side, worker_nonce, coordinator_nonce))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits host:port; an IPv6 host is in brackets."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UserError(f"The address {address!r} is not host:port.", "Give one such as node-1:23111.")
+    return host, int(port)

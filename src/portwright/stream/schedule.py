@@ -15,6 +15,7 @@ R = TypeVar("R")
 IN_FLIGHT = 2  # orders a worker has at once: it does one while the next one waits there
 BYPASS_SECONDS = 5.0  # a worker that is silent for this long, and for TIMES the usual time, is gone around
 BYPASS_TIMES = 10.0
+BACKUP_SECONDS, BACKUP_TIMES = 0.05, 2.0  # what a slow worker has for so long, one without any work does too
 FIRST_SECONDS = 60.0  # the same, while no order has been answered yet: the first one may open the data set
 
 
@@ -34,6 +35,7 @@ class Task(Generic[R]):
     order: Order
     run: Run[R]
     holder: object | None = None  # the latest one who was given it and is expected to answer
+    has_backup: bool = False
     result: R | None = None
 
     @property
@@ -51,7 +53,7 @@ class Run(Generic[R]):
     is_open: bool = True
 
     def put_back(self, task: Task[R]) -> None:
-        task.holder = None
+        task.holder, task.has_backup = None, False
         heapq.heappush(self.waiting.setdefault(task.order.lane, []), (task.ticket, task))
 
     def first_waiting(self, lane: int | None) -> Task[R] | None:
@@ -150,7 +152,7 @@ class Schedule(Generic[R]):
         task.result = result
         return task
 
-    def wants(self, seat: Seat[R], ticket: int) -> bool:
+    def is_wanted(self, seat: Seat[R], ticket: int) -> bool:
         return ticket in seat.held and seat.held[ticket][0].is_wanted
 
     def feed(self, now: float) -> None:
@@ -158,14 +160,35 @@ class Schedule(Generic[R]):
         for level in range(IN_FLIGHT):
             for seat in self.seats:
                 if len(seat.held) == level and not seat.is_silent and (task := self._next_for(seat)):
-                    task.holder = seat
-                    seat.held[task.ticket] = (task, now)
-                    seat.send(task.ticket, task.order.body)
+                    self._give(task, seat, now)
+        for seat in self.seats:
+            if not seat.held and not seat.is_silent and (task := self._straggler(now)):
+                self._give(task, seat, now)
+                task.has_backup = True
+
+    def _give(self, task: Task[R], seat: Seat[R], now: float) -> None:
+        task.holder = seat
+        if task.ticket not in seat.held:  # else it was gone around once, and has not answered this one yet
+            seat.held[task.ticket] = (task, now)
+            seat.send(task.ticket, task.order.body)
+
+    def _straggler(self, now: float) -> Task[R] | None:
+        """The first order that a slow worker has for long: the window is full, and all others would wait for it."""
+        late = [
+            task
+            for seat in self.seats
+            for task, since in seat.held.values()
+            if task.is_wanted and task.holder is seat and not task.has_backup and task.order.lane is None
+            and now - max(since, seat.answered) > max(BACKUP_SECONDS, BACKUP_TIMES * self._usual_seconds())
+        ]  # fmt: skip
+        return min(late, key=lambda task: task.ticket, default=None)
+
+    def _usual_seconds(self) -> float:
+        return statistics.median(self.durations) if self.durations else FIRST_SECONDS / BYPASS_TIMES
 
     def find_silent(self, now: float) -> list[tuple[Seat[R], float]]:
         """Goes around workers that are silent for longer than an order takes; gives them and their silence in seconds."""
-        usual = statistics.median(self.durations) if self.durations else None
-        limit = FIRST_SECONDS if usual is None else max(BYPASS_SECONDS, BYPASS_TIMES * usual)
+        limit = max(BYPASS_SECONDS, BYPASS_TIMES * self._usual_seconds())
         found = []
         for seat in self.seats:
             if seat.is_silent or not seat.held:
@@ -181,15 +204,16 @@ class Schedule(Generic[R]):
         return found
 
     def _release(self, seat: Seat[R]) -> int:
+        """Frees what others are to do in place of this worker; says how many orders that is."""
+        for run in self.runs:
+            run.owners = {lane: owner for lane, owner in run.owners.items() if owner is not seat}
         released = [task for task, _ in seat.held.values() if task.is_wanted and task.holder is seat]
         for task in released:
             task.run.put_back(task)
-        for run in self.runs:
-            run.owners = {lane: owner for lane, owner in run.owners.items() if owner is not seat}
         return len(released)
 
     def _welcome_back(self, seat: Seat[R], now: float) -> None:
-        """A silent one speaks: what it still holds and no other has begun is its own again."""
+        """A silent one speaks: what it still has and no other has begun is its own again."""
         seat.is_silent = False
         for task, _ in seat.held.values():
             lane = task.order.lane

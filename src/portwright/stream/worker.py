@@ -55,6 +55,7 @@ def work(
         raise UserError(
             "The key of the stream is empty.", "Give all tasks of the job the same random string."
         )
+    protocol.split_address(address)
     session = os.urandom(16)
     deadline = time.monotonic() + wait_seconds
     was_welcome = False
