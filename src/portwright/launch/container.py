@@ -20,16 +20,17 @@ Bind = tuple[str, str]
 _UNBINDABLE = {"apptainer": ':,"\\', "singularity": ':,"\\', "ch-run": ":"}
 # Binding one of these hides what the image itself needs.
 _IMAGE_OWN = frozenset(
-    ["/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/var"]
-    + [
-        "/usr",
-        "/usr/bin",
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/local",
-        "/usr/local/bin",
-        "/usr/local/lib",
-        "/usr/sbin",
+    [
+        *("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var"),
+        *(
+            "/usr/bin",
+            "/usr/lib",
+            "/usr/lib64",
+            "/usr/local",
+            "/usr/local/bin",
+            "/usr/local/lib",
+            "/usr/sbin",
+        ),
     ]
 )
 _URI = re.compile(r"(docker|oras|library|shub|https?)://.")

@@ -20,7 +20,9 @@ class Step:
     ntasks: int
     words: tuple[str, ...]  # the command, as words of a program; no shell syntax
     tasks: Tasks = "single"
-    literal: tuple[int, ...] = ()  # places in `words` that a shell expands, such as ${CS_IP_ADDR}
+    literal: tuple[int, ...] = ()  # places in `words` where ${NAME} is expanded, such as ${CS_IP_ADDR}
+    folder: Path | None = None  # where it runs; without it in Job.workdir
+    contained: bool = True  # in the job's container, where it has one
 
 
 @dataclass(frozen=True)

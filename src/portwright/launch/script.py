@@ -18,7 +18,7 @@ from portwright.launch.script_control import (
     SLURM_SIGNALS,
     run_step_functions,
 )
-from portwright.launch.task_script import has_stream
+from portwright.launch.task_script import container_of, has_stream
 from portwright.launch.words import directive, file_pattern, quote, quote_expanding, variables_in, wrap
 
 _FIRST_PORT, _NUM_PORTS = 24000, 4000  # below Linux's ephemeral ports, beside those of TF_CONFIG; two a job
@@ -124,6 +124,8 @@ def _environment(job: Job) -> str:
             if name not in job.environment
         }
     )
+    if any(not step.contained for step in job.steps):
+        lines.append('export PATH="${SDK_INSTALL_PATH:+$SDK_INSTALL_PATH:}$PATH"  # of cslc and cs_python')
     lines += [f': "${{{name}:?is not set here, and a step needs it}}"' for name in wanted]
     return "\n".join(lines)
 
@@ -197,7 +199,13 @@ def _srun_flags(job: Job) -> list[str]:
 
 
 def _chain(job: Job) -> str:
-    return "\n\n".join(wrap(_step_words(job, step)) for step in job.steps)
+    pieces, folder = [], job.workdir
+    for step in job.steps:
+        if (step.folder or job.workdir) != folder:
+            folder = step.folder or job.workdir
+            pieces.append(f"cd -- {quote(folder)}")
+        pieces.append(wrap(_step_words(job, step)))
+    return "\n\n".join(pieces)
 
 
 def _step_words(job: Job, step: Step) -> list[str]:
@@ -221,7 +229,7 @@ def _step_words(job: Job, step: Step) -> list[str]:
 
 def _command_words(job: Job, step: Step) -> list[str]:
     first, *rest = step.words
-    if first == "python" and job.container is None:
+    if first == "python" and container_of(job) is None:
         first = job.python
     quoted = []
     for place, word in enumerate([first, *rest]):

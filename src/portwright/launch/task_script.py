@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from portwright.errors import UserError
 from portwright.launch.container import CH_RUN_KEEPS, IMAGE_PATH, start_words, write_bind
 from portwright.launch.job import Container, Job
 from portwright.launch.words import quote, wrap
@@ -22,15 +23,26 @@ _SLURM = (
 def render_task(job: Job) -> str:
     """The text of task.sh; its arguments are the step's name and the words of the program."""
     slurm = job.site.scheduler == "slurm"
+    container = container_of(job)
     pieces = [
         _HEAD,
         _SLURM_RANKS if slurm else "",
-        _contained(job, job.container) if job.container else _PLAIN_PROGRAM,
+        _contained(job, container) if container else _PLAIN_PROGRAM,
         _RUN,
         _COORDINATOR_STATUS if slurm and has_stream(job) else "",
         _END,
     ]
     return "\n\n".join(piece.strip("\n") for piece in pieces if piece) + "\n"
+
+
+def container_of(job: Job) -> Container | None:
+    """What the steps run in; programs of the Cerebras SDK bring a container of their own."""
+    contained = {step.contained for step in job.steps}
+    if len(contained) > 1:
+        raise UserError(
+            f"some steps of {job.name} run in its container and some do not.", "Submit them as two jobs."
+        )
+    return job.container if contained == {True} else None
 
 
 def has_stream(job: Job) -> bool:
