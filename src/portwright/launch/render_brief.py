@@ -27,14 +27,14 @@ def status_line(view: View) -> str:
         words.append(f"step {count_of(view)}")
         if training.loss is not None:
             words.append(f"loss {format_value(training.loss)}")
-        if view.phase == "running" and training.steps_per_second:
+        if view.phase == "running" and view.progress.step in (None, "train") and training.steps_per_second:
             words.append(format_rate(training.steps_per_second, "step"))
     if (left := view.training_seconds_left) is not None:
         words.append(f"ETA {format_seconds(left)}")
     if view.restarts:
         words.append(f"{view.restarts} restart{'s' if view.restarts > 1 else ''}")
     if view.phase == "done" and view.progress.evaluation is not None:
-        words.append(evaluated_values(view))
+        words.append(f"evaluated: {evaluated_values(view)}")
     return "  ".join(words)
 
 
