@@ -1,4 +1,5 @@
-"""A real container image, as a folder: bash, the usual commands, and a Python with torch and this checkout's portwright.
+"""A real container image, as a folder: bash, the usual commands, a C++ compiler for torch.compile, and a Python with torch
+and this checkout's portwright.
 
 Made of this host's own files, by hard links where the cache lies on the same file system, so that it needs no registry; it
 holds nothing else of the host. Cached outside the checkout; what it holds of portwright is renewed on each call.
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FORMAT = 1  # counted up when what is below makes another image of the same host
+FORMAT = 2  # counted up when what is below makes another image of the same host
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "portwright" / "images"
 VENV = "opt/venv"
@@ -105,6 +106,7 @@ def _make(image: Path) -> None:
     programs = [Path(path) for path in found if path]
     for program in programs:
         _place(image, program)
+    programs += _place_compiler(image)
     executable, library = _place_python(image)
     _place_packages(image)
     # The package tree's libraries are asked where they lie on the host: there the loader finds what they need.
@@ -139,6 +141,26 @@ def _place_python(image: Path) -> tuple[Path, Path]:
         ("test", "site-packages", "dist-packages", "idlelib", "ensurepip"),
     )
     return executable, library
+
+
+def _place_compiler(image: Path) -> list[Path]:
+    """g++ with what it runs, reads and links; the programs of it."""
+
+    def ask(question: str) -> Path:
+        told = subprocess.run(["g++", question], check=True, capture_output=True, text=True).stdout.strip()
+        return Path(told if "/" in told else shutil.which(told) or told)
+
+    programs = [ask(f"-print-prog-name={name}") for name in ("g++", "as", "ld", "cc1plus", "collect2")]
+    own = ask("-print-libgcc-file-name").resolve().parent
+    for tree in (own, Path("/usr/include"), Path(sysconfig.get_path("include"))):
+        _copy_tree(tree, image / tree.relative_to("/"), ())
+    linked = "crt1.o Scrt1.o crti.o crtn.o libc.so libc_nonshared.a libm.so libmvec.so.1 libpthread.a libdl.a librt.a"
+    found = (ask(f"-print-file-name={name}") for name in linked.split())
+    ends = [path.parent / path.readlink() for path in own.iterdir() if path.is_symlink()]
+    for path in (*programs, *found, *ends):
+        if path.exists():
+            _place(image, path)
+    return programs
 
 
 def _place_packages(image: Path) -> None:
