@@ -77,11 +77,15 @@ def _chain(view: View, marks: Marks) -> Iterator[Piece]:
             "waiting": marks.waiting,
         }
         style = {"done": "green", "running": "cyan", "failed": "red", "waiting": "dim"}[link.state]
-        state = "waiting" if link.state == "running" and view.phase in ("pending", "lost") else link.state
+        state = (
+            "waiting"
+            if link.state == "running" and view.phase in ("pending", "requeued", "lost")
+            else link.state
+        )
         text = f"{link.name} {sign[state]}"
         if (
             link.name == "train"
-            and state in ("running", "failed")
+            and link.state in ("running", "failed")
             and training
             and training.fraction is not None
         ):

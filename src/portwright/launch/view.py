@@ -156,20 +156,23 @@ class Looker:
         self._login_host = find_login_host(entry.site)
         self.state: SlurmState | None = None
         self.unanswered: str | None = None
+        self._asked_at: float | None = None
 
     def ask(self) -> None:
         """Asks the scheduler; where it does not answer, what it said last stays."""
         if self.entry.ended or not self.entry.was_taken:
             return
+        asked_at = self._clock()
         try:
             self.state, self.unanswered = self._ask_state(self.entry), None
+            self._asked_at = asked_at
         except PortwrightError as error:
             self.unanswered = error.message
 
     def look(self) -> View:
         """Reads the job's folders, and puts both together."""
         progress = self._reader.read()
-        phase = find_phase(self.entry, self.state, progress)
+        phase = find_phase(self.entry, self.state, progress, self._asked_at)
         has_failed = phase in ("failed", "lost") and not self._is_brief
         log = self.entry.folder / "log.txt"
         return View(
@@ -192,13 +195,21 @@ class Looker:
         return self._explained[1]
 
 
-def find_phase(entry: Entry, state: SlurmState | None, progress: Progress) -> Phase:
-    """Where a job stands; the scheduler knows whether it runs, the job's own files how it ended."""
+def find_phase(
+    entry: Entry, state: SlurmState | None, progress: Progress, asked_at: float | None = None
+) -> Phase:
+    """Where a job stands; the scheduler knows whether it runs, the job's own files how it ended.
+
+    What the files say goes before an answer of the scheduler's that is older.
+    """
     if not entry.was_taken:
         return "not taken"
     if entry.ended in ("done", "failed", "cancelled"):
         return entry.ended  # type: ignore[return-value]
     written = progress.state
+    is_newer = asked_at is not None and progress.time is not None and progress.time >= asked_at
+    if is_newer and written in ("running", "requeued", "done", "failed", "cancelled"):
+        return written  # type: ignore[return-value]
     if state is None or state.state == "unknown":
         if written in ("done", "failed", "cancelled"):
             return written  # type: ignore[return-value]

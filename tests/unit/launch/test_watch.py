@@ -172,6 +172,16 @@ def test_a_failure_between_two_attempts_is_not_the_end(play: Play) -> None:
     assert any("requeued" in x for x in play.told)
 
 
+def test_a_job_that_begins_between_two_questions_is_not_taken_for_a_requeued_one(play: Play) -> None:
+    def begin() -> None:
+        play.job.state("running", "validate", at=NOW + 23)
+
+    play.scenes = {23: begin, 30: lambda: play.say(running()), 60: _end(play)}
+    play.follow()
+    assert not any("requeued" in x for x in play.told)
+    assert play.told[1] == "mymodel-3  running  validate"
+
+
 def test_a_failure_that_lasts_is_the_end(play: Play) -> None:
     _train(play, 100)()
     play.scenes = {20: lambda: play.say(SlurmState("failed", "NODE_FAIL"))}

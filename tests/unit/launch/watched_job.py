@@ -59,8 +59,10 @@ class Watched:
         text = content if isinstance(content, str) else json.dumps(content)
         (self.folder / name).write_text(text, encoding="utf-8")
 
-    def state(self, state: str, step: str = "train", status: int = 0, restarts: int = 0) -> None:
-        moment = "2027-01-15T09:00:00Z"
+    def state(
+        self, state: str, step: str = "train", status: int = 0, restarts: int = 0, at: float = NOW - 900
+    ) -> None:
+        moment = datetime.datetime.fromtimestamp(at, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.write(
             "state.json",
             {"state": state, "step": step, "status": status, "restarts": restarts, "time": moment},
