@@ -24,6 +24,7 @@ __all__ = ["NoWorkersError", "Order", "Pool", "WorkFailed", "WorkerCount"]
 
 TICK_SECONDS = 0.25  # how often a wait looks at the clock, and lets Python run signal handlers
 GOODBYE_SECONDS = 2.0
+DEADLY = 3  # an order at which so many workers ended is given to no other
 HERE = "coordinator"  # the name under which work that was done here is counted
 
 Result = memoryview | WorkFailed
@@ -260,6 +261,13 @@ class Pool:
         link.outbox.put(None)
         now = time.monotonic()
         num_orders = self._schedule.leave(link.seat, now)
+        task = link.seat.current
+        if task is not None and task.is_wanted and task.num_deaths == DEADLY:
+            task.result = WorkFailed(
+                f"{DEADLY} workers ended one after the other at the same batch, {link.seat.name} the last.",
+                "Look into their logs: a reader that crashes, or a node that is short of memory.",
+            )
+            self._changed.notify_all()
         self._schedule.feed(now)
         return num_orders
 

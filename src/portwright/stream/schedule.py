@@ -36,6 +36,7 @@ class Task(Generic[R]):
     run: Run[R]
     holder: object | None = None  # the latest one who was given it and is expected to answer
     has_backup: bool = False
+    num_deaths: int = 0  # of workers that were at it
     result: R | None = None
 
     @property
@@ -81,6 +82,11 @@ class Seat(Generic[R]):
     heard: float = 0.0  # when it last said something
     answered: float = 0.0
     is_silent: bool = False  # for so long that its orders were given to others
+
+    @property
+    def current(self) -> Task[R] | None:
+        """What it is at; the others that it has come after."""
+        return next((task for task, _ in self.held.values()), None)
 
 
 class Schedule(Generic[R]):
@@ -135,6 +141,8 @@ class Schedule(Generic[R]):
             return 0
         self.seats.remove(seat)
         self._look_who_answers(now)
+        if (task := seat.current) is not None:
+            task.num_deaths += 1
         return self._release(seat)
 
     def answer(self, seat: Seat[R], ticket: int, result: R, now: float) -> Task[R] | None:

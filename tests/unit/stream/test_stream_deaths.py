@@ -11,7 +11,7 @@ import pytest
 from stream_fleet import KEY, Fleet, handle, order, orders, read_until, start_process, wait_for_workers
 
 from portwright.stream import schedule
-from portwright.stream.pool import Pool
+from portwright.stream.pool import Pool, WorkFailed
 from portwright.stream.wire import unpack
 
 
@@ -127,6 +127,15 @@ def test_a_worker_that_ends_in_the_middle_of_an_order(pool: Pool, fleet: Fleet) 
     pool._patience = 0.2
     assert bytes(next(results)) == b"here", "it ends every worker that gets it"
     assert {fleet.ending(name)[0] for name in "ab"} == {7}
+
+
+def test_an_order_that_ends_its_workers_does_not_end_them_all(pool: Pool, fleet: Fleet) -> None:
+    fleet.start(*"abcde")
+    wait_for_workers(pool, 5)
+    with pytest.raises(WorkFailed, match="3 workers ended one after the other at the same batch"):
+        list(pool.map(iter([*orders(20), order(0, 1, fail="exit"), *orders(20)]), 2, None))
+    assert numbers(pool, 50) == list(range(50))
+    assert sum(count.alive for count in pool.counts()) == 2
 
 
 @pytest.mark.parametrize("end", ["kill", "stop without a word"])
