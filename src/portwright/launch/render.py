@@ -129,13 +129,9 @@ def _training(view: View, width: int, marks: Marks) -> list[Line]:
         )
     rates = [(training.steps_per_second, "step"), (training.samples_per_second, "sample")]
     shown = "  ".join(format_rate(rate, unit) for rate, unit in rates if rate is not None)
-    if shown and view.phase in ("running", "done"):
+    if shown and (view.is_training or view.phase == "done"):
         lines += _row("speed", shown, width)
-    if (
-        view.phase == "running"
-        and (silent := training.silent_seconds(view.now)) is not None
-        and _is_training(view)
-    ):
+    if view.is_training and (silent := training.silent_seconds(view.now)) is not None:
         lines += _row("silent", f"nothing was logged for {format_seconds(silent)}", width, "yellow")
     return lines
 
@@ -306,10 +302,6 @@ def _bar(fraction: float, text: str, width: int, marks: Marks) -> Line:
         (marks.bar_rest * (room - full), "dim"),
         (f"  {text}", ""),
     )
-
-
-def _is_training(view: View) -> bool:
-    return view.progress.step in (None, "train")
 
 
 def _times(number: int) -> str:

@@ -27,7 +27,7 @@ def status_line(view: View) -> str:
         words.append(f"step {count_of(view)}")
         if training.loss is not None:
             words.append(f"loss {format_value(training.loss)}")
-        if view.phase == "running" and view.progress.step in (None, "train") and training.steps_per_second:
+        if view.is_training and training.steps_per_second:
             words.append(format_rate(training.steps_per_second, "step"))
     if (left := view.training_seconds_left) is not None:
         words.append(f"ETA {format_seconds(left)}")

@@ -76,12 +76,18 @@ class View:
         return max(self.progress.restarts, self.state.restarts if self.state else 0, 0)
 
     @property
+    def is_training(self) -> bool:
+        """Whether a training is going on that has logged something since its last start."""
+        training, began = self.progress.training, self.progress.time
+        if self.phase != "running" or training is None or self.progress.step not in (None, "train"):
+            return False
+        return began is None or training.logged is None or training.logged >= began
+
+    @property
     def training_seconds_left(self) -> float | None:
         """Of a training that is going on."""
         training = self.progress.training
-        if self.phase != "running" or training is None or self.progress.step not in (None, "train"):
-            return None
-        return training.seconds_left(self.now)
+        return training.seconds_left(self.now) if training is not None and self.is_training else None
 
     @property
     def limit_seconds_left(self) -> int | None:

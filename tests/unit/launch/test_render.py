@@ -98,8 +98,20 @@ def test_a_training_longer_than_the_limit_says_how_often_it_is_requeued(job: Wat
     assert view.num_more_requeues == 0
 
 
+def test_an_attempt_that_has_logged_nothing_yet_has_no_speed(job: Watched) -> None:
+    started(job)
+    job.state("running", "train", at=NOW - 30)  # the last line is a minute old
+    view = job.view(running(restarts=1))
+    assert view.training_seconds_left is None
+    assert "speed" not in page(view)
+    assert "step 430/1000" in page(view)
+    assert "steps/s" not in status_line(view)
+
+
 def test_a_silent_training_is_told(job: Watched) -> None:
-    started(job).log(line(s, 1.0, s, NOW - 3500 + s) for s in range(10, 101, 10))
+    started(job)
+    job.state("running", "train", at=NOW - 3550)
+    job.log(line(s, 1.0, s, NOW - 3500 + s) for s in range(10, 101, 10))
     assert "nothing was logged for 56:40" in page(job.view(running()))
 
 
