@@ -41,6 +41,7 @@ def render_job(job: Job) -> str:
         _task_hosts(job),
         run_step_functions(slurm=slurm, stream=streams),
         BEGIN,
+        _workdir(job),
         _modules(job),
         _environment(job),
         _rendezvous(job),
@@ -91,14 +92,17 @@ def _places(job: Job) -> str:
     lines = [
         f"JOB_FOLDER={quote(job.folder)}",
         f"MODEL_DIR={quote(job.model_dir)}",
-        f"MAX_RETRIES={job.max_retries}  # attempts in a row that reach no new checkpoint and end no step",
+        f"MAX_RETRIES={job.max_retries} # attempts in a row that reach no new checkpoint and end no step",
     ]
     save_seconds = max(job.resources.grace_seconds - 20, job.resources.grace_seconds // 2, 1)
-    lines.append(f"SAVE_SECONDS={save_seconds}  # that tasks have to save, once asked to")
+    lines.append(f"SAVE_SECONDS={save_seconds} # that tasks have to save, once asked to")
     if job.site.scheduler != "slurm":
-        lines.append(f"PYTHON={quote(job.python)}  # that has portwright, to start tasks")
-    lines += ["", "# Relative paths of the params begin here.", f"cd -- {quote(job.workdir)}"]
+        lines.append(f"PYTHON={quote(job.python)} # that has portwright, to start tasks")
     return "\n".join(lines)
+
+
+def _workdir(job: Job) -> str:
+    return f"cd -- {quote(job.workdir)} # where relative paths of the params begin"
 
 
 def _modules(job: Job) -> str:
@@ -125,7 +129,7 @@ def _environment(job: Job) -> str:
         }
     )
     if any(not step.contained for step in job.steps):
-        lines.append('export PATH="${SDK_INSTALL_PATH:+$SDK_INSTALL_PATH:}$PATH"  # of cslc and cs_python')
+        lines.append('export PATH="${SDK_INSTALL_PATH:+$SDK_INSTALL_PATH:}$PATH" # of cslc and cs_python')
     lines += [f': "${{{name}:?is not set here, and a step needs it}}"' for name in wanted]
     return "\n".join(lines)
 
@@ -149,7 +153,7 @@ def _rendezvous(job: Job) -> str:
         if job.resources.cpus_per_task is not None:
             lines.append(f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{job.resources.cpus_per_task}}}"')
     lines += [
-        "export PYTHONUNBUFFERED=1  # lines are in the log when they are written",
+        "export PYTHONUNBUFFERED=1 # lines are in the log when they are written",
         "# Without it torchrun does not get its processes together again after one has died.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
     ]

@@ -15,7 +15,7 @@ note_state() { # STATE STATUS: for `portwright jobs`; a reader never sees half a
     mv -f "$JOB_FOLDER/state.json.new" "$JOB_FOLDER/state.json"
 }
 
-newest_checkpoint() { # the step of the newest checkpoint, or -
+newest_checkpoint() { # the number of the newest checkpoint, or -
     local path number newest=-
     for path in "$MODEL_DIR"/checkpoint_* "$MODEL_DIR"/model.ckpt-*.index; do
         if [[ $path =~ /(checkpoint_|model\.ckpt-)([0-9]+)(\.index)?$ ]]; then
@@ -50,7 +50,7 @@ on_usr1() {
     if [[ -n $step_pid ]]; then kill -USR1 "$step_pid" 2>/dev/null || true; fi # srun passes it on to every task
 }
 
-on_term() { # the tasks got it too; srun would kill them if it were passed on while they save
+on_term() { # Slurm tells the tasks itself; srun would kill them if it were passed on while they save
     stop=TERM
 }
 
@@ -93,18 +93,15 @@ fail() { # STATUS WHY
     end_job failed "$1"
 }
 
+give_up() { # WHY STATUS
+    fail "$2" "$step ended with status $2 ($1). Attempts in a row without a new checkpoint: $((MAX_RETRIES + 1)); no more are made."
+}
+
 on_exit() { # STATUS: whatever ends this script is written down
     [[ -n $settled ]] || note_state failed "$1"
 }
 
 trap 'on_exit $?' EXIT
-"""
-
-_GIVE_UP = r"""
-    if (($(attempts_without_progress) >= MAX_RETRIES)); then
-        fail "$2" "$step ended with status $2 ($1), and $MAX_RETRIES attempts before it reached no new checkpoint either."
-    fi
-    note_attempt "$1"
 """
 
 SLURM_REQUEUE = r"""
@@ -134,11 +131,14 @@ leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, pr
 }
 
 start_again() { # WHY STATUS
+    local why=$1
     if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
-        note_attempt requeue:preempted # nobody's failure, so that it may happen any number of times
-    else{give_up}
+        why=requeue:preempted # nobody's failure, so that it may happen any number of times
+    elif (($(attempts_without_progress) >= MAX_RETRIES)); then
+        give_up "$why" "$2"
     fi
-    say "$step ended with status $2 ($1). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
+    note_attempt "$why"
+    say "$step ended with status $2 ($why). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
     note_state requeued "$2"
     settled=1
     trap '' TERM # that of the requeue itself
@@ -147,34 +147,34 @@ start_again() { # WHY STATUS
     fi
     exit "$2"
 }
-""".replace("{give_up}", _GIVE_UP.rstrip("\n").replace("\n    ", "\n        "))
+"""
 
-LOCAL_REQUEUE = (
-    r"""
-start_again() { # WHY STATUS; who started this script starts it again when it ends with 85"""
-    + _GIVE_UP
-    + r"""    say "$step ended with status $2 ($1). The job starts again; the newest checkpoint is $(newest_checkpoint)."
+LOCAL_REQUEUE = r"""
+start_again() { # WHY STATUS; whoever started this script starts it again when its state is requeued
+    if (($(attempts_without_progress) >= MAX_RETRIES)); then give_up "$1" "$2"; fi
+    note_attempt "$1"
+    say "$step ended with status $2 ($1). The job starts again; the newest checkpoint is $(newest_checkpoint)."
     end_job requeued 85
 }
 """
-)
+
+_LOST_CONNECTION = r"""
+lost_connection() { # whether the log says, since the step began, that a task was lost to the others and none failed by itself
+    local said
+    said=$(tail -c "+$((log_bytes + 1))" "$JOB_FOLDER/log.txt" 2>/dev/null) || return 1
+    ! grep -qE 'process [0-9]+ failed:' <<<"$said" &&
+        grep -qE -e 'error: .* (has died|cannot be reached any more)' \
+            -e 'srun: error: (Node failure|Unable to create step)' \
+            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
+            -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' <<<"$said"
+}
+"""
 
 _WATCH_WORKERS = r"""
 end_hanging_workers() { # PID of srun: workers end when the coordinator has; one that hangs must not hold the nodes
     until [[ -e $JOB_FOLDER/steps/$step.status ]]; do sleep 5; done
     sleep 60
     kill -TERM "$1"
-}
-"""
-
-_LOST_CONNECTION = r"""
-lost_connection() { # whether this step's part of the log says that a task could not reach another, and none failed by itself
-    local said
-    said=$(tail -c "+$((log_bytes + 1))" "$JOB_FOLDER/log.txt" 2>/dev/null) || return 1
-    ! grep -qE 'process [0-9]+ failed:' <<<"$said" &&
-        grep -qE 'error: .* (has died|cannot be reached any more)|srun: error: (Node failure|Unable to create step)' \
-            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
-            -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' <<<"$said"
 }
 """
 
@@ -186,16 +186,18 @@ run_step() { # NAME NTASKS WORD...
         say "$step was done before."
         return
     fi
-    PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2")
+    note_state running 0
+    log_bytes=$(wc -c 2>/dev/null <"$JOB_FOLDER/log.txt") || log_bytes=0
+    PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2") || settle_step "$?"
     export PORTWRIGHT_TASK_HOSTS
     rm -f "$JOB_FOLDER/steps/$step.saved" "$JOB_FOLDER/steps/$step.status"
-    log_bytes=$(wc -c 2>/dev/null <"$JOB_FOLDER/log.txt") || log_bytes=0
-    note_state running 0
+{cancelled}    if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # too late for another step
     say "$step begins at $(now) with $2 task(s)."
 
     # In the background, since bash runs a trap only between commands and during wait.
     "${@:3}" &
     step_pid=$!
+    if [[ $stop == USR1 ]]; then kill -USR1 "$step_pid" 2>/dev/null || true; fi # it came a moment ago
 """
 
 _BEGIN_WATCH = r"""    if [[ -n ${streams:-} ]]; then
@@ -222,10 +224,24 @@ _WAIT = r"""    while kill -0 "$step_pid" 2>/dev/null; do
     step_pid=""
 """
 
-_END_WATCH = r"""    if [[ -n ${streams:-} ]]; then
-        kill "$streams" 2>/dev/null || true
-        # srun's status may be a dead worker's; the coordinator's counts.
-        [[ ! -e $JOB_FOLDER/steps/$step.status ]] || status=$(<"$JOB_FOLDER/steps/$step.status")
+_SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then
+            leave_if_ended
+            on_usr1 # the job runs on: somebody asked this script alone to end
+        fi
+"""
+
+_SLURM_TERM = r"""    if [[ $stop == TERM ]]; then leave_if_ended; fi
+"""
+
+_LOCAL_TERM = r"""    if [[ $stop == TERM ]]; then
+        say "The job was cancelled."
+        end_job cancelled 143
+    fi
+"""
+
+_END_WATCH = r"""    if [[ -n ${streams:-} ]]; then kill "$streams" 2>/dev/null || true; fi
+    if [[ -e $JOB_FOLDER/steps/$step.status ]]; then
+        status=$(<"$JOB_FOLDER/steps/$step.status") # srun's may be a dead worker's; the coordinator's counts
     fi
 """
 
@@ -240,7 +256,6 @@ settle_step() { # STATUS
         0)
             touch "$JOB_FOLDER/steps/$step.done"
             say "$step has ended well."
-            if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # the next step would have no time
             ;;
         1 | 2 | 3) # the program's own
             if lost_connection; then start_again "retry:$1" "$1"; fi
@@ -256,19 +271,7 @@ settle_step() { # STATUS
 }
 """
 
-_SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then
-            leave_if_ended
-            on_usr1 # the job runs on: somebody asked this script alone to end
-        fi
-"""
-
 _SLURM_LEAVE = r"""    if (($1 != 0)); then leave_if_ended; fi
-"""
-
-_LOCAL_CANCEL = r"""    if [[ $stop == TERM ]]; then
-        say "The job was cancelled."
-        end_job cancelled 143
-    fi
 """
 
 BEGIN = r"""
@@ -297,10 +300,10 @@ def run_step_functions(*, slurm: bool, stream: bool) -> str:
     pieces = [
         _LOST_CONNECTION,
         _WATCH_WORKERS if watched else "",
-        _BEGIN_STEP,
+        _BEGIN_STEP.replace("{cancelled}", _SLURM_TERM if slurm else _LOCAL_TERM),
         _BEGIN_WATCH if watched else "",
         _WAIT.replace("{on_term}", _SLURM_ON_TERM if slurm else ""),
-        "" if slurm else _LOCAL_CANCEL,
+        "" if slurm else _LOCAL_TERM,
         _END_WATCH if watched else "",
         _END_STEP.replace("{leave}", _SLURM_LEAVE if slurm else ""),
     ]

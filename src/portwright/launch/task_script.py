@@ -29,8 +29,8 @@ def render_task(job: Job) -> str:
         _SLURM_RANKS if slurm else "",
         _contained(job, container) if container else _PLAIN_PROGRAM,
         _RUN,
-        _COORDINATOR_STATUS if slurm and has_stream(job) else "",
-        _END,
+        _coordinator_status(job) if slurm and has_stream(job) else "",
+        _end(job),
     ]
     return "\n\n".join(piece.strip("\n") for piece in pieces if piece) + "\n"
 
@@ -88,21 +88,33 @@ status=0
 "${program[@]}" || status=$?
 """
 
-_COORDINATOR_STATUS = r"""
-if ((RANK == 0)); then # where workers serve task 0, its status is the step's
+
+def _coordinator_status(job: Job) -> str:
+    return f"""\
+if ((RANK == 0)) && {_is_stream_step(job)}; then # workers may die: the coordinator's status is the step's
     echo "$status" >"$PORTWRIGHT_JOB_FOLDER/steps/$step.status.new"
     mv -f "$PORTWRIGHT_JOB_FOLDER/steps/$step.status.new" "$PORTWRIGHT_JOB_FOLDER/steps/$step.status"
-fi
-"""
+fi"""
 
-_END = r"""
+
+def _end(job: Job) -> str:
+    touch = 'touch "$PORTWRIGHT_JOB_FOLDER/steps/$step.saved"'
+    if has_stream(job):
+        touch = (
+            f"if ((RANK == 0)) || ! {_is_stream_step(job)}; then {touch}; fi # workers have nothing to save"
+        )
+    return f"""\
 if ((status == 85)); then
     # It has saved and wants to go on later. As a failure it would end the other tasks, which may still be saving.
-    touch "$PORTWRIGHT_JOB_FOLDER/steps/$step.saved"
+    {touch}
     status=0
 fi
-exit "$status"
-"""
+exit "$status\""""
+
+
+def _is_stream_step(job: Job) -> str:
+    tests = [f"$step == {quote(step.name)}" for step in job.steps if step.tasks == "stream"]
+    return f"[[ {' || '.join(tests)} ]]"
 
 
 def _contained(job: Job, container: Container) -> str:
