@@ -1,0 +1,106 @@
+"""What SLURM itself and a node say of a job before it is submitted."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from portwright.errors import UserError
+from portwright.launch.check_paths import needed_paths
+from portwright.launch.container import command
+from portwright.launch.explain import explain_text
+from portwright.launch.findings import Answer, Finding, Run
+from portwright.launch.job import Job
+from portwright.launch.script import render_job
+
+_START = re.compile(r"to start at (?P<time>\S+) using .* on nodes? (?P<nodes>\S+)")
+_PROBE_SECONDS = 180.0
+_MARK = "portwright-probe:"
+# A word a path: what to test, then the path; so that no name is taken for shell syntax.
+_PROBE = f"""
+while [ $# -gt 1 ]; do
+    [ "-$1" "$2" ] || echo "{_MARK} $1 $2"
+    shift 2
+done
+echo "{_MARK} done"
+"""
+
+
+def check_test_only(job: Job, run: Run) -> list[Finding]:
+    """Has sbatch read the script and say whether and when it would start; nothing is submitted."""
+    try:
+        text = render_job(job)
+    except UserError as error:
+        return [Finding("error", error.message, error.cure)]
+    with tempfile.TemporaryDirectory(prefix="portwright-") as folder:
+        script = Path(folder) / "job.sh"
+        script.write_text(text, encoding="utf-8")
+        answer = run(["sbatch", "--test-only", str(script)])
+    if answer.status is None:
+        return [Finding("note", f"sbatch --test-only was not asked: {answer.words}.", "")]
+    said = f"{answer.err}\n{answer.out}"
+    if answer.is_good:
+        start = _START.search(said)
+        if start is None:
+            return []
+        return [Finding("note", f"SLURM would start it about {start['time']} on {start['nodes']}.", "")]
+    return [_refused("sbatch refuses the job", answer)]
+
+
+def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
+    """Asks a node of the partition whether it sees the job's paths, and whether the container starts there."""
+    asked = job.resources
+    srun = ["srun", "--quiet", "--ntasks=1", "--cpus-per-task=1", "--time=2", f"--job-name=probe-{job.name}"]
+    srun += [f"--account={asked.account}"] if asked.account else []
+    srun += [f"--partition={asked.partition}"] if asked.partition else []
+    srun += [f"--immediate={int(_PROBE_SECONDS) - 60}", "--chdir=/"]
+    tests = []
+    for needed in needed_paths(job, params):
+        if needed.use == "read" and needed.path.exists():
+            tests += ["r", str(needed.path)]
+        elif needed.use == "write":
+            place = next(
+                (place for place in (needed.path, *needed.path.parents) if place.exists()), Path("/")
+            )
+            tests += ["w", str(place)]
+    if (
+        job.container is not None
+        and job.container.image.startswith("/")
+        and not job.container.images_on_nodes
+    ):
+        tests += ["r", job.container.image]
+    answer = run([*srun, "/bin/sh", "-c", _PROBE, "probe", *tests], timeout_seconds=_PROBE_SECONDS)
+    if f"{_MARK} done" not in answer.out:
+        if answer.status is None or "Unable to allocate resources" in answer.err:
+            return [Finding("warning", f"no node could be asked: {answer.words}.", "Submit without --probe.")]
+        return [_refused("the probe failed on the node", answer)]
+    found = []
+    for kind, path in re.findall(rf"^{_MARK} ([rw]) (.*)$", answer.out, re.MULTILINE):
+        verb = "read" if kind == "r" else "write"
+        found.append(
+            Finding(
+                "error",
+                f"a node cannot {verb} '{path}'.",
+                "Put it on a file system that the nodes see, with rights for you.",
+            )
+        )
+    if found or job.container is None:
+        return found or [Finding("note", "a node sees all paths of the job.", "")]
+    start = run(
+        [*srun, *command(job.container, ["true"], workdir=job.workdir)], timeout_seconds=_PROBE_SECONDS
+    )
+    if start.is_good:
+        return [Finding("note", "a node sees all paths of the job, and the container starts there.", "")]
+    return [_refused("the container does not start on a node", start)]
+
+
+def _refused(what: str, answer: Answer) -> Finding:
+    said = answer.words or f"status {answer.status}"
+    told = explain_text(f"{answer.err}\n{answer.out}\n")
+    if not told:
+        return Finding("error", f"{what}: {said}.", "See 'man sbatch' for what it names.")
+    first = told[0]
+    return Finding("error", f"{what}: {first.text.rstrip('.')}. {first.meaning}", first.cure)
