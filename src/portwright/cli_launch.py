@@ -145,6 +145,12 @@ def submit(
     force: Annotated[
         bool, typer.Option("--force", help="Submit in spite of errors found beforehand.")
     ] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Have a node look first whether it sees the paths; that waits in the queue."
+        ),
+    ] = False,
     hpc: Annotated[
         bool,
         typer.Option("--hpc", help="The folder has programs for the Cerebras SDK: cslc, then cs_python."),
@@ -172,14 +178,14 @@ def submit(
         container=container, binds=tuple(bind or ()), passed=tuple(passed or ()), env=tuple(env or ()), tasks=tasks,
         name=name, jobs_dir=jobs_dir, python=python, packages=packages, hpc=hpc,
     )  # fmt: skip
-    prepared = prepare(request)
+    prepared = prepare(request, probe=probe)
     if dry_run:
         _show_dry_run(prepared, as_json)
         if prepared.errors and not force:
             raise typer.Exit(int(ExitStatus.FINDINGS))
         return
     for finding in prepared.findings:
-        if finding.level == "warning" or force:
+        if finding.level == "warning" or (finding.level == "error" and force):  # --dry-run tells notes, too
             print(f"{finding.level}: {finding.what} {finding.cure}".rstrip(), file=sys.stderr)
     entry = submit_prepared(prepared, force=force)
     document = {

@@ -105,7 +105,7 @@ def make_plan(request: Request) -> Plan:
     seen = [workdir, model_dir, folder, *params.data_paths()]
     if subject.reference is None:  # a reference model is in the image's own portwright
         seen.append(subject.folder)
-    container = find_container(request, site, seen)
+    container = None if request.hpc else find_container(request, site, seen)  # whose programs bring their own
     environment, passed = visible_environment(request, site)
     if request.hpc:
         from portwright.launch.hpc import hpc_steps

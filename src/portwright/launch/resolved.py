@@ -55,15 +55,13 @@ def resolve_params(
 
 
 def read_hpc_params(subject: Subject, given: str | None, overrides: Sequence[str]) -> ResolvedParams:
-    """The same for a folder of the Cerebras SDK's programs, whose keys are its own."""
-    if given is None:
-        beside = subject.folder / "hpc.yaml"
-        if not beside.is_file():
-            raise UserError(
-                f"there is no hpc.yaml in {subject.folder}, and --params is not given.", "Give --params FILE."
-            )
-        given = str(beside)
-    path = Path(given).expanduser()
+    """The same for a folder of the Cerebras SDK's programs, whose keys are its own; without a file all have defaults."""
+    path = Path(given).expanduser() if given is not None else subject.folder / "hpc.yaml"
+    if given is None and not path.is_file():
+        values: dict[Any, Any] = {}
+        for text in overrides:
+            apply_override(text, values)
+        return ResolvedParams(values, path)
     return ResolvedParams(_read(path, overrides), path)
 
 

@@ -17,7 +17,8 @@ from portwright.errors import UserError
 
 State = Literal["pending", "running", "done", "failed", "cancelled", "unknown"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
-TIMEOUT_SECONDS = 60.0  # a busy controller answers within some; SLURM's own MessageTimeout is 10
+TIMEOUT_SECONDS = 30.0  # a busy controller answers within some; SLURM's own MessageTimeout is 10
+_SUBMIT_SECONDS = 90.0  # sbatch waits longer for a controller that is busy
 
 # SLURM's states, as a person waits for them.
 _STATES: Mapping[str, State] = {
@@ -128,7 +129,7 @@ def submit(script: Path, *, test_only: bool = False) -> str:
     """Hands a batch script to sbatch and gives the job's id; with `test_only`, what SLURM says it would do."""
     words = ["sbatch", "--parsable", *(["--test-only"] if test_only else [])]
     try:
-        done = run_slurm([*words, str(script)], cwd=script.parent)
+        done = run_slurm([*words, str(script)], timeout_seconds=_SUBMIT_SECONDS, cwd=script.parent)
     except NoAnswerError:
         raise
     except SlurmError as error:

@@ -47,15 +47,15 @@ class Prepared:
         }
 
 
-def prepare(request: Request) -> Prepared:
-    """Works a job out and checks it; nothing is written."""
+def prepare(request: Request, *, probe: bool = False) -> Prepared:
+    """Works a job out and checks it; nothing is written. With `probe` a node looks at the paths, too."""
     from portwright.launch.checks import Finding, check_job
 
     plan = make_plan(request)
     findings = [Finding("warning", note, "") for note in plan.notes]
     if plan.params.problem is not None:
         findings.append(Finding("error", plan.params.problem.message, plan.params.problem.cure))
-    findings += check_job(plan.job, dict(plan.params.values))
+    findings += check_job(plan.job, plan.params.values, probe=probe)
     return Prepared(request, plan, render_files(plan, request), tuple(findings))
 
 
@@ -109,6 +109,8 @@ def cancel_job(entry: Entry) -> str:
                 return (
                     f"{entry.name}: ended {', '.join(ended)} on the cluster, and what watched over it here."
                 )
+    if state.state == "unknown":
+        return f"{entry.name} cannot be found any more: {state.reason or 'its scheduler does not know it'}."
     if not was_there:
         return f"{entry.name} has ended already."
     if state.state == "pending":
