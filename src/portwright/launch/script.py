@@ -13,9 +13,9 @@ from portwright.launch.script_control import (
     FINISH,
     LOCAL_REQUEUE,
     LOCAL_SIGNALS,
-    NOTES,
     SLURM_REQUEUE,
     SLURM_SIGNALS,
+    note_functions,
     run_step_functions,
 )
 from portwright.launch.task_script import container_of, has_stream
@@ -34,7 +34,7 @@ def render_job(job: Job) -> str:
         _head(job),
         _about(job),
         _places(job),
-        NOTES,
+        note_functions(slurm=slurm),
         SLURM_SIGNALS if slurm else LOCAL_SIGNALS,
         ENDINGS,
         SLURM_REQUEUE if slurm else LOCAL_REQUEUE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NOTES = r"""
+_NOTES = r"""
 say() { echo "portwright: $*"; }
 
 now() { date -u +%Y-%m-%dT%H:%M:%SZ; }
@@ -30,13 +30,15 @@ note_attempt() { # WHY
     echo "$(now) $1 $(newest_checkpoint) $step" >>"$JOB_FOLDER/attempts"
 }
 
-attempts_without_progress() { # that ended in this step with this checkpoint; what Slurm itself requeued is nobody's failure
+attempts_without_progress() { # that ended in this step with this checkpoint
     [[ -e $JOB_FOLDER/attempts ]] || { echo 0; return; }
     awk -v checkpoint="$(newest_checkpoint)" -v step="$step" '
-        $2 == "requeue:preempted" || $2 == "requeue:slurm" { next }
-        { count = ($3 == checkpoint && $4 == step) ? count + 1 : 0 }
+{requeued}        { count = ($3 == checkpoint && $4 == step) ? count + 1 : 0 }
         END { print count + 0 }' "$JOB_FOLDER/attempts"
 }
+"""
+
+_REQUEUED_BY_SLURM = r"""        $2 == "requeue:preempted" || $2 == "requeue:slurm" { next } # not for its own failures
 """
 
 SLURM_SIGNALS = r"""
@@ -164,10 +166,12 @@ lost_connection() { # whether the log says, since the step began, that a task wa
     said=$(tail -c "+$((log_bytes + 1))" "$JOB_FOLDER/log.txt" 2>/dev/null) || return 1
     ! grep -qE 'process [0-9]+ failed:' <<<"$said" &&
         grep -qE -e 'error: .* (has died|cannot be reached any more)' \
-            -e 'srun: error: (Node failure|Unable to create step)' \
-            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
+{of_srun}            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
             -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' <<<"$said"
 }
+"""
+
+_SRUN_ERRORS = r"""            -e 'srun: error: (Node failure|Unable to create step)' \
 """
 
 _WATCH_WORKERS = r"""
@@ -294,11 +298,16 @@ say "All steps are done."
 """
 
 
+def note_functions(*, slurm: bool) -> str:
+    """The functions that write down what happens."""
+    return _NOTES.replace("{requeued}", _REQUEUED_BY_SLURM if slurm else "")
+
+
 def run_step_functions(*, slurm: bool, stream: bool) -> str:
     """The function that runs one step, and the one that settles what its end means."""
     watched = slurm and stream
     pieces = [
-        _LOST_CONNECTION,
+        _LOST_CONNECTION.replace("{of_srun}", _SRUN_ERRORS if slurm else ""),
         _WATCH_WORKERS if watched else "",
         _BEGIN_STEP.replace("{cancelled}", _SLURM_TERM if slurm else _LOCAL_TERM),
         _BEGIN_WATCH if watched else "",
