@@ -41,6 +41,7 @@ _REQUEUES = {
     "85": "told to end, saved and requeued",
     "timeout": "reached the time limit and requeued",
     "preempted": "preempted and requeued",
+    "slurm": "requeued by SLURM",
 }
 
 

@@ -182,7 +182,8 @@ def _why(view: View, width: int, marks: Marks) -> list[Line]:
     elif view.phase == "failed":
         lines += _row("because", view.why_failed, width, "red")
     for what, cure in view.explanations:
-        lines += _row("log says", f"{what} {cure}".strip(), width)
+        lines += _row("log says", what, width)
+        lines += _row("to do", cure, width) if cure else []
     return lines
 
 
@@ -254,7 +255,8 @@ def _next(view: View, width: int) -> list[Line]:
         return _row("next", text, width)
     if view.phase in ("failed", "lost", "cancelled"):
         at = f"training goes on from step {checkpoint.step}" if checkpoint else "it begins at the first step"
-        return _row("next", f"submit the same again: {at}", width)
+        when = "once that is mended, " if view.phase == "failed" else ""
+        return _row("next", f"{when}submit the same again: {at}", width)
     return []
 
 

@@ -25,7 +25,7 @@ Phase = Literal[
 ENDED: tuple[Phase, ...] = ("done", "failed", "cancelled", "lost", "not taken")
 _NUM_LOG_LINES = 12
 _LOG_TAIL_BYTES = 32 << 10
-_MOST_CAUSES, _MOST_SIGNS = 2, 160
+_MOST_CAUSES = 2
 _TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 AskState = Callable[[Entry], SlurmState]
@@ -299,6 +299,5 @@ def _explain(log: Path) -> tuple[tuple[str, str], ...]:
         return ()
     last = [found for found in errors if (found.step, found.attempt) == (errors[-1].step, errors[-1].attempt)]
     return tuple(
-        (f"{found.meaning} (line {found.line}: {clean(found.text)[:_MOST_SIGNS]})", found.cure)
-        for found in last[:_MOST_CAUSES]
+        (f"{found.meaning.rstrip('.')} (line {found.line})", found.cure) for found in last[:_MOST_CAUSES]
     )

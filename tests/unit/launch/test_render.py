@@ -161,7 +161,7 @@ def test_what_the_log_says_of_a_failure(job: Watched) -> None:
     view = job.view(SlurmState("failed", "FAILED", "NonZeroExitCode", exit=1))
     assert view.explanations
     what, cure = view.explanations[0]
-    assert "line 1: torch.OutOfMemoryError" in what
+    assert what.endswith("(line 1)")
     assert cure
     assert "log says" in page(view)
     assert view.as_json()["explanations"][0]["cure"] == cure
