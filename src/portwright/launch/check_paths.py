@@ -52,6 +52,9 @@ class Unseen:
 def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[Finding]:
     found, unseen = [], dict[Unseen, list[Needed]]()
     for needed in needed_paths(job, params):
+        if "\0" in str(needed.path):
+            found.append(Finding("error", f"{needed.what} {str(needed.path)!r} is no path.", "Correct it."))
+            continue
         if _is_below(needed.path, job.site.storage.on_nodes):
             continue  # only the nodes have it
         if (absent := absent_root(needed.path, job)) is not None:

@@ -12,7 +12,7 @@ from portwright.launch.times import minutes_of
 
 _UNBOUND = {"UNLIMITED", "INFINITE", "NONE", "N/A", ""}
 _GRES = re.compile(
-    r"(?P<name>[A-Za-z]\w*)(?::(?P<type>(?![0-9]+[KMGTP]?(?:$|\())[^:,(]+))?(?::(?P<count>\d+)(?P<unit>[KMGTP]?))?(?:\([^)]*\))?"
+    r"(?P<name>[A-Za-z]\w*)(?::(?P<type>(?![0-9]+[KMGTP]?(?:$|[(,]))[^:,(]+))?(?::(?P<count>\d+)(?P<unit>[KMGTP]?))?(?:\([^)]*\))?"
 )
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _DEAD = ("down", "drain", "fail", "maint", "unknown", "power", "future", "reserved")
