@@ -15,6 +15,7 @@ from portwright.launch.explain import explain_text
 from portwright.launch.findings import Answer, Finding, Run
 from portwright.launch.job import Job
 from portwright.launch.script import render_job
+from portwright.launch.words import quote
 
 _START = re.compile(r"to start at (?P<time>\S+) using .* on nodes? (?P<nodes>\S+)")
 _PROBE_SECONDS = 180.0
@@ -89,12 +90,24 @@ def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
         )
     if found or job.container is None:
         return found or [Finding("note", "a node sees all paths of the job.", "")]
+    inside = command(job.container, ["true"], workdir=job.workdir)
     start = run(
-        [*srun, *command(job.container, ["true"], workdir=job.workdir)], timeout_seconds=_PROBE_SECONDS
+        [*srun, "/bin/bash", "-c", _start_script(job), "probe", *inside], timeout_seconds=_PROBE_SECONDS
     )
     if start.is_good:
         return [Finding("note", "a node sees all paths of the job, and the container starts there.", "")]
     return [_refused("the container does not start on a node", start)]
+
+
+def _start_script(job: Job) -> str:
+    """Does what job.sh and task.sh do before the container: modules, and the variable that ch-run needs."""
+    lines = ['export USER="${USER:-$(id -un)}"']
+    if job.modules:
+        lines += [
+            "type module >/dev/null 2>&1 || source /etc/profile",
+            f"module load {' '.join(quote(name) for name in job.modules)} || exit 2",
+        ]
+    return "\n".join([*lines, 'exec "$@"'])
 
 
 def _refused(what: str, answer: Answer) -> Finding:
