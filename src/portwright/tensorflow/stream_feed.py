@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from portwright.tensorflow.input_feed import Feed, InitializeIterator, feed_of
 from portwright.tensorflow.stream_batches import receive
-from portwright.tensorflow.stream_lanes import call_for_lane
+from portwright.tensorflow.stream_lanes import call_for_lane, take_fingerprint
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -38,6 +38,7 @@ class InitializeStream(InitializeIterator):
 def make_streamed_feed(estimator: Estimator, input_fn: Any, source: Source) -> Feed:
     """The tensors of a batch that comes from `source`, where the input function's own would be."""
     dataset = call_for_lane(estimator, input_fn, 0, source.num_lanes)
+    source.fingerprint = take_fingerprint(dataset, input_fn)
     iterator = v1.data.make_initializable_iterator(dataset)
     hook = InitializeStream(iterator, dataset, source)
     return feed_of(iterator.get_next(), (hook,))

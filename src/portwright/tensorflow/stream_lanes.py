@@ -5,6 +5,7 @@ The graph is built as a training builds it, with its seeds, so that the batches 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,9 +38,10 @@ class LaneBatch:
     lane: int
     num_lanes: int
     index: int
+    fingerprint: str = ""  # of the pipeline that the training was built with
 
     def as_bytes(self) -> bytes:
-        return json.dumps([self.lane, self.num_lanes, self.index]).encode()
+        return json.dumps([self.lane, self.num_lanes, self.index, self.fingerprint]).encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> LaneBatch:
@@ -63,6 +65,12 @@ class Lanes:
             self.close(wanted.lane)
             lane = _Lane(self._estimator, self._input_fn, self._seed, wanted, self.marks)
             self._open[wanted.lane] = lane
+        if wanted.fingerprint not in ("", lane.fingerprint):
+            raise UserError(
+                "the input function builds another pipeline here than in the coordinator: the number of files or samples that it "
+                "sees, the shapes or the params differ.",
+                "Let every task see the same files, on a file system that all nodes share, and start all with the same command.",
+            )
         return lane.read(wanted.index)
 
     def close(self, lane: int | None = None) -> None:
@@ -84,7 +92,9 @@ class _Lane:
             v1.set_random_seed(estimator.config.tf_random_seed)
             estimator._create_and_assert_global_step(graph)
             training_util._get_or_create_global_step_read(graph)
-            dataset = open_lane(estimator, input_fn, first.lane, first.num_lanes)
+            made = call_for_lane(estimator, input_fn, first.lane, first.num_lanes)
+            self.fingerprint = take_fingerprint(made, input_fn)
+            dataset = made if takes_context(input_fn) else made.shard(first.num_lanes, first.lane)
             iterator = v1.data.make_initializable_iterator(dataset.prefetch(_AHEAD))
             tensors = tensors_to_send(iterator.get_next())
             self._state = InputState(ancestors(tensors))
@@ -136,7 +146,11 @@ def takes_context(input_fn: Any) -> bool:
 
 
 def call_for_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int) -> Any:
-    """What the input function gives for a lane, where it shares its data out; else what it gives to one process."""
+    """What the input function gives for a lane, where it shares its data out; else what it gives to one process.
+
+    Batch i of the training is number i // num_lanes of lane i % num_lanes; of what is not shared out, a lane has every
+    num_lanes-th batch.
+    """
     context = None
     if takes_context(input_fn):
         context = tf.distribute.InputContext(num_input_pipelines=num_lanes, input_pipeline_id=lane)
@@ -150,7 +164,10 @@ def call_for_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int
     return made
 
 
-def open_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int) -> Any:
-    """The batches of one lane; batch i of the training is number i // num_lanes of lane i % num_lanes."""
-    made = call_for_lane(estimator, input_fn, lane, num_lanes)
-    return made if takes_context(input_fn) else made.shard(num_lanes, lane)
+def take_fingerprint(dataset: Any, input_fn: Any) -> str:
+    """Tells pipelines apart by what is the same in all tasks: their ops and shapes, or, of shares, what a batch is like."""
+    lines = [str(dataset.element_spec)]
+    if not takes_context(input_fn):
+        ops = sorted(ancestors([dataset._variant_tensor]), key=lambda op: op.name)
+        lines += [f"{op.type} {[str(tensor.shape) for tensor in op.outputs]}" for op in ops]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -48,6 +48,7 @@ class Source:
             is_shared_out  # by the input function itself: then the order comes of the number of lanes
         )
         self.failure: Exception | None = None  # what a graph was told as an error of its own
+        self.fingerprint = ""  # of the pipeline that stands in the graph
         self._read_all = read_all
         self._results: Iterator[Sequence[Any] | None] | None = None
         self._kept: deque[_Given] = deque(maxlen=_NUM_KEPT)
@@ -128,7 +129,8 @@ class Source:
     def _turns(self, first: int) -> Iterator[LaneBatch]:
         turn = first
         while len(self._ended) < self.num_lanes:
-            yield LaneBatch(turn % self.num_lanes, self.num_lanes, turn // self.num_lanes)
+            lane, index = turn % self.num_lanes, turn // self.num_lanes
+            yield LaneBatch(lane, self.num_lanes, index, self.fingerprint)
             turn += 1
 
 

@@ -15,7 +15,7 @@ from portwright.errors import UserError
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_model import seed_everything
 from portwright.tensorflow.stream_batches import count_samples, flat_specs, receive, values_to_send
-from portwright.tensorflow.stream_lanes import LaneBatch, Lanes
+from portwright.tensorflow.stream_lanes import LaneBatch, Lanes, take_fingerprint
 from portwright.tensorflow.stream_source import Source
 
 v1 = tf.compat.v1
@@ -158,6 +158,25 @@ def test_a_dataset_in_a_batch_is_refused() -> None:
     windows = tf.data.Dataset.range(4).window(2)
     with pytest.raises(UserError, match="such as a dataset, which cannot be sent"):
         flat_specs(windows.element_spec)
+
+
+def test_a_task_that_sees_other_data_is_told_so(tmp_path: Path) -> None:
+    def seeing(number: int) -> Any:
+        return lambda: tf.data.Dataset.from_tensor_slices(list(range(number))).batch(2)
+
+    estimator = est.Estimator(lambda features: None, str(tmp_path))
+    with tf.Graph().as_default():
+        mine = take_fingerprint(seeing(8)(), seeing(8))
+    assert Lanes(estimator, seeing(8), 1).read(LaneBatch(0, 1, 0, mine)) is not None
+    with pytest.raises(UserError, match="builds another pipeline here") as caught:
+        Lanes(estimator, seeing(6), 1).read(LaneBatch(0, 1, 0, mine))
+    assert "same files" in caught.value.cure
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    estimator = est.Estimator(lambda features: None, str(tmp_path))
+    with pytest.raises(UserError, match="does not return a dataset"):
+        Lanes(estimator, lambda: tf.constant([1.0]), 1).read(LaneBatch(0, 1, 0))
 
 
 def test_samples_are_counted_by_what_most_tensors_say() -> None:
