@@ -13,7 +13,7 @@ def workers_of(counts: Iterable[WorkerCount]) -> list[dict[str, Any]]:
     """One object a worker, as --json shows them."""
     return [
         {
-            "name": each.name,
+            "name": _title(each.name),
             "host": each.host,
             "batches": each.batches,
             "samples": each.samples,
@@ -21,7 +21,7 @@ def workers_of(counts: Iterable[WorkerCount]) -> list[dict[str, Any]]:
             "samples_per_second": round(each.rate, 1),
             "alive": each.alive,
         }
-        for each in counts
+        for each in sorted(counts, key=lambda each: (len(each.name), each.name))
     ]
 
 
@@ -29,7 +29,9 @@ def values_of(counts: Iterable[WorkerCount]) -> dict[str, float]:
     """What is logged beside a step: each worker's samples a second, and how many workers there are."""
     counted = list(counts)
     values = {
-        f"{each.name.replace(' ', '_')}/samples_per_second": each.rate for each in counted if each.alive
+        f"{_title(each.name).replace(' ', '_')}/samples_per_second": each.rate
+        for each in counted
+        if each.alive
     }
     return {**values, "num_workers": float(sum(each.alive for each in counted))}
 
@@ -43,3 +45,8 @@ def lines_of(workers: list[dict[str, Any]]) -> list[str]:
             f"{each['samples_per_second']:,.0f} samples/s{lost}"
         )
     return lines
+
+
+def _title(name: str) -> str:
+    """Workers are told apart by their task's number; one that is no number is the coordinator."""
+    return f"worker {name}" if name.isdecimal() else name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from portwright.runtime.inputs import find_data_fn
 from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
 from portwright.stream import wire
 from portwright.stream.pool import Order, Pool
-from portwright.stream.roles import Role, find_key, give_key
-from portwright.stream.worker import Ending, work
+from portwright.stream.roles import Role, forget_key, give_key
+from portwright.stream.serve import work_with_key
+from portwright.stream.worker import Ending
 from portwright.target import JobSpec
 
 _CPU = torch.device("cpu")
@@ -31,8 +34,7 @@ class BatchStream:
     """The coordinator's side: a channel for each input, and what the workers have done."""
 
     def __init__(self, role: Role, model_dir: Path, note: Callable[[str], None]) -> None:
-        self._note = note
-        self._num_workers = role.num_workers
+        self._num_workers, self._model_dir = role.num_workers, model_dir
         self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
         self._maker: BatchMaker | None = None
         note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
@@ -57,6 +59,7 @@ class BatchStream:
 
     def close(self) -> None:
         self._pool.close()
+        forget_key(self._model_dir)
         if self._maker is not None:
             self._maker.close()
 
@@ -72,7 +75,7 @@ class InputChannel:
     def request(
         self, wanted: Iterator[Wanted], fingerprint: list[Any]
     ) -> Generator[tuple[Wanted, Any], None, None]:
-        asked: list[Wanted] = []  # whose batches have not come
+        asked: deque[Wanted] = deque()  # whose batches have not come
 
         def orders() -> Iterator[Order]:
             for each in wanted:
@@ -82,13 +85,11 @@ class InputChannel:
                 )
                 yield Order(b"".join(body), each.lane)
 
-        results = self._pool.map(orders(), self._window, self._make_here)
-        try:
+        results: Any = self._pool.map(orders(), self._window, self._make_here)
+        with closing(results):
             for result in results:
                 batch, about = wire.unpack(result)
-                yield asked.pop(0), _arrived(batch, about)
-        finally:
-            results.close()
+                yield asked.popleft(), _arrived(batch, about)
 
     def _make_here(self, body: bytes) -> wire.Parts:
         with untouched_rng(_CPU):
@@ -139,7 +140,7 @@ def serve(
     """A worker's whole run: reads what the coordinator orders until that says goodbye."""
     maker = BatchMaker(job, role.rank - 1, role.num_workers)
     try:
-        ending = work(role.address, find_key(model_dir), f"worker {role.rank}", maker, note=note)
+        ending = work_with_key(role, model_dir, maker, note)
     finally:
         maker.close()
     if ending is Ending.LOST:

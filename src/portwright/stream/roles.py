@@ -11,6 +11,7 @@ import secrets
 import stat
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ KEY_FILE = "PORTWRIGHT_STREAM_KEY_FILE"
 TASK_HOSTS = "PORTWRIGHT_TASK_HOSTS"  # one a task, with commas between them
 FIRST_TF_PORT = 23111  # of the chief; the workers' follow
 
-_KEY_SECONDS = 60.0  # that a worker waits for the coordinator's key
+KEY_SECONDS = 60.0  # that a worker waits for the coordinator's key
+_OWN_KEY = ".stream_key"  # in model_dir, where no job has made one
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def give_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
     if environ.get(KEY_FILE):
         return _read_key(Path(environ[KEY_FILE]))
     key = secrets.token_urlsafe(32)
-    path = model_dir / ".stream_key"
+    path = model_dir / _OWN_KEY
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -83,10 +85,16 @@ def give_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
     return key
 
 
+def forget_key(model_dir: Path) -> None:
+    """Removes a key that `give_key` made; a worker of the next run would take it for that run's."""
+    with suppress(OSError):
+        (model_dir / _OWN_KEY).unlink(missing_ok=True)
+
+
 def find_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
     """The same word, as a worker gets it; waits for a coordinator that has not begun."""
-    path = Path(environ[KEY_FILE]) if environ.get(KEY_FILE) else model_dir / ".stream_key"
-    deadline = time.monotonic() + _KEY_SECONDS
+    path = Path(environ[KEY_FILE]) if environ.get(KEY_FILE) else model_dir / _OWN_KEY
+    deadline = time.monotonic() + KEY_SECONDS
     while not path.is_file() and time.monotonic() < deadline:
         time.sleep(0.2)
     return _read_key(path)

@@ -18,7 +18,7 @@ from portwright.stream.wire import Parts
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
 
-__all__ = ["Ending", "NoCoordinatorError", "work"]
+__all__ = ["Ending", "NoCoordinatorError", "WrongKeyError", "work"]
 
 RETURN_SECONDS = 5.0  # how long a coordinator that was there may be away
 PAUSE_SECONDS = 0.2  # between two attempts
@@ -35,6 +35,10 @@ class NoCoordinatorError(PortwrightError):
     """Nobody answered at the coordinator's address."""
 
     status = ExitStatus.FINDINGS
+
+
+class WrongKeyError(UserError):
+    """Who answers at the coordinator's address has another key."""
 
 
 def work(
@@ -56,6 +60,29 @@ def work(
             "The key of the stream is empty.", "Give all tasks of the job the same random string."
         )
     protocol.split_address(address)
+    before = set(threading.enumerate())
+    try:
+        return _serve(address, key, name, handle, note, wait_seconds)
+    finally:
+        _await_threads(before)
+
+
+def _await_threads(before: set[threading.Thread]) -> None:
+    """Waits for gRPC's threads, a second at most: one that is still in native code when the interpreter ends aborts the process."""
+    deadline = time.monotonic() + 1.0
+    for thread in set(threading.enumerate()) - before:
+        if thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _serve(
+    address: str,
+    key: str,
+    name: str,
+    handle: Callable[[bytes], Parts],
+    note: Callable[[str], None],
+    wait_seconds: float,
+) -> Ending:
     session = os.urandom(16)
     deadline = time.monotonic() + wait_seconds
     was_welcome = False
@@ -72,7 +99,7 @@ def work(
                 if visit.is_stranger:
                     if was_welcome:  # ours is gone, and another job has its port
                         return Ending.LOST
-                    raise UserError(
+                    raise WrongKeyError(
                         f"The coordinator at {address} does not have this worker's key.",
                         "Let all tasks of one job read the same key, and no other job have the same port.",
                     )
