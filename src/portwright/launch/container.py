@@ -16,8 +16,8 @@ Kind = Literal["apptainer", "singularity", "ch-run"]
 KINDS: tuple[Kind, ...] = ("apptainer", "singularity", "ch-run")
 Bind = tuple[str, str]
 
-# Signs that separate or quote binds in some release of the program.
-_UNBINDABLE = {"apptainer": ':,"\\', "singularity": ':,"\\', "ch-run": ":"}
+# Signs that separate binds; Singularity's releases before Apptainer also read quotes.
+_UNBINDABLE = {"apptainer": ":,", "singularity": ':,"', "ch-run": ":"}
 # Binding one of these hides what the image itself needs.
 _IMAGE_OWN = frozenset(
     [
