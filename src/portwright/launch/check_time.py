@@ -65,6 +65,9 @@ def _check_estimate(job: Job, params: Mapping[str, Any]) -> Iterator[Finding]:
             "note", "how long training takes is not known: params do not say how many steps it has.", ""
         )
         return
+    if left == 0:
+        yield Finding("note", f"0 steps are left: the newest checkpoint is of step {done}.", "")
+        return
     seconds = left / rate
     told = f"{left} steps are left, at {rate:.3g} steps/s of the earlier run in {job.model_dir} {_duration(seconds)}"
     limit = job.resources.minutes

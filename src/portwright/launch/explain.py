@@ -77,6 +77,7 @@ class _Region:
     symptoms: list[Follower] = field(default_factory=list)
     num_symptoms: int = 0
     traceback_line: int = -_TRACEBACK_LINES
+    ended_well: bool = False
 
 
 def explain_log(path: Path | str) -> list[Explanation]:
@@ -119,11 +120,15 @@ def scan_log(file: BinaryIO) -> LogReport:
             is_done = False
         elif kind == "done":
             is_done = True
+        elif kind == "well":
+            regions[-1].ended_well = True
         elif hit.error in hidden:
             regions[-1].records.pop(undoing[hit.error.hints[0]], None)
         elif _take(regions[-1], hit) and kind == "cause":
             is_done = False
-    found = [told for region in regions for told in _explain(region, is_done=is_done)]
+    found = [
+        told for region in regions for told in _explain(region, is_overcome=is_done or region.ended_well)
+    ]
     return LogReport(tuple(found), tuple(scan.tail()), scan.num_lines, is_done)
 
 
@@ -151,19 +156,19 @@ def _take(region: _Region, hit: Hit) -> bool:
     return True
 
 
-def _explain(region: _Region, *, is_done: bool) -> list[Explanation]:
+def _explain(region: _Region, *, is_overcome: bool) -> list[Explanation]:
     """The causes of a region in their order, with its symptoms under the first; without a cause, an event that tells
     why it ended; without that, the symptom that says most."""
     by_kind: dict[str, list[_Record]] = {}
     for record in sorted(region.records.values(), key=lambda record: record.hit.line):
         by_kind.setdefault(record.hit.error.kind, []).append(record)
     causes, events, symptoms = (by_kind.get(kind, []) for kind in ("cause", "event", "symptom"))
-    told = causes or (events[-1:] if symptoms or events else [])
+    told = causes or events[:1]
     if not told and symptoms:
         told = [_first_symptom(symptoms)]
     explanations = []
     for number, record in enumerate(told):
-        is_error = record.hit.error.kind != "event" and not is_done
+        is_error = record.hit.error.kind != "event" and not is_overcome
         folded = region.symptoms if number == 0 else []
         own = record.hit.line if record.hit.error.kind == "symptom" else 0
         followers = tuple(follower for follower in folded if follower.line != own)

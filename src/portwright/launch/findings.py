@@ -50,7 +50,7 @@ class Run(Protocol):
 def run_program(words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
     """Calls a program in English and without SLURM's variables of an allocation that this shell may sit in."""
     if shutil.which(words[0]) is None:
-        return Answer(None, err=f"there is no {words[0]} here")
+        return Answer(None, err=f"there is no program {words[0]} here")
     try:
         done = subprocess.run(
             list(words),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from portwright.errors import UserError
 
 FILE = Path(__file__).with_name("log_errors.toml")
-Kind = Literal["cause", "event", "symptom", "note", "region", "done", "hidden"]
+Kind = Literal["cause", "event", "symptom", "note", "region", "well", "done", "hidden"]
 _KEYS = {"name", "kind", "hint", "pattern", "meaning", "cure", "source", "example", "undone_by", "within"}
 
 

@@ -21,7 +21,7 @@ from portwright.launch.log_errors import KnownError, load_errors
 from portwright.launch.log_scan import BLOCK_BYTES
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "run.py", line 3, in <module>\n    main()\n'
-EXPLAINED = [error for error in load_errors() if error.kind not in ("region", "done", "hidden")]
+EXPLAINED = [error for error in load_errors() if error.kind not in ("region", "well", "done", "hidden")]
 
 # Recorded from SLURM 22.05.8: a batch job of one srun with two tasks.
 TIME_LIMIT = """\
@@ -225,6 +225,38 @@ def test_what_was_overcome_is_a_note() -> None:
     assert not report.has_errors
     assert [(told.name, told.level) for told in report.explanations] == [("slurm-node-failure", "note")]
     assert "ended well" in write_report(report, "log.txt")
+
+
+def test_a_worker_that_died_in_a_step_that_ended_well_is_a_note() -> None:
+    body = "srun: error: n3: task 3: Killed\nportwright: train has ended well.\n"
+    report = scan_log(io.BytesIO((attempt("train", body) + attempt("eval", "50%\r")).encode()))
+    assert [(told.name, told.level) for told in report.explanations] == [("task-killed", "note")]
+
+
+def test_what_job_sh_says_is_known() -> None:
+    """Every sentence of job.sh and task.sh that names an end, so that a change there is noticed here."""
+    from portwright.launch import script_control, task_script
+
+    sources = "".join(Path(str(module.__file__)).read_text() for module in (script_control, task_script))
+    sentences = re.findall(
+        r'(?:say|fail "\$\d"|echo) "((?:portwright: )?[^"\n]*(?:\([^)]*\)[^"\n]*)*)"', sources
+    )
+    known = {
+        "has ended well",
+        "was done before",
+        "is asked to save",
+        "The log is",
+        "begins at",
+        "All steps are done",
+    }
+    told = [sentence for sentence in sentences if re.search(r"[a-z] [a-z]", sentence)]
+    assert len(told) > 10
+    for sentence in told:
+        if any(words in sentence for words in known):
+            continue
+        line = re.sub(r"\$\(\([^)]*\)\)|\$\([^)]*\)|\$\{[^}]*\}|\$[A-Z_]{2,}|\$\d", "7", sentence)
+        line = re.sub(r"\$[a-z]+", "train", line).removeprefix("portwright: ")
+        assert explain_text(f"portwright: {line}\n"), line
 
 
 def test_an_error_after_a_good_end_is_an_error() -> None:
