@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from portwright import __version__
+from portwright import __version__, cli_launch
 from portwright.cli_data import data_app
+from portwright.cli_explain import explain_log
 from portwright.cli_generate import generate
+from portwright.cli_sites import sites
 from portwright.errors import ExitStatus, PortwrightError
 
 app = typer.Typer(
@@ -671,6 +673,13 @@ def emulate(
 
 
 app.command(short_help="Generate text with a trained model.")(generate)
+app.command(short_help="Run a model on a cluster, or here in the background.")(cli_launch.submit)
+app.command(short_help="List jobs, or show one: queue, progress, loss, ETA.")(cli_launch.jobs)
+app.command(short_help="Show a job's log.")(cli_launch.logs)
+app.command(short_help="End jobs.")(cli_launch.cancel)
+app.command(short_help="Open an interactive allocation, in the container.")(cli_launch.shell)
+app.command(short_help="List the sites that jobs can be sent to.")(sites)
+app.command("explain-log", short_help="Say why a job failed, from its log.")(explain_log)
 
 
 @app.command(short_help="Put files back as they were before the last port.")

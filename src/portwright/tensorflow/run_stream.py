@@ -17,8 +17,9 @@ from portwright.job.signals import StopSignals
 from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.stream import wire
 from portwright.stream.pool import Order, Pool
-from portwright.stream.roles import Role, find_key, give_key, read_role, stand_alone
-from portwright.stream.worker import Ending, work
+from portwright.stream.roles import Role, forget_key, give_key, read_role, stand_alone
+from portwright.stream.serve import work_with_key
+from portwright.stream.worker import Ending
 from portwright.tensorflow.devices import hide_gpus
 from portwright.tensorflow.failures import explain
 from portwright.tensorflow.stream_lanes import LaneBatch, Lanes
@@ -54,7 +55,7 @@ class BatchStream:
     """The coordinator's side: where the batches come from, and what the workers have done."""
 
     def __init__(self, role: Role, lanes: Lanes, model_dir: Path, note: Callable[[str], None]) -> None:
-        self._lanes = lanes
+        self._lanes, self._model_dir = lanes, model_dir
         self._window = 2 * role.num_workers + 2
         self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
         clear = (lambda: None) if lanes.marks is None else lanes.marks.clear
@@ -81,6 +82,7 @@ class BatchStream:
     def close(self) -> None:
         self.source.close()
         self._pool.close()
+        forget_key(self._model_dir)
         self._lanes.close()
 
 
@@ -116,7 +118,7 @@ def serve(
     # A stop signal is the coordinator's to obey, who may need batches until it has saved; unless there is none.
     threading.Thread(target=_end_if_stopped, args=(signals, has_begun), daemon=True).start()
     try:
-        ending = work(role.address, find_key(model_dir), role.name, handle, note=console.note)
+        ending = work_with_key(role, model_dir, handle, console.note)
     finally:
         lanes.close()
     if ending is Ending.LOST:
