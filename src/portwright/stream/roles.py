@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
-from portwright.job.atomic import atomic_write_bytes, explain_os_error
+from portwright.job.atomic import explain_os_error
 from portwright.job.launch_env import export_slurm_rendezvous, read_launch
 
 KEY_FILE = "PORTWRIGHT_STREAM_KEY_FILE"
@@ -76,10 +76,12 @@ def give_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
     path = model_dir / _OWN_KEY
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        atomic_write_bytes(path, key.encode())
-        path.chmod(0o600)
+        # Whole and private from the moment that it has its name: a worker may be waiting for it.
+        temp = path.with_name(f"{_OWN_KEY}.{os.getpid()}")
+        temp.unlink(missing_ok=True)
+        with os.fdopen(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key)
+        temp.replace(path)
     except OSError as error:
         raise explain_os_error(error, path) from error
     return key
