@@ -15,7 +15,7 @@ from portwright.stream import protocol
 from portwright.stream.counts import Tallies, WorkerCount
 from portwright.stream.results import Answer, Incoming, WorkFailed
 from portwright.stream.schedule import Order, Run, Schedule, Seat
-from portwright.stream.serving import Server
+from portwright.stream.serving import DaemonThreads, Server
 from portwright.stream.wire import Parts, gather
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
@@ -78,7 +78,8 @@ class Pool:
         self._tallies = Tallies()
         self._works_here = False
         self._is_closed = False
-        self._server = Server(address, self._serve)
+        self._threads = DaemonThreads()
+        self._server = Server(address, self._serve, self._threads)  # from here on workers may come
         self.address = self._server.address
 
     def map(
@@ -229,9 +230,7 @@ class Pool:
         link = _Link(seat, host, session, outbox, context)
         outbox.put(protocol.WELCOME)
         self._join(link)
-        threading.Thread(
-            target=self._listen, args=(link, messages), name=f"stream {name}", daemon=True
-        ).start()
+        self._threads.submit(self._listen, link, messages)
         while (message := outbox.get()) is not None:
             yield message
             if message is protocol.GOODBYE:

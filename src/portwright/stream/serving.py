@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -20,18 +21,22 @@ Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 class Server:
     """Serves `serve` at `address`, in a thread a stream, until `stop`."""
 
-    def __init__(self, address: str, serve: Serve) -> None:
+    def __init__(self, address: str, serve: Serve, threads: DaemonThreads) -> None:
         host, port = protocol.split_address(address)
-        self._server = grpc.server(_DaemonThreads(), options=protocol.SERVER_OPTIONS)
+        self._threads = threads
+        self._server = grpc.server(threads, options=protocol.SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handler(serve),))
         self.address = f"{host}:{_bind(self._server, host, port)}"
+        before = set(threading.enumerate())
         self._server.start()
-        self._unregister = _stop_at_exit(self._server)
+        self._threads.adopt(set(threading.enumerate()) - before)
+        self._unregister = _stop_at_exit(self._server, threads)
 
     def stop(self, grace_seconds: float) -> None:
         """Takes no new streams, and gives those that there are some time to end."""
         self._unregister()
         self._server.stop(grace_seconds).wait(2 * grace_seconds)
+        self._threads.join()
 
 
 def _bind(server: grpc.Server, host: str, port: int) -> int:
@@ -49,8 +54,11 @@ def _bind(server: grpc.Server, host: str, port: int) -> int:
     )
 
 
-class _DaemonThreads(futures.Executor):
-    """A thread a stream, which does not keep the interpreter from ending as those of a ThreadPoolExecutor do."""
+class DaemonThreads(futures.Executor):
+    """A thread a call, none of which keeps the interpreter from ending as those of a ThreadPoolExecutor do."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         future: futures.Future[Any] = futures.Future()
@@ -61,8 +69,22 @@ class _DaemonThreads(futures.Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=work, name="stream", daemon=True).start()
+        thread = threading.Thread(target=work, name="stream", daemon=True)
+        self.adopt([thread])
+        thread.start()
         return future
+
+    def adopt(self, threads: Iterable[threading.Thread]) -> None:
+        """Waits for these too when it joins its own; forgets those that have ended."""
+        self._threads = [each for each in self._threads if each.is_alive() or each.ident is None]
+        self._threads += threads
+
+    def join(self) -> None:
+        """Waits for all, a second at most: one that is in gRPC's code while the interpreter ends can abort the process."""
+        deadline = time.monotonic() + 1.0
+        for thread in list(self._threads):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -73,13 +95,14 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._method if handler_call_details.method == protocol.METHOD else None
 
 
-def _stop_at_exit(server: grpc.Server) -> Callable[[], None]:
+def _stop_at_exit(server: grpc.Server, threads: DaemonThreads) -> Callable[[], None]:
     """Stops the server when the interpreter ends: streams that are still open end without a goodbye."""
     reference = weakref.ref(server)
 
     def stop() -> None:
         if (alive := reference()) is not None:
-            alive.stop(None)
+            alive.stop(None).wait(1.0)
+            threads.join()
 
     atexit.register(stop)
     return lambda: atexit.unregister(stop)

@@ -183,7 +183,7 @@ def test_a_wrong_key_is_told_on_both_sides_and_never_shown(
     status, out, err = fleet.ending("stranger")
     wait_for_workers(pool, 1)
     assert status == 1
-    assert err.startswith("UserError: The coordinator at 127.0.0.1:")
+    assert err.startswith("WrongKeyError: The coordinator at 127.0.0.1:")
     assert "does not have this worker's key" in err
     assert any(note.startswith("stranger on ") and "was turned away" in note for note in notes)
     assert not any(key in text for key in (KEY, "another key") for text in [out, err, *notes])
