@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_MOST_BYTES = 32 << 20  # read whole up to here, which takes a third of a second
+_MOST_BYTES = 4 << 20  # read whole up to here; more is sampled, since a page must come at once
 _TAIL_BYTES = 256 << 10
 _NUM_SAMPLES = 400
 _MOST_LINE_BYTES = 16 << 20
