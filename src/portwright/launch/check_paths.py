@@ -22,6 +22,8 @@ _MADE_BY_RUNS = {
     "summary_dir",
     "cache_dir",
 }
+_INTERPRETER = "the interpreter"
+_SYSTEM = ("/usr", "/bin", "/opt")
 _LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 _LOCAL_DISKS = ("/local", "/scratch/local", "/nvme", "/mnt/ram")
 _DISK_TYPES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "vfat", "9p"}
@@ -67,6 +69,8 @@ def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[F
             )
             continue
         found += _check_use(needed)
+        if needed.what == _INTERPRETER and _is_below(needed.path, _SYSTEM):
+            continue  # nodes have the system's own too
         if (problem := find_unseen(needed.path, job, at_site=at_site)) is not None:
             unseen.setdefault(problem, []).append(needed)
     for problem, paths in unseen.items():
@@ -85,7 +89,7 @@ def needed_paths(job: Job, params: Mapping[str, Any]) -> list[Needed]:
     if job.container is not None:
         found += [Needed(Path(host), "the bound path") for host, _ in job.container.binds]
     elif os.sep in job.python:
-        found.append(Needed(Path(job.python), "the interpreter"))
+        found.append(Needed(Path(job.python), _INTERPRETER))
     by_path: dict[Path, Needed] = {}
     for needed in found:
         by_path.setdefault(needed.path, needed)

@@ -98,11 +98,12 @@ class LogScan:
             piece, torn = seen + _ESCAPES.sub(b"", piece[torn:]), len(seen)
         flat = piece.replace(b"\r", b"\n")  # one kind of line end, at the same places
         words = b" ".join(set(_WORD.findall(flat)))
+        is_repetitive = len(words) < len(flat) // 8  # else looking for words takes as long as looking for hints
         places: dict[
             int, tuple[int, int, set[int]]
         ] = {}  # by where its text begins: a hint's ends, the entries
         for order, hint, needed in self._hints:
-            if not all(word in words for word in needed):
+            if is_repetitive and not all(word in words for word in needed):
                 continue
             at = flat.find(hint, max(0, torn - len(hint) + 1))
             while at >= 0:

@@ -440,6 +440,13 @@ def test_file_systems_that_nodes_do_not_see(tmp_path: Path) -> None:
     assert errors(make_job(shared, on_nodes), {"train_input": {"data_dir": "/local1/data"}}) == []
 
 
+def test_the_interpreter(tmp_path: Path) -> None:
+    assert errors(replace(make_job(tmp_path), python="/usr/bin/env")) == []
+    gone = replace(make_job(tmp_path), python=str(tmp_path / "venv/bin/python"))
+    assert only_error(gone).what == f"the interpreter '{tmp_path}/venv/bin/python' does not exist."
+    assert errors(replace(make_job(tmp_path), python="python3")) == []
+
+
 def test_where_the_site_lists_none_only_local_disks_are_suspicious(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
