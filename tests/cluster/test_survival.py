@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from slurm_cluster import SlurmCluster
-from training_run import MAX_STEPS, Place, TrainingRun, write_model
+from training_run import MAX_STEPS, WAIT_SECONDS, Place, TrainingRun, write_data, write_model
 
 pytestmark = pytest.mark.timeout(1200)
 
-# About a quarter of a second a batch, by six readers: some twenty seconds in which a run can be met.
-READ_SECONDS = 0.25
+# Seconds that a reader waits for a batch; six read at a time. What is disturbed must last for as long as it takes to see it.
+READ_SECONDS = 0.4
+LONGER = 0.9  # SLURM misses a node only after half a minute
+LONGEST = 1.8  # than the time limit
 SITE = """
 summary = "the tests' own cluster"
 scheduler = "slurm"
@@ -27,117 +29,85 @@ tasks = "stream"
 [job]
 account = "none"
 ntasks = 7
+nodes = 2
 time = "30"
+grace_seconds = 20
 max_retries = 10
 
 [container]
 kind = "ch-run"
 image = "{image}"
 """
+WHOLE = ("--steps", "validate,compile,train,eval")
+SHORT = ("--steps", "train,eval")
 
 
 def whole(place: Place) -> TrainingRun:
     """Undisturbed, with the whole chain."""
-    run = place.submit(
-        "whole", "--steps", "validate,compile,train,eval", "--nodes", "2", "--flag", _on(place, 1, 2)
-    )
+    run = place.start("whole", *WHOLE, _on(place, 1, 2))
     run.wait_done()
     return run
 
 
 def at_the_time_limit(place: Place) -> TrainingRun:
-    """The training needs more than the minute that the job has; a signal before its end makes it save."""
-    words = (
-        "--steps",
-        "validate,compile,train,eval",
-        "--nodes",
-        "2",
-        "--time",
-        "1",
-        "--flag",
-        _on(place, 1, 2),
-    )
-    run = place.submit("limit", *words, read_seconds=1.2)
+    """The training needs more than the two minutes that the job has; a signal before their end makes it save."""
+    run = place.start("limit", *WHOLE, "--time", "2", _on(place, 1, 2), read_seconds=LONGEST)
     run.wait_attempt(1)
+    assert run.ended_by(1) == "requeue:signal"
     run.wait_done()
     return run
 
 
 def by_killed_tasks(place: Place) -> TrainingRun:
-    """First a worker, which the others make good; then the coordinator, which ends the attempt."""
-    run = place.submit(
-        "tasks",
-        "--steps",
-        "train,eval",
-        "--nodes",
-        "2",
-        "--flag",
-        _on(place, 1, 2),
-        read_seconds=READ_SECONDS,
-    )
-    run.wait_step(50)
+    """First a worker, which the others make good; then the coordinator, then all of them by `scancel`."""
+    run = place.start("tasks", *SHORT, _on(place, 1, 2), read_seconds=READ_SECONDS)
     run.kill_task(3)
     run.wait_step(run.newest() + 50)
     assert place.cluster.restarts(run.job) == 0, f"a dead worker ended the attempt\n{run.log()}"
     run.kill_task(0)
     run.wait_attempt(1)
-    run.wait_done()
-    return run
-
-
-def by_scancel_of_the_step(place: Place) -> TrainingRun:
-    run = place.submit(
-        "step", "--steps", "train,eval", "--nodes", "2", "--flag", _on(place, 1, 2), read_seconds=READ_SECONDS
-    )
-    run.wait_step(50)
+    assert run.ended_by(1) == "retry:137"
+    run.wait_step(run.newest() + 50)
     place.cluster.run("scancel", run.train_step())
-    run.wait_attempt(1)
+    run.wait_attempt(2)
     run.wait_done()
     return run
 
 
 def by_preemption(place: Place) -> TrainingRun:
     """A job of a higher partition wants the node."""
-    words = ("--steps", "train,eval", "--nodes", "2", "--partition", "low", "--flag", _on(place, 2, 3))
-    run = place.submit("preempted", *words, read_seconds=READ_SECONDS)
-    run.wait_step(50)
-    high = place.cluster.submit(
-        "-p", "high", "--exclusive", _on(place, 3), "--output=/dev/null", "--wrap", "true"
-    )
+    run = place.start("preempted", *SHORT, "--partition", "low", _on(place, 2, 3), read_seconds=READ_SECONDS)
+    wanted = f"--nodelist={place.cluster.names[2]}"
+    high = place.cluster.submit("-p", "high", "--exclusive", wanted, "--output=/dev/null", "--wrap", "true")
     run.wait_attempt(1)
-    place.cluster.wait_state(high, {"COMPLETED"})
+    assert run.ended_by(1) == "requeue:preempted"
+    place.cluster.wait_state(high, {"COMPLETED"}, WAIT_SECONDS)
     run.wait_done()
     return run
 
 
 def by_a_lost_node(place: Place) -> tuple[TrainingRun, TrainingRun]:
-    """One run has its workers there; the other all that it is, its script too."""
-    words = ("--steps", "train,eval")
+    """One run has workers there; the other all that it is, its script too."""
     runs = (
-        place.submit(
-            "workers-node", *words, "--nodes", "2", "--flag", _on(place, 1, 4), read_seconds=READ_SECONDS
-        ),
-        place.submit(
-            "whole-node", *words, "--nodes", "1", "--flag", _on(place, 4), read_seconds=READ_SECONDS
-        ),
+        place.start("workers-node", *SHORT, _on(place, 1, 4), read_seconds=LONGER),
+        place.start("whole-node", *SHORT, "--nodes", "1", _on(place, 4), read_seconds=LONGER),
     )
-    for run in runs:
-        run.wait_step(50)
     place.cluster.node_down(place.cluster.names[3])
     for run in runs:
         run.wait_attempt(1)
     place.cluster.node_up(place.cluster.names[3])
     for run in runs:
+        assert run.ended_by(1) == "node"
         run.wait_done()
     return runs
 
 
 def _on(place: Place, *numbers: int) -> str:
-    return f"--nodelist={','.join(place.cluster.names[number - 1] for number in numbers)}"
+    return f"--flag=--nodelist={','.join(place.cluster.names[number - 1] for number in numbers)}"
 
 
 CASES: tuple[Callable[[Place], TrainingRun | tuple[TrainingRun, ...]], ...] = (
-    whole, at_the_time_limit, by_a_lost_node, by_preemption, by_killed_tasks, by_scancel_of_the_step
+    at_the_time_limit, by_a_lost_node, by_killed_tasks, by_preemption, whole
 )  # fmt: skip
 Futures = dict[str, "Future[TrainingRun | tuple[TrainingRun, ...]]"]
 
@@ -154,7 +124,8 @@ def runs(
     folder = tmp_path_factory.mktemp("survival")
     site = folder / "test-cluster.toml"
     site.write_text(SITE.format(image=image))
-    place = Place(cluster, site, write_model(folder / "mymodel"), folder)
+    model, data = write_model(folder / "my model"), write_data(folder / "digits")
+    place = Place(cluster, site, model, data, folder)
     with ThreadPoolExecutor(len(CASES)) as threads:
         wanted = [case for case in CASES if case is whole or f"[{case.__name__}]" in chosen]
         yield {case.__name__: threads.submit(case, place) for case in wanted}
