@@ -127,3 +127,35 @@ def test_refusals_are_explained(
     said = cluster.run(*words, script, check=False)
     assert said.returncode != 0
     assert [told.name for told in explain_text(said.stderr + said.stdout)] == [name]
+
+
+CONTAINERS = {
+    "image-missing": ["/no/such/image", "true"],
+    "image-damaged": ["{tmp}/bad.sif", "true"],
+    "bind-source-missing": ["--bind", "/no/such:/mnt", "{image}", "true"],
+    "program-missing": ["{image}", "no-such-program"],
+    "module-missing": ["{image}", "python", "-c", "import no_such_module"],
+    "read-only": ["{image}", "python", "-c", "open('/usr/x', 'w')"],
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("kind", ["apptainer", "ch-run"])
+def test_messages_of_containers_are_known(
+    cluster: SlurmCluster, image: Path, tmp_path: Path, request: pytest.FixtureRequest, name: str, kind: str
+) -> None:
+    (tmp_path / "bad.sif").write_text("hello")
+    words = [word.format(tmp=tmp_path, image=image) for word in CONTAINERS[name]]
+    if kind == "apptainer":
+        start = [str(request.getfixturevalue("apptainer") / "apptainer"), "exec"]
+    else:
+        start = ["ch-run"]
+        at = next(
+            at
+            for at, word in enumerate(words)
+            if word in (str(image), "/no/such/image", f"{tmp_path}/bad.sif")
+        )
+        words.insert(at + 1, "--")
+    said = cluster.run("srun", "--export=ALL,USER=root", *start, *words, check=False)
+    assert said.returncode != 0
+    assert explain_text(said.stderr + said.stdout)[0].name == name, said.stderr
