@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from portwright.errors import ExitStatus, NonFiniteError, UserError
+from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserError
 from portwright.job.atomic import check_writable
 from portwright.job.logs import Console, RunLog, read_metrics
 from portwright.job.outcome import Outcome
@@ -194,9 +194,10 @@ class Trainer:
                 bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
                 raise explain_non_finite(step, bad, recent) from error
             except tf.errors.OpError as error:
-                if self.stream is None or self.stream.source.failure is None:
+                failure = None if self.stream is None else self.stream.source.failure
+                if failure is None:
                     raise
-                raise explain(self.stream.source.failure) from error
+                raise failure if isinstance(failure, PortwrightError) else explain(failure) from error
 
     def make_lanes(self) -> Lanes:
         """The training's data, read as the training would itself."""

@@ -190,7 +190,7 @@ def test_what_is_wrong_with_the_data_is_told_by_the_coordinator(tasks: Tasks) ->
     assert statuses(ended) == [2, 0], ended
     errors = [line for line in ended[0].stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "worker 1: the input pipeline failed: InvalidArgumentError" in errors[0]
+    assert errors[0].startswith("error: Worker 1: the input pipeline failed: InvalidArgumentError")
     assert "a bad sample" in errors[0]
     assert "Traceback" not in ended[0].stderr
 
