@@ -83,7 +83,7 @@ def make_plan(request: Request) -> Plan:
     site = load_site(request.site)
     target = get_target(request.target or site.target)
     site = site.for_target(target.name)
-    subject = find_subject(request.subject, hpc=request.hpc)
+    subject = find_subject(request.subject, hpc=request.hpc, takes_configs=site.scheduler == "csctl")
     if request.hpc and not site.hpc:
         raise UserError(
             f"the site {site.name} has no cslc and cs_python, which --hpc asks for.",

@@ -48,7 +48,12 @@ def resolve_params(
     subject: Subject, given: str | None, overrides: Sequence[str], target: Target
 ) -> ResolvedParams:
     """Reads the params that a run of the subject would, and applies the changes of the command line."""
-    assert subject.script is not None
+    if subject.config is not None:
+        if given is not None:
+            raise UserError(
+                f"--params is given, and {subject.config} is one already.", "Leave one of them out."
+            )
+        return ResolvedParams(_read(subject.config, overrides), subject.config)
     path = _find_file(subject, given)
     values = _read(path, overrides)
     return ResolvedParams(values, path, _find_problem(subject, path, overrides, target))

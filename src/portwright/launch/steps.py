@@ -64,8 +64,7 @@ def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
 
 
 def _make_step(chain: Chain, name: str) -> Step:
-    words = [*chain.subject.words(chain.python), chain.target.name, "--mode", _mode(chain.mode, name)]
-    words += ["--params", str(chain.params), "--model_dir", str(chain.model_dir)]
+    words = _command(chain, name)
     if name in ("validate", "compile"):
         words.append(f"--{name}_only")
     is_spread = name == "train" and chain.ntasks > 1
@@ -75,7 +74,7 @@ def _make_step(chain: Chain, name: str) -> Step:
             if _EXPANDED.search(word):
                 literal.append(len(words))
             words.append(word)
-    takes_labels = any(_JOB_LABELS in flag.names for flag in chain.target.flags)
+    takes_labels = chain.subject.config is not None or any(_JOB_LABELS in f.names for f in chain.target.flags)
     if chain.site.scheduler == "csctl" and takes_labels:
         words += [_JOB_LABELS, f"name={chain.job_name}"]
     if is_spread and chain.tasks == "stream":
@@ -87,6 +86,17 @@ def _make_step(chain: Chain, name: str) -> Step:
         tasks=chain.tasks if is_spread else "single",
         literal=tuple(literal),
     )
+
+
+def _command(chain: Chain, name: str) -> list[str]:
+    """What every step says; flags of single steps follow."""
+    if chain.subject.config is not None:
+        verb = "validate" if name == "eval" else "fit"
+        words = ["cszoo", verb, str(chain.params), "--target_device", chain.target.name]
+    else:
+        words = [*chain.subject.words(chain.python), chain.target.name, "--mode", _mode(chain.mode, name)]
+        words += ["--params", str(chain.params)]
+    return [*words, "--model_dir", str(chain.model_dir)]
 
 
 def _mode(mode: str, step: str) -> str:

@@ -1,4 +1,4 @@
-"""What is submitted: a model folder, a run.py, a reference model, or a folder of the Cerebras SDK's programs."""
+"""What is submitted: a model folder, a run.py, a reference model, a config of the model zoo, or a folder of the Cerebras SDK's programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Subject:
 
     name: str  # for a job's name
     folder: Path  # absolute; what the nodes must see
-    script: Path | None  # its run.py; None for an HPC folder
+    script: Path | None  # its run.py; None for an HPC folder and for a config
     reference: str | None = None  # name of a reference model, whose run.py is in the package
+    config: Path | None = None  # of the vendor's model zoo, for a cluster whose users run `cszoo fit`
 
     @property
     def model_dir(self) -> Path:
         """Where its run lies unless one says otherwise."""
-        return default_model_dir(self.folder)
+        return default_model_dir(self.folder) if self.config is None else Path.cwd() / f"{self.name}_run"
 
     def words(self, python: str) -> tuple[str, ...]:
         """The command, up to the target."""
@@ -31,9 +32,19 @@ class Subject:
         return (python, str(self.script))
 
 
-def find_subject(given: str, *, hpc: bool = False) -> Subject:
-    """`given` is a folder with a run.py, a run.py, or, where no such path exists, a reference model's name."""
+def find_subject(given: str, *, hpc: bool = False, takes_configs: bool = False) -> Subject:
+    """`given` is a folder with a run.py, a run.py, or, where no such path exists, a reference model's name.
+
+    With `takes_configs` it may also be a YAML file of the vendor's model zoo.
+    """
     path = Path(given).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file() and not hpc:
+        if not takes_configs:
+            raise UserError(
+                f"'{given}' is a params file.",
+                "Name the folder with the run.py, and give the file with --params; only a site with csctl runs a config by itself.",
+            )
+        return Subject(path.stem, path.resolve().parent, None, config=path.resolve())
     if hpc:
         if not path.is_dir():
             raise UserError(f"'{given}' is no folder.", "--hpc takes the folder with layout.csl and run.py.")

@@ -357,3 +357,46 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, values: dict[str, Any
     file = tmp_path / "written.yaml"
     file.write_text(ResolvedParams(values, file).as_yaml(), encoding="utf-8", newline="")
     assert read_yaml(file).values == values
+
+
+def test_a_cluster_that_queues_by_itself_runs_the_zoos_configs(tmp_path: Path) -> None:
+    config = tmp_path / "my 111m.yaml"
+    config.write_text("trainer: {init: {model: {name: gpt2}}, fit: {train_dataloader: {batch_size: 4}}}\n")
+    request = Request(str(config), site="alcf-cerebras", overrides=("trainer.init.seed=3",))
+    plan = make_plan(request)
+    job = plan.job
+    assert plan.params.problem is None
+    assert plan.params.values["trainer"]["init"] == {"model": {"name": "gpt2"}, "seed": 3}
+    assert [step.name for step in job.steps] == ["validate", "compile", "train"]
+    assert job.model_dir == Path.cwd() / "my 111m_run"
+    train = job.steps[-1].words
+    assert train[:3] == ("cszoo", "fit", str(job.folder / "params.yaml"))
+    assert train[train.index("--job_labels") + 1] == f"name={job.name}"
+    assert "--validate_only" in job.steps[0].words
+    assert "cszoo fit" in render_files(plan, request)["job.sh"]
+    assert plan_job(replace(request, mode="eval")).steps[0].words[1] == "validate"
+    with pytest.raises(UserError, match="--params"):
+        plan_job(replace(request, params=str(config)))
+    with pytest.raises(UserError, match="params file"):
+        plan_job(replace(request, site="local"))
+
+
+def test_our_folders_are_labelled_there_too() -> None:
+    job = plan_job(Request("my model", site="alcf-cerebras"))
+    assert all(step.words[step.words.index("--job_labels") + 1] == f"name={job.name}" for step in job.steps)
+    assert job.resources.minutes is None
+
+
+def test_a_folder_of_the_sdks_programs(tmp_path: Path) -> None:
+    folder = tmp_path / "gemv it's"
+    folder.mkdir()
+    (folder / "layout.csl").touch()
+    (folder / "run.py").touch()
+    request = Request(str(folder), site="neocortex", account="a", hpc=True, overrides=("compile.params.M=4",))
+    plan = make_plan(request)
+    assert [step.name for step in plan.job.steps] == ["compile", "run"]
+    assert plan.job.container is None
+    assert plan.params.values == {"compile": {"params": {"M": 4}}}
+    assert "cslc" in render_files(plan, request)["job.sh"]
+    (folder / "hpc.yaml").write_text("compile: {arch: wse3}\n")
+    assert "--arch=wse3" in make_plan(request).job.steps[0].words
