@@ -24,6 +24,7 @@ def explain_log(
 
     portwright explain-log slurm-633.out
     """
+    from portwright.job.stdout import printing
     from portwright.launch.explain import read_log, scan_log
     from portwright.launch.explain_page import find_log, write_report
 
@@ -33,7 +34,12 @@ def explain_log(
         path = find_log(log)
         report, name = read_log(path), str(path)
     if as_json:
-        print(json.dumps({"log": name, **report.as_dict()}, ensure_ascii=False, indent=2))
+        page = json.dumps({"log": name, **report.as_dict()}, indent=2)
     else:
-        print(write_report(report, Path(name).name if name != "stdin" else name))
+        page = write_report(report, Path(name).name)
+    with printing():
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(
+            page.encode(encoding, errors="backslashreplace").decode(encoding)
+        )  # a log has signs of any kind
     raise typer.Exit(ExitStatus.FINDINGS if report.has_errors else ExitStatus.OK)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -387,6 +390,17 @@ def test_the_command_on_stdin_as_json() -> None:
         True,
         "slurm-node-failure",
     )
+
+
+def test_a_terminal_that_knows_few_signs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("error: ünïcode fails here\n")
+    words = [sys.executable, "-m", "portwright", "explain-log", str(log)]
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\\xfcn\\xefcode" in done.stdout
 
 
 def test_nothing_known_says_what_to_look_at(tmp_path: Path) -> None:
