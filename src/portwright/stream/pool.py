@@ -308,7 +308,7 @@ class Pool:
             self._works_here = False
             if isinstance(answer.result, memoryview):
                 self._tallies.add(link.seat.name, answer.samples, len(answer.result), answer.seconds)
-            if task is task.run.tasks[0]:
+            if task.run.tasks and task is task.run.tasks[0]:
                 self._changed.notify_all()
 
 

@@ -213,7 +213,7 @@ class Schedule(Generic[R]):
 
     def _release(self, seat: Seat[R]) -> int:
         """Frees what others are to do in place of this worker; says how many orders that is."""
-        for run in self.runs:
+        for run in list(self.runs):
             run.owners = {lane: owner for lane, owner in run.owners.items() if owner is not seat}
         released = [task for task, _ in seat.held.values() if task.is_wanted and task.holder is seat]
         for task in released:
@@ -239,8 +239,8 @@ class Schedule(Generic[R]):
     # Lanes
 
     def _next_for(self, seat: Seat[R]) -> Task[R] | None:
-        for run in self.runs:
-            found = [run.first_waiting(lane) for lane in run.waiting if self._may_take(run, lane, seat)]
+        for run in list(self.runs):  # a generator that nobody holds any more may close its run at any moment
+            found = [run.first_waiting(lane) for lane in list(run.waiting) if self._may_take(run, lane, seat)]
             tasks = [task for task in found if task is not None]
             task = min(tasks, key=lambda each: each.ticket) if tasks else self._lane_of_another(run, seat)
             if task is not None:
@@ -261,7 +261,7 @@ class Schedule(Generic[R]):
     def _lane_of_another(self, run: Run[R], seat: Seat[R]) -> Task[R] | None:
         """For a worker without work that came late: a lane of one that has two more, while nothing of it is being done."""
         mine = run.num_lanes(seat)
-        for lane, owner in run.owners.items():
+        for lane, owner in list(run.owners.items()):
             busy = any(task.run is run and task.order.lane == lane for task, _ in owner.held.values())
             if not busy and run.num_lanes(owner) >= mine + 2 and (task := run.first_waiting(lane)):
                 return task

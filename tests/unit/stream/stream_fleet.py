@@ -112,7 +112,7 @@ def wait_for_workers(pool: Pool, number: int) -> None:
 
 
 def run_worker(address: str, key: str, name: str, wait_seconds: str) -> None:
-    worker.RETURN_SECONDS = 1.0
+    worker.RETURN_SECONDS = 0.5
     try:
         ending = worker.work(
             address,

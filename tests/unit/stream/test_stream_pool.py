@@ -108,10 +108,12 @@ def test_every_worker_has_its_share_and_counts_add_up(pool: Pool) -> None:
 
 
 def test_large_results_come_whole(pool: Pool) -> None:
-    for number, result in enumerate(pool.map((order(n, n + 1, megabytes=200) for n in (0, 1)), 1, None)):
+    for megabytes, result in zip(
+        (1, 200), pool.map((order(7, 8, megabytes=n) for n in (1, 200)), 1, None), strict=True
+    ):
         large = unpack(result)[0]["large"]
-        assert large.nbytes == 200_000_000
-        assert (large == number).all()
+        assert large.nbytes == megabytes * 1_000_000
+        assert (large == 7).all()
 
 
 def test_a_failure_is_raised_at_its_turn_and_the_pool_goes_on(pool: Pool) -> None:
