@@ -187,8 +187,7 @@ def _renew_portwright(image: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(source, fresh)  # with what is compiled: the image is read-only
         fresh.rename(copy)
-    else:
-        os.utime(copy)
+    os.utime(copy)  # a copy has the age of what it was made from
     for other in copy.parent.iterdir():
         if other != copy and other.stat().st_mtime < time.time() - 86400:
             shutil.rmtree(other)

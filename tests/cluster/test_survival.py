@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1200)
 # Seconds that a reader waits for a batch; six read at a time. What is disturbed must last for as long as it takes to see it.
 READ_SECONDS = 0.4
 LONGER = 0.9  # SLURM misses a node only after half a minute
-LONGEST = 1.8  # than the time limit
+LONGEST = 1.5  # than the time limit
 SITE = """
 summary = "the tests' own cluster"
 scheduler = "slurm"
@@ -88,10 +88,11 @@ def by_preemption(place: Place) -> TrainingRun:
 
 def by_a_lost_node(place: Place) -> tuple[TrainingRun, TrainingRun]:
     """One run has workers there; the other all that it is, its script too."""
-    runs = (
-        place.start("workers-node", *SHORT, _on(place, 1, 4), read_seconds=LONGER),
-        place.start("whole-node", *SHORT, "--nodes", "1", _on(place, 4), read_seconds=LONGER),
-    )
+    with place.starting:
+        runs = (
+            place.start("workers-node", *SHORT, _on(place, 1, 4), read_seconds=LONGER),
+            place.start("whole-node", *SHORT, "--nodes", "1", _on(place, 4), read_seconds=LONGER),
+        )
     place.cluster.node_down(place.cluster.names[3])
     for run in runs:
         run.wait_attempt(1)

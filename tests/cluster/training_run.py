@@ -87,7 +87,7 @@ class Place:
     data: Path
     folder: Path
     # Runs begin one after the other: that of seven tasks is what costs this machine most.
-    starting: threading.Lock = field(default_factory=threading.Lock)
+    starting: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def environ(self) -> dict[str, str]:
