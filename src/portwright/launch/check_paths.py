@@ -48,7 +48,7 @@ class Unseen:
     cure: str
 
     def as_finding(self, paths: str) -> Finding:
-        return Finding(self.level, f"{self.why[0].upper()}{self.why[1:]}: {paths}.", self.cure)
+        return Finding(self.level, f"{self.why}: {paths}.", self.cure)
 
 
 def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[Finding]:
@@ -68,7 +68,9 @@ def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[F
                 )
             )
             continue
-        found += _check_use(needed)
+        if wrong := _check_use(needed):
+            found += wrong
+            continue
         if needed.what == _INTERPRETER and _is_below(needed.path, _SYSTEM):
             continue  # nodes have the system's own too
         if (problem := find_unseen(needed.path, job, at_site=at_site)) is not None:

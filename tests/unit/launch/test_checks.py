@@ -459,7 +459,7 @@ def test_where_the_site_lists_none_only_local_disks_are_suspicious(
     assert levels(found, "warning") == levels(found, "error") == []
     monkeypatch.setattr("portwright.launch.check_paths._LOCAL", (str(tmp_path),))
     (told,) = levels(check_job(make_job(tmp_path, site), {}, run=Programs()), "warning")
-    assert told.startswith("On a disk that each machine has of its own")
+    assert told.startswith("on a disk that each machine has of its own")
     assert told.count(str(tmp_path)) == 3  # one finding for all
     monkeypatch.setattr("portwright.launch.check_paths._LOCAL", ())
     table.write_text("/dev/sda1 / ext4 rw 0 0\n")
