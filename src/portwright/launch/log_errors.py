@@ -30,6 +30,11 @@ class KnownError:
     undone_by: str | None = None
     within: str | None = None
 
+    @property
+    def is_of_notes(self) -> bool:
+        """Whether it is about a note of Portwright's; other notes are never a failure, whatever they tell of."""
+        return self.pattern is not None and "note: " in self.pattern.pattern
+
     def match(self, line: str) -> dict[str, str] | None:
         """What the pattern's groups matched in a line that has one of the hints, or None where it does not fit."""
         if self.pattern is None:

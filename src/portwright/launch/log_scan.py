@@ -25,7 +25,11 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x0
 _WORD = re.compile(rb"[A-Za-z]{4,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]+")
 # srun -l, torchrun, mpirun and torch itself begin lines with the task that wrote them.
-_LABEL = re.compile(r"^\s*(?:\d{1,5}: |\[rank ?\d+\]:? |\[default\d+\]:|\[\d+,\d+\]<std(?:err|out)>:)\s?")
+_LABEL = re.compile(
+    r"^\s*(?:\d{1,5}: |\[rank ?\d+\]:? |\[default\d+\]:|\[\d+,\d+\]<std(?:err|out)>:"
+    r"|(?:process|worker|chief|evaluator|ps|task)[ -]?\d*: )\s?"
+)
+_NOTE = "note: "  # how Portwright begins a line about something that needs no action
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class LogScan:
             piece, torn = seen + _ESCAPES.sub(b"", piece[torn:]), len(seen)
         flat = piece.replace(b"\r", b"\n")  # one kind of line end, at the same places
         words = b" ".join(set(_WORD.findall(flat)))
-        is_repetitive = len(words) < len(flat) // 8  # else looking for words takes as long as looking for hints
+        is_repetitive = (
+            len(words) < len(flat) // 8
+        )  # else looking for words takes as long as looking for hints
         places: dict[
             int, tuple[int, int, set[int]]
         ] = {}  # by where its text begins: a hint's ends, the entries
@@ -122,7 +128,7 @@ class LogScan:
             for order in sorted(orders):
                 error = self._errors[order]
                 groups = error.match(bare)
-                if groups is not None:
+                if groups is not None and (not bare.startswith(_NOTE) or error.is_of_notes):
                     yield Hit(error, line, _cut(text), groups)
                     break
 

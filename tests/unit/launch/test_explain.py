@@ -106,6 +106,8 @@ HEALTHY = [
     "Epochs:   0%|          | 0/10 [00:00<?,[poptorch:cpp] [warning] [DISPATCHER] Type coerced from Long to Int",
     "retry: permission denied is not what this says",
     "note: checkpoint_100 saved in 0.3 s",
+    "note: Worker 3: the connection to n1:24001 broke (StatusCode.UNAVAILABLE: Connection reset by peer).",
+    "worker 1: note: retrying after BrokenPipeError: Connection refused",
     "loss is nan-safe; timeouts: 0; killed: 0; Killed words: 3",
     "portwright: validate begins at 2026-11-16T20:01:02Z with 1 task(s).\nportwright: validate has ended well.",
     "WARNING:root:[input_fn] - flat_map(): use map() instead of flat_map()",
@@ -137,7 +139,9 @@ def test_every_entry_is_found_by_its_examples(error: KnownError) -> None:
         assert found[0].text.strip() == " ".join(example.split(" ")).strip()
 
 
-@pytest.mark.parametrize("label", ["", "0: ", "[rank3]: ", "[1,0]<stderr>:", "\x1b[31m", "  "])
+@pytest.mark.parametrize(
+    "label", ["", "0: ", "[rank3]: ", "[1,0]<stderr>:", "\x1b[31m", "  ", "process 1: ", "chief: "]
+)
 def test_labels_and_colours_are_no_hindrance(label: str) -> None:
     text = f"{label}ModuleNotFoundError: No module named 'portwright'\x1b[0m\n"
     assert names(text) == ["portwright-missing"]
