@@ -238,5 +238,6 @@ def _explanation(
 def _fill(sentence: str, groups: dict[str, str]) -> str:
     """Puts what the pattern matched into a sentence, and takes out the gaps of what it did not."""
     filled = re.sub(r"\{(\w+)\}", lambda found: groups.get(found[1], found[0]).strip(), sentence)
-    filled = re.sub(r"\s+([).,])", r"\1", re.sub(r" {2,}", " ", filled)).replace("( ", "(").strip()
-    return filled.rstrip(": ") + "." if filled.endswith(":") else filled
+    filled = re.sub(r"\s+([).,:])", r"\1", re.sub(r" {2,}", " ", filled)).replace("( ", "(").strip()
+    filled = filled.rstrip(": ")
+    return filled if filled.endswith((".", "!", "?")) else f"{filled}."

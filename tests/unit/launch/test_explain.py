@@ -288,7 +288,7 @@ def test_a_waiting_job_is_a_note_until_it_has_its_nodes() -> None:
 def test_an_exception_counts_only_under_a_traceback() -> None:
     assert explain_text("KeyError: 'x'\n") == []
     (found,) = explain_text(f"{TRACEBACK}KeyError: 'x'\n")
-    assert found.meaning == "Python stopped with KeyError: 'x'"
+    assert found.meaning == "Python stopped with KeyError: 'x'."
     (found,) = explain_text(TRACEBACK + "  deep\n" * 100 + "torch._dynamo.exc.InternalError: 3\n")
     assert found.line == 104
 
