@@ -67,10 +67,10 @@ def judge(folder: Path, state: SlurmState) -> SlurmState:
 
 
 def adopt(entry: Entry) -> Entry:
-    """A job whose submission was cut off before the answer came: its id, if the queue has it."""
-    if entry.scheduler != "slurm" or entry.was_taken or entry.error or entry.ended:
+    """A job whose submission was cut off before the answer came: its id, if it was taken all the same."""
+    if entry.was_taken or entry.error or entry.ended:
         return entry
-    found = slurm.find_by_name(entry.name)
+    found = slurm.find_by_name(entry.name) if entry.scheduler == "slurm" else local.find_process(entry.folder)
     if found is None:
         return entry
     taken = replace(entry, scheduler_id=found)

@@ -104,6 +104,12 @@ def cancel(folder: Path) -> bool:
     return bool(left)
 
 
+def find_process(folder: Path) -> str | None:
+    """The number of the process that watches, or watched, over a job."""
+    pid = _read_json(folder / _RECORD).get("pid")
+    return str(pid) if isinstance(pid, int) else None
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """What job.sh last said of itself; empty before it began."""
     return _read_json(folder / _STATE)

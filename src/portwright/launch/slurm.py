@@ -72,7 +72,7 @@ class NoAnswerError(SlurmError):
 def run_slurm(
     words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one of SLURM's commands with its messages in English; a failure is told with what it said."""
+    """Runs one of SLURM's commands; a failure is told with what it said."""
     program = words[0]
     if shutil.which(program) is None:
         raise SlurmError(
@@ -116,13 +116,12 @@ def plain_environment() -> dict[str, str]:
     would be taken along into the next.
     """
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-    plain = {
+    return {
         name: value
         for name, value in os.environ.items()
         if name in kept
         or not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SRUN_"))
     }
-    return plain | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
 def submit(script: Path, *, test_only: bool = False) -> str:
@@ -147,7 +146,7 @@ def submit(script: Path, *, test_only: bool = False) -> str:
 
 def find_by_name(name: str) -> str | None:
     """The id of this user's job of that name, if the queue has just one: for a submission whose answer was lost."""
-    done = run_slurm(["squeue", "--me", "--noheader", f"--name={name}", "--format=%i"])
+    done = run_slurm(["squeue", *_mine(), "--noheader", f"--name={name}", "--format=%i"])
     ids = done.stdout.split()
     return ids[0] if len(ids) == 1 else None
 
@@ -175,34 +174,21 @@ def job_states(ids: Sequence[str]) -> dict[str, SlurmState]:
     if not ids:
         return {}
     # Not --jobs: one id that SLURM has forgotten would make the whole question fail.
-    done = run_slurm(
-        [
-            "squeue",
-            "--me",
-            "--noheader",
-            "--states=all",
-            "--Format=JobID:20,State:20,Reason:40,RestartCnt:8,TimeLeft:20,StartTime:24,NodeList:100",
-        ]
-    )
+    done = run_slurm(["squeue", *_mine(), "--noheader", "--states=all", "--format=%i|%T|%L|%S|%N|%r"])
     wanted, found = set(ids), {}
     for line in done.stdout.splitlines():
-        fields = [line[a:b].strip() for a, b in _SLICES]
-        if fields[0] in wanted:
-            word = fields[1].split()[0] if fields[1] else ""
+        fields = [field.strip() for field in line.split("|", 5)]
+        if len(fields) == 6 and fields[0] in wanted:
+            _, word, left, start, nodes, reason = fields
             found[fields[0]] = SlurmState(
                 _STATES.get(word, "unknown"),
                 word,
-                _known(fields[2]) or "",
-                start_estimate=_known(fields[5]) if word == "PENDING" else None,
-                nodes=fields[6],
-                restarts=_number(fields[3]) or 0,
-                time_left=_known(fields[4]),
+                _known(reason) or "",
+                start_estimate=_known(start) if word == "PENDING" else None,
+                nodes=nodes,
+                time_left=_known(left),
             )
     return found
-
-
-_WIDTHS = (20, 20, 40, 8, 20, 24, 100)
-_SLICES = [(sum(_WIDTHS[:n]), sum(_WIDTHS[: n + 1])) for n in range(len(_WIDTHS))]
 
 
 def parse_job(text: str) -> SlurmState:
@@ -269,6 +255,10 @@ def cancel(job_id: str) -> bool:
             return False
         raise
     return True
+
+
+def _mine() -> list[str]:
+    return [f"--user={os.getuid()}"]  # --me is of SLURM 20.11
 
 
 def _cure_of(message: str) -> str:
