@@ -64,7 +64,7 @@ def weights(model_dir: Path, step: int) -> dict[str, bytes]:
     return found
 
 
-STEPS = ("--max_steps", "240", "-D", "runconfig.checkpoint_steps=80")
+STEPS = ("--max_steps", "2400", "-D", "runconfig.checkpoint_steps=80")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("alone")
     ((status, _, err),) = end(launch(model, folder, 1, *STEPS))
     assert status == 0, err
-    return weights(folder, 240)
+    return weights(folder, 2400)
 
 
 def test_workers_read_what_a_run_alone_reads(
@@ -81,10 +81,10 @@ def test_workers_read_what_a_run_alone_reads(
     ended = end(launch(model, tmp_path, 3, *STEPS))
     assert [status for status, _, _ in ended] == [0, 0, 0], ended
     outcome = json.loads(ended[0][1])
-    assert sum(each["samples"] for each in outcome["workers"]) >= 240 * 50
+    assert sum(each["samples"] for each in outcome["workers"]) >= 2400 * 50
     assert {each["name"] for each in outcome["workers"]} <= {"worker 1", "worker 2", "coordinator"}
     assert [out for _, out, _ in ended[1:]] == ["", ""], "one document, by the coordinator"
-    assert weights(tmp_path, 240) == undisturbed
+    assert weights(tmp_path, 2400) == undisturbed
     kinds = [
         json.loads(line)["kind"] for line in (tmp_path / "train" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -102,56 +102,39 @@ def wait_for_checkpoint(model_dir: Path, tasks: list[subprocess.Popen[str]]) -> 
     raise AssertionError("no checkpoint came")
 
 
-LONG = ("--max_steps", "2400", "-D", "runconfig.checkpoint_steps=80")
-
-
-@pytest.fixture(scope="module")
-def long_undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("long")
-    ((status, _, err),) = end(launch(model, folder, 1, *LONG))
-    assert status == 0, err
-    return weights(folder, 2400)
-
-
 def test_a_signal_saves_and_the_same_command_goes_on(
-    model: Path, tmp_path: Path, long_undisturbed: dict[str, bytes]
+    model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    tasks = launch(model, tmp_path, 3, *LONG)
+    tasks = launch(model, tmp_path, 3, *STEPS)
     wait_for_checkpoint(tmp_path, tasks)
     tasks[2].kill()
     for task in tasks[:2]:
         task.send_signal(signal.SIGUSR1)
     ended = end(tasks)
     assert [status for status, _, _ in ended] == [85, 0, -signal.SIGKILL], ended
-    ended = end(launch(model, tmp_path, 2, *LONG))
+    ended = end(launch(model, tmp_path, 2, *STEPS))
     assert [status for status, _, _ in ended] == [0, 0], ended
-    assert weights(tmp_path, 2400) == long_undisturbed
+    assert weights(tmp_path, 2400) == undisturbed
 
 
 def test_a_dead_coordinator_ends_its_workers_and_the_run_goes_on(
-    model: Path, tmp_path: Path, long_undisturbed: dict[str, bytes]
+    model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    tasks = launch(model, tmp_path, 2, *LONG)
+    tasks = launch(model, tmp_path, 2, *STEPS)
     wait_for_checkpoint(tmp_path, tasks)
     tasks[0].kill()
     ended = end(tasks)
     assert ended[1][0] == 85, ended
     assert "is gone" in ended[1][2]
-    ((status, _, err),) = end(launch(model, tmp_path, 1, *LONG))
+    ((status, _, err),) = end(launch(model, tmp_path, 1, *STEPS))
     assert status == 0, err
-    assert weights(tmp_path, 2400) == long_undisturbed
+    assert weights(tmp_path, 2400) == undisturbed
 
 
-def test_alone_it_is_refused(model: Path, tmp_path: Path) -> None:
-    task = start(model, tmp_path, 0, 1, free_port(), "--stream_data")
-    ((status, out, _),) = end([task])
-    assert status == 2
-    assert "needs at least two tasks" in json.loads(out)["error"]
-
-
-def test_evaluation_reads_its_data_itself(model: Path, tmp_path: Path) -> None:
-    task = start(model, tmp_path, 0, 1, free_port(), "--stream_data", "--validate_only")
-    ((status, out, _),) = end([task])
+def test_what_has_no_use_for_it_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs at least two tasks"):
+        read_role({})
+    ((status, out, _),) = end([start(model, tmp_path, 0, 1, free_port(), "--stream_data", "--validate_only")])
     assert status == 2
     assert "for training" in json.loads(out)["error"]
 
