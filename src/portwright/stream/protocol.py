@@ -47,6 +47,7 @@ COMMON_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # newer versions have it beside, with a minute's default
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stream_fleet import KEY, Fleet, handle, order, orders, read_until, start_process, wait_for_workers
 
-from portwright.stream import schedule
+from portwright.stream import protocol, schedule
 from portwright.stream.pool import Pool, WorkFailed
 from portwright.stream.wire import unpack
 
@@ -94,6 +94,24 @@ def test_a_frozen_worker_does_not_stop_the_epoch(
     before = {count.name: count.batches for count in pool.counts()}
     assert len(list(pool.map(orders(100, sleep=0.002), 8, None))) == 100
     assert all(count.batches > before[count.name] for count in pool.counts()), "it works again"
+
+
+def test_a_worker_that_answers_no_ping_is_gone_and_may_come_back(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = [(name, 1000 if value in (10_000, 20_000) else value) for name, value in protocol.SERVER_OPTIONS]
+    assert sum(value == 1000 for _, value in quick) == 3
+    monkeypatch.setattr(protocol, "SERVER_OPTIONS", quick)
+    with Pool("127.0.0.1:0", KEY, expected=1, note=notes.append) as pool:
+        fleet = Fleet(pool.address)
+        fleet.start("a")
+        wait_for_workers(pool, 1)
+        fleet.send("a", signal.SIGSTOP)
+        wait_for_workers(pool, 0)
+        fleet.send("a", signal.SIGCONT)
+        assert numbers(pool, 20) == list(range(20))
+        fleet.stop()
+    assert any("Worker a is gone: its connection ended" in note for note in notes)
 
 
 def test_all_dead_then_one_comes_back(fleet: Fleet, notes: list[str]) -> None:
