@@ -187,6 +187,9 @@ def submit(
     for finding in prepared.findings:
         if finding.level == "warning" or (finding.level == "error" and force):  # --dry-run tells notes, too
             print(f"{finding.level}: {finding.what} {finding.cure}".rstrip(), file=sys.stderr)
+    if not force:
+        for finding in prepared.errors[1:]:  # the first ends the command
+            print(f"error: {finding.what} {finding.cure}".rstrip(), file=sys.stderr)
     entry = submit_prepared(prepared, force=force)
     document = {
         **prepared.as_dict(),

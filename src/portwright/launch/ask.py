@@ -22,6 +22,8 @@ def ask_state(entry: Entry) -> SlurmState:
         state = judge(entry.folder, slurm.job_state(entry.scheduler_id))
     else:
         state = local.job_state(entry.folder)
+    if state.state == "unknown" and not entry.folder.is_dir():
+        state = SlurmState("failed", reason=f"its folder {entry.folder} is gone")
     return _noted(entry, state)
 
 

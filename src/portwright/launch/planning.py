@@ -174,7 +174,7 @@ def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
         given["ntasks"] = 1
     if request.flags:
         given["flags"] = [*defaults.flags, *request.flags]
-    minutes = minutes_of(request.time) if request.time is not None else defaults.minutes
+    minutes = defaults.minutes if request.time is None else _minutes(request.time)
     # Short jobs, such as tries, still have a half to work in.
     given["grace_seconds"] = min(defaults.grace_seconds, minutes * 30)
     if defaults.max_minutes is not None and minutes > defaults.max_minutes:
@@ -204,6 +204,13 @@ def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
             )
         tasks = "single"  # --ntasks 1 says so
     return checked, "single" if checked.ntasks == 1 else tasks
+
+
+def _minutes(given: str) -> int:
+    try:
+        return minutes_of(given)
+    except UserError as error:
+        raise UserError(f"--time: {error.message}", error.cure) from error
 
 
 def _tasks(request: Request, site: Site) -> Tasks:

@@ -62,10 +62,9 @@ def prepare(request: Request, *, probe: bool = False) -> Prepared:
 def submit(prepared: Prepared, *, force: bool = False) -> Entry:
     """Writes the job's folder and hands the job over; a job that was not taken is noted as such, and told."""
     if prepared.errors and not force:
-        first, *rest = prepared.errors
-        more = f" (and {len(rest)} more)" if rest else ""
+        first = prepared.errors[0]
         raise UserError(
-            f"{first.what.rstrip('.')}{more}.",
+            first.what,
             f"{first.cure} --force submits it all the same.".strip(),
             {"findings": prepared.as_dict()["findings"]},
         )
@@ -74,7 +73,8 @@ def submit(prepared: Prepared, *, force: bool = False) -> Entry:
         prepared = _write(prepared)
         entry = _entry_of(prepared)
         registry.write_entry(entry)
-    return _hand_over(entry, prepared.plan)
+        # Still under the lock: until it is taken, nobody else can see that it will use its model_dir.
+        return _hand_over(entry, prepared.plan)
 
 
 def refuse_same_model_dir(model_dir: Path) -> None:
@@ -110,7 +110,9 @@ def cancel_job(entry: Entry) -> str:
                     f"{entry.name}: ended {', '.join(ended)} on the cluster, and what watched over it here."
                 )
     if state.state == "unknown":
-        return f"{entry.name} cannot be found any more: {state.reason or 'its scheduler does not know it'}."
+        registry.note_end(entry, "cancelled", None)  # so that it is in nobody's way
+        reason = state.reason or "its scheduler does not know it"
+        return f"{entry.name} cannot be found any more ({reason}); it is noted as cancelled."
     if not was_there:
         return f"{entry.name} has ended already."
     if state.state == "pending":

@@ -17,6 +17,7 @@ import pytest
 from portwright.errors import UserError
 from portwright.launch import local
 from portwright.launch.process_tree import Process, descendants, living, marked, started_at
+from portwright.launch.slurm import SlurmState
 
 STATE = """say_state() { printf '{"state": "%s", "step": "train", "status": %d, "restarts": 0}\\n' "$1" "$2" >"$F/state.json"; }
 """
@@ -42,7 +43,7 @@ def wait_until(is_so: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def wait_for_end(folder: Path) -> local.SlurmState:
+def wait_for_end(folder: Path) -> SlurmState:
     wait_until(lambda: local.job_state(folder).is_ended)
     return local.job_state(folder)
 

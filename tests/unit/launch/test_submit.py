@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import time
@@ -17,10 +18,11 @@ from typer.testing import CliRunner, Result
 
 from portwright import cli_launch
 from portwright.errors import UserError
-from portwright.launch import local, registry
+from portwright.launch import local, registry, watch
 from portwright.launch.interactive import make_shell
 from portwright.launch.planning import Request
 from portwright.launch.process_tree import living, marked
+from portwright.launch.slurm import SlurmState
 from portwright.launch.submit import prepare, refuse_same_model_dir, submit
 
 # Behaves as a run.py does, without a framework: says its step, and waits where a file asks it to.
@@ -57,6 +59,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "120")
+    for name in ("_LOOK_SECONDS", "LOCAL_POLL_SECONDS"):
+        monkeypatch.setattr(watch, name, 0.1)
     for name in ("PORTWRIGHT_JOBS", "PORTWRIGHT_SITES", "SBATCH_ACCOUNT", "SLURM_ACCOUNT", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     here = tmp_path / 'it\'s "my" $place'
@@ -129,7 +133,7 @@ def log_of(name: str) -> str:
     return registry.find_entry(name).folder.joinpath("log.txt").read_text()
 
 
-def wait_for_end(name: str) -> local.SlurmState:
+def wait_for_end(name: str) -> SlurmState:
     folder = registry.find_entry(name).folder
     wait_until(lambda: local.job_state(folder).is_ended)
     return local.job_state(folder)
@@ -369,3 +373,48 @@ def test_the_shell_of_this_machine(monkeypatch: pytest.MonkeyPatch, place: Path)
     assert "charges" in fails("shell", "--site", "neocortex", "--dry-run")
     monkeypatch.setenv("SHELL", "/nowhere/shell")
     assert "cannot start /nowhere/shell" in fails("shell", "--site", "local")
+
+
+def test_a_job_that_nobody_knows_any_more_is_in_nobodys_way(
+    site: str, programs: Callable[..., Path], place: Path
+) -> None:
+    programs(
+        sbatch="echo 41",
+        scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+        squeue="",
+        scancel="",
+    )
+    run("submit", "a model", "--site", site, "--no-follow", "--force")
+    assert "a-model-1" in fails("submit", "a model", "--site", site, "--no-follow", "--force")
+    assert "noted as cancelled" in run("cancel", "a-model-1").stdout
+    assert run("submit", "a model", "--site", site, "--no-follow", "--force").exit_code == 0
+    shutil.rmtree(place / "portwright_jobs")
+    assert json.loads(run("jobs", "a-model-2", "--json").stdout)["state"] == "failed"
+    assert registry.find_entry("a-model-2").ended == "failed"
+
+
+def test_a_cluster_that_queues_by_itself(programs: Callable[..., Path], tmp_path: Path, place: Path) -> None:
+    """The training runs in a process here; what it has started there is found by its label."""
+    folder = tmp_path / "bin"
+    calls = programs()
+    listed = "NAME     TYPE     PHASE    LABELS        \\nwsjob-a  execute  RUNNING  name=cfg-1    \\nwsjob-b  execute  RUNNING  name=other-1"
+    for name, body in {
+        "csctl": f'echo "csctl $*" >>"{calls}"; [ "$1" != get ] || printf "{listed}\\n"',
+        "cszoo": f'echo "cszoo $*" >>"{calls}"; echo begun; exec sleep 600',
+    }.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    (place / "cfg.yaml").write_text("trainer: {init: {}}\n")
+    result = run(
+        "submit", "cfg.yaml", "--site", "alcf-cerebras", "--steps", "train", "--no-follow", "--force"
+    )
+    assert result.exit_code == 0, result.output
+    wait_until(lambda: "begun" in log_of("cfg-1"))
+    assert json.loads(run("jobs", "cfg-1", "--json").stdout)["state"] == "running"
+    assert "ended wsjob-a on the cluster" in run("cancel", "cfg-1").stdout
+    assert wait_for_end("cfg-1").state == "cancelled"
+    said = calls.read_text()
+    assert "cszoo fit " in said
+    assert "--job_labels name=cfg-1" in said
+    assert "csctl cancel job wsjob-a\n" in said
+    assert "wsjob-b" not in said
