@@ -215,6 +215,9 @@ def jobs(
     ] = None,
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Those that ended long ago, too.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay with this job until it ends.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the loss of this job, with its requeues, into an .svg file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List your jobs, or show one: its place in the queue, its steps, loss, time left, and how to look at it with TensorBoard.
@@ -226,6 +229,8 @@ def jobs(
     if follow and (job is None or as_json):
         raise UserError("-f follows one job, on a terminal.", "Name it: portwright jobs JOB -f")
     if job is None:
+        if plot is not None:
+            raise UserError("--plot draws one job.", "Name it: portwright jobs JOB --plot loss.svg")
         _list_jobs(all_jobs, as_json)
         return
     entry = find_entry(job)
@@ -238,6 +243,10 @@ def jobs(
     from portwright.launch.watch import look_at_job
 
     view = look_at_job(adopt(entry))
+    if plot is not None:
+        from portwright.launch.loss_picture import write_picture
+
+        write_picture(entry.name, view.progress, plot)
     if as_json:
         _print_json(view.as_json())
         return

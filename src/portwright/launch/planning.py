@@ -15,7 +15,7 @@ from portwright.errors import UserError, suggest
 from portwright.job.problems import check_model
 from portwright.launch import registry
 from portwright.launch.job import Container, Job, Resources, Step, Tasks
-from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params
+from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params, with_fixed_end
 from portwright.launch.site import Environment, JobDefaults, Site
 from portwright.launch.site_files import load_site
 from portwright.launch.steps import Chain, choose_steps, make_steps
@@ -98,6 +98,8 @@ def make_plan(request: Request) -> Plan:
         else resolve_params(subject, request.params, request.overrides, target)
     )
     model_dir = subject.folder if request.hpc else _model_dir(request, params, subject)
+    if not request.hpc and subject.config is None:
+        params = with_fixed_end(params, model_dir)
     name = _free_name(request, subject)
     folder = jobs_root(request.jobs_dir) / name
     # Inside an image it is the image's own; "python" is replaced by Job.python where there is no container.
@@ -124,7 +126,7 @@ def make_plan(request: Request) -> Plan:
             site,
             name,
         )
-        steps = make_steps(chain, choose_steps(request.steps, request.mode, target, params.values))
+        steps = make_steps(chain, choose_steps(request.steps, request.mode, target, params.values, site))
     job = Job(
         name=name,
         folder=folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from portwright.job.framework import TENSORFLOW, framework_of
 from portwright.job.model_list import find_config
 from portwright.job.overrides import apply_override
 from portwright.job.yaml_source import parse_value, read_yaml
+from portwright.launch.checkpoints_seen import list_seen
 from portwright.launch.subject import Subject
 from portwright.target import Target
 
@@ -57,6 +58,28 @@ def resolve_params(
     path = _find_file(subject, given)
     values = _read(path, overrides)
     return ResolvedParams(values, path, _find_problem(subject, path, overrides, target))
+
+
+def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
+    """num_steps counts from wherever a run starts, and a job starts again after each requeue: it becomes the step to end at."""
+    runconfig = params.values.get("runconfig")
+    more = runconfig.get("num_steps") if isinstance(runconfig, Mapping) else None
+    if type(more) is not int or more < 1:  # anything else is told by whoever checks params
+        return params
+    assert isinstance(runconfig, Mapping)
+    try:
+        done = max((seen.step for seen in list_seen(model_dir)), default=0)
+    except OSError:
+        done = 0
+    limit = runconfig.get("max_steps")
+    end = min(done + more, limit) if type(limit) is int else done + more
+    changed = {key: value for key, value in runconfig.items() if key != "num_steps"}
+    note = f"runconfig.num_steps of {more} became max_steps of {end}, so that a requeued job ends where an undisturbed one does."
+    return replace(
+        params,
+        values={**params.values, "runconfig": {**changed, "max_steps": end}},
+        notes=(*params.notes, note),
+    )
 
 
 def read_hpc_params(subject: Subject, given: str | None, overrides: Sequence[str]) -> ResolvedParams:

@@ -46,6 +46,7 @@ class SlurmState:
     word: str = ""  # the scheduler's own: PENDING, TIMEOUT
     reason: str = ""  # why it waits or has ended, in the scheduler's word: Priority, Resources
     queue_position: int | None = None  # 1: next
+    queue_length: int | None = None  # jobs that wait in the partition
     start_estimate: str | None = None  # 2026-11-16T20:00:00
     nodes: str = ""  # sdf-[1-2]
     restarts: int = 0
@@ -165,7 +166,7 @@ def job_state(job_id: str) -> SlurmState:
     if state.state != "pending":
         return state
     values = asdict(state)
-    values["queue_position"] = queue_position(job_id)
+    values["queue_position"], values["queue_length"] = queue_place(job_id)
     return SlurmState(**values)
 
 
@@ -219,13 +220,13 @@ def parse_job(text: str) -> SlurmState:
     )
 
 
-def queue_position(job_id: str) -> int | None:
-    """How many jobs of the same partition are before this one, and one more; None where the queue does not say."""
+def queue_place(job_id: str) -> tuple[int | None, int | None]:
+    """The place of a job among those that wait for the same partition, and how many they are; None where the queue does not say."""
     try:
         own = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING", "--format=%P"])
         partition = own.stdout.strip()
         if not partition:
-            return None
+            return None, None
         done = run_slurm(
             [
                 "squeue",
@@ -239,9 +240,9 @@ def queue_position(job_id: str) -> int | None:
     except NoAnswerError:
         raise
     except SlurmError:  # it began meanwhile
-        return None
+        return None, None
     ids = done.stdout.split()
-    return ids.index(job_id) + 1 if job_id in ids else None
+    return (ids.index(job_id) + 1, len(ids)) if job_id in ids else (None, None)
 
 
 def cancel(job_id: str) -> bool:

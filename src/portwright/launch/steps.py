@@ -36,10 +36,25 @@ class Chain:
     job_name: str
 
 
-def choose_steps(given: str | None, mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
+def choose_steps(
+    given: str | None, mode: str, target: Target, params: Mapping[str, Any], site: Site
+) -> tuple[str, ...]:
     """The steps that --steps names, in the order of the chain; else those that the mode means."""
     if mode not in MODES:
         raise UserError(f"--mode is '{mode}'.", suggest(mode, MODES))
+    chosen = _named_steps(given, mode, target, params)
+    if target.name not in site.compile_only:
+        return chosen
+    possible = tuple(name for name in chosen if name in ("validate", "compile"))
+    if not possible or (given is not None and possible != chosen):
+        raise UserError(
+            f"{site.name} validates and compiles for {target.name}, and has none to run on.",
+            f"Give --steps validate,compile, or --target {' or '.join(sorted(set(site.targets) - {target.name}))}, or choose another site.",
+        )
+    return possible
+
+
+def _named_steps(given: str | None, mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
     if given is not None:
         named = [part.strip() for part in given.split(",")]
         for name in named:
