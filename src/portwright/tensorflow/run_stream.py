@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from portwright.tensorflow.run_trainer import Trainer
 
 _LOOK_SECONDS = 0.2
+# Without any worker. A step that waits in TensorFlow hears no signal, and schedulers kill half a minute after SIGTERM.
+_PATIENCE_SECONDS = 15.0
 
 
 class CoordinatorLost(PortwrightError):
@@ -57,7 +59,13 @@ class BatchStream:
     def __init__(self, role: Role, lanes: Lanes, model_dir: Path, note: Callable[[str], None]) -> None:
         self._lanes, self._model_dir = lanes, model_dir
         self._window = 2 * role.num_workers + 2
-        self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
+        self._pool = Pool(
+            role.address,
+            give_key(model_dir),
+            expected=role.num_workers,
+            note=note,
+            patience=_PATIENCE_SECONDS,
+        )
         clear = (lambda: None) if lanes.marks is None else lanes.marks.clear
         self.source = Source(self._read_all, role.num_workers, lanes.are_shared_out, clear)
         note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
