@@ -22,6 +22,7 @@ from portwright.launch.planning import (
 )
 from portwright.launch.site import JobDefaults, Site
 from portwright.launch.site_files import load_site
+from portwright.launch.steps import compiles_on_the_host
 from portwright.launch.times import slurm_time
 
 # Of the environment, those under these names are seen in a container whose environment is clean.
@@ -68,7 +69,7 @@ def make_shell(request: Request) -> Shell:
     inside = _inside(site, container, visible, workdir)
     if site.scheduler != "slurm":
         return Shell(tuple(inside), dict(environment))
-    if (target.has_compiler or target.environment is not None) and request.gres is None:
+    if compiles_on_the_host(target) and request.gres is None:
         # Validating and compiling for it need no device, and must not keep one from others.
         defaults = defaults.model_copy(update={"gres": None})
     words = ["srun", "--pty", *_srun_flags(request, site, defaults, account), *inside]

@@ -18,9 +18,10 @@ from portwright.launch.job import Container, Job, Resources, Step, Tasks
 from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params, with_fixed_end
 from portwright.launch.site import Environment, JobDefaults, Site
 from portwright.launch.site_files import load_site
-from portwright.launch.steps import Chain, choose_steps, make_steps
+from portwright.launch.steps import ON_THE_HOST, Chain, choose_steps, compiles_on_the_host, make_steps
 from portwright.launch.subject import Subject, find_subject
 from portwright.launch.times import minutes_of
+from portwright.target import Target
 
 JOBS_VARIABLE, DEFAULT_JOBS = "PORTWRIGHT_JOBS", "portwright_jobs"
 TASKS: tuple[Tasks, ...] = ("stream", "parallel", "single")
@@ -134,7 +135,7 @@ def make_plan(request: Request) -> Plan:
         site=site,
         target=target.name,
         steps=steps,
-        resources=_resources(request, site, defaults, account, steps),
+        resources=_resources(request, site, target, defaults, account, steps),
         model_dir=model_dir,
         container=container,
         python=sys.executable if request.python is None or container is not None else request.python,
@@ -225,16 +226,31 @@ def _tasks(request: Request, site: Site) -> Tasks:
 
 
 def _resources(
-    request: Request, site: Site, defaults: JobDefaults, account: str | None, steps: Sequence[Step]
+    request: Request,
+    site: Site,
+    target: Target,
+    defaults: JobDefaults,
+    account: str | None,
+    steps: Sequence[Step],
 ) -> Resources:
     has_limit = site.scheduler == "slurm" or request.time is not None
+    ntasks = max((step.ntasks for step in steps), default=1)
+    nodes, gres = defaults.nodes, defaults.gres
+    if nodes is not None and request.nodes is None:
+        nodes = min(nodes, ntasks)
+    if (
+        request.gres is None
+        and compiles_on_the_host(target)
+        and all(step.name in ON_THE_HOST for step in steps)
+    ):
+        gres = None  # it would keep a device from others and wait for one
     return Resources(
         account=account,
         partition=defaults.partition,
-        nodes=defaults.nodes,
-        ntasks=max((step.ntasks for step in steps), default=1),
+        nodes=nodes,
+        ntasks=ntasks,
         cpus_per_task=defaults.cpus_per_task,
-        gres=defaults.gres,
+        gres=gres,
         memory=defaults.memory,
         minutes=defaults.minutes if has_limit else None,
         grace_seconds=defaults.grace_seconds,

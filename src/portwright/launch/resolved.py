@@ -34,15 +34,13 @@ class ResolvedParams:
         return yaml.dump(dict(self.values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
     def data_paths(self) -> list[Path]:
-        """Existing files and folders that input sections name, from the current folder."""
+        """Existing files and folders that params name, such as data_dir and checkpoint_path, from the current folder."""
         found = []
-        for section, values in self.values.items():
-            if str(section).endswith("_input"):
-                for text in _paths_in(values):
-                    path = Path(text).expanduser()
-                    if "://" not in text and path.exists():
-                        found.append(Path.cwd() / path)
-        return found
+        for text in _paths_in(self.values):
+            path = Path(text).expanduser()
+            if "://" not in text and path.exists():
+                found.append(Path.cwd() / path)
+        return list(dict.fromkeys(found))
 
 
 def resolve_params(

@@ -16,6 +16,7 @@ from portwright.launch.subject import Subject
 from portwright.target import Target
 
 STEPS = ("validate", "compile", "train", "eval", "predict")
+ON_THE_HOST = ("validate", "compile")  # which need no device where a vendor's compiler does them
 _EXPANDED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _JOB_LABELS = "--job_labels"  # by which a vendor's own queue lists a job
 
@@ -80,7 +81,7 @@ def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
 
 def _make_step(chain: Chain, name: str) -> Step:
     words = _command(chain, name)
-    if name in ("validate", "compile"):
+    if name in ON_THE_HOST:
         words.append(f"--{name}_only")
     is_spread = name == "train" and chain.ntasks > 1
     literal: list[int] = []
@@ -125,8 +126,13 @@ def _mode(mode: str, step: str) -> str:
     return mode
 
 
+def compiles_on_the_host(target: Target) -> bool:
+    """A target with an environment of its own has a compiler of its own, too."""
+    return target.has_compiler or target.environment is not None
+
+
 def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
-    """A target with an environment of its own has a compiler of its own; elsewhere torch.compile, where it is asked for."""
+    """Elsewhere there is torch.compile, where it is asked for."""
     runconfig = params.get("runconfig")
     asked = isinstance(runconfig, Mapping) and bool(runconfig.get("compile"))
-    return target.has_compiler or target.environment is not None or asked
+    return compiles_on_the_host(target) or asked

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from portwright.errors import ExitStatus
 from portwright.launch.process_tree import (
     adopt_orphans,
     descendants,
@@ -72,6 +73,9 @@ class Tasks:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             arm()
 
+        if self._count > 1:
+            # As many threads in all as there are processors, unless one says otherwise.
+            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_processors() // self._count)))
         try:
             process = subprocess.Popen(
                 self._words,
@@ -114,7 +118,7 @@ class Tasks:
                 self._zero_ended_at = time.monotonic()
             if self._ending_since is None:
                 self._status[rank] = status
-                if status != 0:
+                if status not in (0, ExitStatus.REQUEUE):  # who has saved leaves the others time to save too
                     self._tell(rank, status)
                     self._after_failure()
 
@@ -163,6 +167,10 @@ class Tasks:
         if self._keep_going:
             return self._status.get(0, 0)
         return max(self._status.values(), default=0)
+
+
+def _num_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wait_for_a_child(seconds: float) -> None:

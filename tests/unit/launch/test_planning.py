@@ -170,9 +170,11 @@ def test_data_that_params_name_is_found_wherever_it_stands() -> None:
         },
         "model": {"vocab_file": "a file"},
         "eval_input": {"data_dir": "https://x/y", "x_path": None},
+        "runconfig": {"checkpoint_path": "an old run", "model_dir": "not yet"},
     }
+    Path("an old run").mkdir()
     found = ResolvedParams(values, Path("p")).data_paths()
-    assert found == [Path.cwd() / "data", Path.cwd() / "a file"]
+    assert found == [Path.cwd() / "data", Path.cwd() / "a file", Path.cwd() / "an old run"]
 
 
 @pytest.mark.parametrize(
@@ -400,3 +402,14 @@ def test_a_folder_of_the_sdks_programs(tmp_path: Path) -> None:
     assert "cslc" in render_files(plan, request)["job.sh"]
     (folder / "hpc.yaml").write_text("compile: {arch: wse3}\n")
     assert "--arch=wse3" in make_plan(request).job.steps[0].words
+
+
+def test_what_needs_no_device_or_node_asks_for_none() -> None:
+    asked = Request("my model", site="neocortex", account="a")
+    assert plan_job(replace(asked, steps="validate,compile")).resources.gres is None
+    assert (
+        plan_job(replace(asked, steps="validate,compile", gres="cs:cerebras:1")).resources.gres
+        == "cs:cerebras:1"
+    )
+    assert plan_job(replace(asked, mode="eval")).resources.gres == "cs:cerebras:1"
+    assert plan_job(replace(asked, mode="eval")).resources.ntasks == 1

@@ -149,3 +149,15 @@ def test_a_process_is_known_by_its_beginning_too() -> None:
     child.wait()
     assert not known.is_alive()
     assert started_at(2**22 + 1) is None
+
+
+def test_tasks_share_the_processors() -> None:
+    code = ("--", BASH, "-c", 'echo "$OMP_NUM_THREADS"')
+    env = {"OMP_NUM_THREADS": "5"}
+    assert start("--ntasks", "2", *code, **env).communicate(timeout=60)[0] == "5\n5\n"
+    many = subprocess.run(
+        [sys.executable, "-m", "portwright.launch.tasks", "--ntasks", "99", *code],
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert many.stdout == 99 * "1\n" or (os.cpu_count() or 1) > 198
