@@ -172,6 +172,10 @@ def test_workers_of_a_dead_coordinator_end_by_themselves(end: str, notes: list[s
         fleet = Fleet(pool.address)
         fleet.start("a", "b")
         wait_for_workers(pool, 2)
+        assert (
+            len(list(pool.map(orders(20, sleep=0.02), 8, None))) == 20
+        )  # so that both know that they were welcome
+        assert all(count.batches for count in pool.counts())
         pool._server.stop(0)
     for name in "ab":
         status, out, err = fleet.ending(name)
@@ -184,7 +188,7 @@ def test_a_coordinator_that_comes_back_at_once_finds_its_workers(notes: list[str
     first = Pool("127.0.0.1:0", KEY, expected=1, note=notes.append)
     fleet = Fleet(first.address)
     fleet.start("a")
-    wait_for_workers(first, 1)
+    assert numbers(first, 3) == [0, 1, 2]  # so that the worker knows that it was welcome
     first._server.stop(0)
     with Pool(first.address, KEY, expected=1, note=notes.append) as second:
         assert len(list(second.map(orders(10), 4, None))) == 10
@@ -213,7 +217,7 @@ def test_a_stranger_on_the_port_of_a_dead_coordinator_is_no_reason_to_complain(n
     first = Pool("127.0.0.1:0", KEY, expected=1, note=notes.append)
     fleet = Fleet(first.address)
     fleet.start("a")
-    wait_for_workers(first, 1)
+    assert numbers(first, 3) == [0, 1, 2]  # so that the worker knows that it was welcome
     first._server.stop(0)
     with Pool(first.address, "of another job", expected=1, note=notes.append):
         status, out, err = fleet.ending("a")
