@@ -35,7 +35,7 @@ for _name, _value in (
 METHOD: Final = "/portwright.Stream/Work"
 PIECE_BYTES: Final = (
     1 << 20
-)  # of a result a message: larger ones leave the processor's cache, smaller ones cost calls
+)  # of a result a message: the fastest of the sizes tried, see docs/benchmarks.md
 
 CHALLENGE, WELCOME, ORDER, GOODBYE, RESULT, MORE, FAILED = b"C", b"W", b"O", b"G", b"R", b"M", b"F"
 TICKET: Final = struct.Struct("<cQ")
