@@ -33,9 +33,7 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 
 METHOD: Final = "/portwright.Stream/Work"
-PIECE_BYTES: Final = (
-    1 << 20
-)  # of a result a message: the fastest of the sizes tried, see docs/benchmarks.md
+PIECE_BYTES: Final = 1 << 20  # of a result a message: the fastest of the sizes tried, see docs/benchmarks.md
 
 CHALLENGE, WELCOME, ORDER, GOODBYE, RESULT, MORE, FAILED = b"C", b"W", b"O", b"G", b"R", b"M", b"F"
 TICKET: Final = struct.Struct("<cQ")
