@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
 from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.stream import wire
-from portwright.stream.pool import Order, Pool
+from portwright.stream.pool import HERE, Order, Pool
 from portwright.stream.roles import Role, forget_key, give_key, read_role, stand_alone
 from portwright.stream.serve import work_with_key
 from portwright.stream.worker import Ending
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from portwright.tensorflow.run_trainer import Trainer
 
 _LOOK_SECONDS = 0.2
+_LATE_SECONDS, _TELL_SECONDS = 30.0, 3.0
 # Without any worker. A step that waits in TensorFlow hears no signal, and schedulers kill half a minute after SIGTERM.
 _PATIENCE_SECONDS = 15.0
 
@@ -57,7 +59,8 @@ class BatchStream:
     """The coordinator's side: where the batches come from, and what the workers have done."""
 
     def __init__(self, role: Role, lanes: Lanes, model_dir: Path, note: Callable[[str], None]) -> None:
-        self._lanes, self._model_dir = lanes, model_dir
+        self._lanes, self._model_dir, self._note = lanes, model_dir, note
+        self._num_workers = role.num_workers
         self._window = 2 * role.num_workers + 2
         self._pool = Pool(
             role.address,
@@ -87,6 +90,21 @@ class BatchStream:
         outcome.more["workers"] = workers
         outcome.lines.extend(lines_of(workers))
 
+    def await_workers(self, is_stopped: Callable[[], bool]) -> None:
+        """Waits a while for workers that have not come yet: who finds no coordinator takes it for dead."""
+        start, is_told = time.monotonic(), False
+        while not is_stopped():
+            missing = self._num_workers - sum(each.name != HERE for each in self._pool.counts())
+            waited = time.monotonic() - start
+            if missing <= 0 or waited > _LATE_SECONDS:
+                return
+            if waited > _TELL_SECONDS and not is_told:
+                is_told = True
+                self._note(
+                    f"waiting for {missing} worker(s) that have not begun, to tell them that all is done."
+                )
+            time.sleep(_LOOK_SECONDS)
+
     def close(self) -> None:
         self.source.close()
         self._pool.close()
@@ -109,6 +127,7 @@ def streaming(
         yield
         stream.finish(outcome)
     finally:
+        stream.await_workers(lambda: trainer.is_stopped)
         stream.close()
 
 

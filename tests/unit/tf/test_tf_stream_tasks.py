@@ -16,7 +16,7 @@ import tensorflow as tf
 from warm_python import WarmPython
 
 RUN = '''
-import os, signal
+import os, signal, time
 
 import tensorflow as tf
 
@@ -65,6 +65,8 @@ def count_down(owner, name, targets):
     setattr(owner, name, counted)
 
 
+if os.environ.get("LATE") == RANK != "0":
+    time.sleep(4)
 if HURT and HURT[0] == RANK:
     count_down(*((position.Position, "advance") if RANK == "0" else (stream_lanes.Lanes, "read")), lambda: [os.getpid()])
 if HURT and HURT[0] == "all" and RANK == "0":
@@ -155,6 +157,14 @@ def test_tasks_that_read_give_the_weights_of_one_process(tasks: Tasks) -> None:
     told = [each["values"] for each in kinds if each["kind"] == "stream"]
     assert told[-1]["num_workers"] == 2
     assert told[-1]["worker_1/samples_per_second"] > 0
+
+
+def test_workers_of_a_training_that_is_done_end_well(tasks: Tasks) -> None:
+    """Also one that comes when the coordinator has nothing left to do."""
+    for number in ("0", "1"):
+        ended = tasks("--model_dir", "alone", "--stream_data", LATE=number)
+        assert statuses(ended) == [0, 0, 0], ended
+        assert "nothing to train" in ended[0].stderr
 
 
 def test_a_worker_that_is_killed_is_replaced(tasks: Tasks) -> None:
