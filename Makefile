@@ -73,7 +73,7 @@ cluster-programs:
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CLUSTER_PACKAGES) > /dev/null
 
 test-cluster: $(STAMP) cluster-programs
-	$(BIN)/python -m pytest -q tests/cluster
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/cluster
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu

@@ -11,6 +11,11 @@ from image import image_folder
 from slurm_cluster import SlurmCluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, and another process runs the other files meanwhile, with a cluster of its own."""
+    items.sort(key=lambda item: item.path.name != "test_survival.py")
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     with SlurmCluster(tmp_path_factory.mktemp("slurm"), nodes=4) as cluster:

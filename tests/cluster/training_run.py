@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -86,8 +87,9 @@ class Place:
     model: Path
     data: Path
     folder: Path
+    apptainer: Path | None = None  # a folder for PATH
     # Runs begin one after the other: that of seven tasks is what costs this machine most.
-    starting: threading.RLock = field(default_factory=threading.RLock)
+    starting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -225,6 +227,14 @@ class TrainingRun:
         """Why each attempt but the last ended, as job.sh noted it."""
         path = self.folder / "attempts"
         return [line.split()[1] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def stops(self) -> list[tuple[str, int, int]]:
+        """Of each attempt that was asked to save: the signal, the step where it stopped, the step where the next went on."""
+        log = (self.folder / "log.txt").read_text(errors="replace")
+        found = re.findall(
+            r"stopped by (SIG\w+) at step (\d+).*?resuming from \S+ at step (\d+)", log, flags=re.DOTALL
+        )
+        return [(name, int(stopped), int(resumed)) for name, stopped, resumed in found]
 
     def ended_by(self, attempt: int) -> str:
         """What ended this attempt, counted from 1; a lost script cannot say it, so that the next one does."""
