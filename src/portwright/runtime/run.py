@@ -138,7 +138,7 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
             measure = getattr(session, "measured", dict)  # what a session counts of its own, such as memory
             outcome.more["execution"] = execution.as_json({**outcome.rates, **measure()})
         if stream is not None:
-            stream.finish(outcome)
+            stream.finish(outcome, lambda: signals.requested)
         return outcome
     finally:
         if session is not None:

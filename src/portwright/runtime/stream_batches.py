@@ -23,7 +23,7 @@ from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
 from portwright.stream import wire
 from portwright.stream.pool import Order, Pool
 from portwright.stream.roles import Role, forget_key, give_key
-from portwright.stream.serve import work_with_key
+from portwright.stream.serve import await_late_workers, work_with_key
 from portwright.stream.worker import Ending
 from portwright.target import JobSpec
 
@@ -34,7 +34,7 @@ class BatchStream:
     """The coordinator's side: a channel for each input, and what the workers have done."""
 
     def __init__(self, role: Role, model_dir: Path, note: Callable[[str], None]) -> None:
-        self._num_workers, self._model_dir = role.num_workers, model_dir
+        self._num_workers, self._model_dir, self._note = role.num_workers, model_dir, note
         self._pool = Pool(role.address, give_key(model_dir), expected=role.num_workers, note=note)
         self._maker: BatchMaker | None = None
         note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
@@ -52,7 +52,8 @@ class BatchStream:
         """What of it is logged beside a step."""
         return values_of(self._pool.counts())
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome, is_stopped: Callable[[], bool]) -> None:
+        await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
         workers = self.report()
         outcome.more["workers"] = workers
         outcome.lines.extend(lines_of(workers))

@@ -1,4 +1,4 @@
-"""A worker's meeting with the coordinator of its launch."""
+"""How workers and the coordinator of a launch meet, and part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from portwright.stream.pool import HERE, Pool
 from portwright.stream.roles import KEY_FILE, KEY_SECONDS, Role, find_key
 from portwright.stream.wire import Parts
 from portwright.stream.worker import Ending, WrongKeyError, work
+
+_LATE_SECONDS, _TELL_SECONDS, _LOOK_SECONDS = 30.0, 3.0, 0.2
+
+
+def await_late_workers(
+    pool: Pool, num_workers: int, is_stopped: Callable[[], bool], note: Callable[[str], None]
+) -> None:
+    """Waits a while for workers that have not come yet: who finds no coordinator takes it for dead, and fails the step."""
+    start, is_told = time.monotonic(), False
+    while not is_stopped():
+        missing = num_workers - sum(each.name != HERE for each in pool.counts())
+        waited = time.monotonic() - start
+        if missing <= 0 or waited > _LATE_SECONDS:
+            return
+        if waited > _TELL_SECONDS and not is_told:
+            is_told = True
+            note(f"waiting for {missing} worker(s) that have not begun, to tell them that all is done.")
+        time.sleep(_LOOK_SECONDS)
 
 
 def work_with_key(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,9 +16,9 @@ from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
 from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.stream import wire
-from portwright.stream.pool import HERE, Order, Pool
+from portwright.stream.pool import Order, Pool
 from portwright.stream.roles import Role, forget_key, give_key, read_role, stand_alone
-from portwright.stream.serve import work_with_key
+from portwright.stream.serve import await_late_workers, work_with_key
 from portwright.stream.worker import Ending
 from portwright.tensorflow.devices import hide_gpus
 from portwright.tensorflow.failures import explain
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from portwright.tensorflow.run_trainer import Trainer
 
 _LOOK_SECONDS = 0.2
-_LATE_SECONDS, _TELL_SECONDS = 30.0, 3.0
 # Without any worker. A step that waits in TensorFlow hears no signal, and schedulers kill half a minute after SIGTERM.
 _PATIENCE_SECONDS = 15.0
 
@@ -92,18 +90,7 @@ class BatchStream:
 
     def await_workers(self, is_stopped: Callable[[], bool]) -> None:
         """Waits a while for workers that have not come yet: who finds no coordinator takes it for dead."""
-        start, is_told = time.monotonic(), False
-        while not is_stopped():
-            missing = self._num_workers - sum(each.name != HERE for each in self._pool.counts())
-            waited = time.monotonic() - start
-            if missing <= 0 or waited > _LATE_SECONDS:
-                return
-            if waited > _TELL_SECONDS and not is_told:
-                is_told = True
-                self._note(
-                    f"waiting for {missing} worker(s) that have not begun, to tell them that all is done."
-                )
-            time.sleep(_LOOK_SECONDS)
+        await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
 
     def close(self) -> None:
         self.source.close()
