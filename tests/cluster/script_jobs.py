@@ -43,6 +43,20 @@ for step in range(first, goal if name == "train" else 0):
 """
 
 
+def ask(cluster: SlurmCluster, *nodes: int, **changes: Any) -> Resources:
+    """Three tasks on these nodes, which are counted from 1."""
+    flag = f"--nodelist={','.join(cluster.names[number - 1] for number in nodes)}"
+    fields = {
+        "nodes": len(nodes),
+        "ntasks": 3,
+        "cpus_per_task": 1,
+        "minutes": 20,
+        "grace_seconds": 30,
+        **changes,
+    }
+    return Resources(flags=(flag,), **fields)
+
+
 class CountingJob:
     """A chain of validate and train on the cluster."""
 
@@ -71,7 +85,7 @@ class CountingJob:
             told = (str(self.model_dir), name, str(goal), trouble, *words)
             return Step(name, count, ("python", str(root / "counter.py"), *told), kind)
 
-        asked = resources or Resources(nodes=2, ntasks=3, cpus_per_task=1, minutes=20, grace_seconds=30)
+        asked = resources or ask(cluster, 1, 2)
         site = {"name": "here", "scheduler": "slurm", "target": "CPU", **(tables or {})}
         self.job = Job(
             name="counting-1",
@@ -94,11 +108,17 @@ class CountingJob:
         self.id = self.cluster.submit(*flags, self.folder / "job.sh", cwd=Path("/"))
 
     def wait_at(self, step: int) -> None:
-        """Until this step, or the job's end."""
+        """Until this step, with every task there to hear a signal, or the job's end."""
 
         def reached() -> bool:
-            path = self.model_dir / "at"
-            return self.state in ("failed", "done") or (path.exists() and int(path.read_text() or 0) >= step)
+            path, ranks = self.model_dir / "at", range(self.job.resources.ntasks)
+            if self.state in ("failed", "done"):
+                return True
+            return (
+                path.exists()
+                and int(path.read_text() or 0) >= step
+                and all((self.model_dir / f"train.{rank}").exists() for rank in ranks)
+            )
 
         self.cluster.wait(reached, 120, lambda: self.log)
 

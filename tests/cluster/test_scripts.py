@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from script_jobs import CountingJob
+from apptainer import UnavailableError, apptainer_folder
+from image import image_folder
+from script_jobs import CountingJob, ask
 from slurm_cluster import SlurmCluster
 
 from portwright.launch.container import make_container
 from portwright.launch.hpc import hpc_steps
-from portwright.launch.job import Job, Resources, Step
+from portwright.launch.job import Container, Job, Resources, Step
 from portwright.launch.script import render_job
 from portwright.launch.site_files import SHIPPED, load_site
 from portwright.launch.task_script import render_task
@@ -21,6 +24,8 @@ from portwright.launch.task_script import render_task
 pytestmark = pytest.mark.timeout(600)
 
 ODD = 'it\'s a "job" $HOME %j \\ #1 `id` ü'
+ODD_WORDS = (ODD, "", "two\nlines", "$(touch hacked)", "*")
+Runs = dict[str, "Future[CountingJob | None]"]
 SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 # Of a plugin that the site has and SLURM has not: sbatch refuses a flag that it does not know.
 PLUGIN_FLAGS = ("--ipus=",)
@@ -92,7 +97,9 @@ def variants() -> Iterator[pytest.param]:
 def test_every_site_s_scripts(
     cluster: SlurmCluster, tmp_path: Path, name: str, target: str, hpc: bool, odd: bool
 ) -> None:
-    odd = odd and load_site(name).container.kind != "singularity"  # whose old releases take no quotes
+    odd = (
+        odd and load_site(name).for_target(target).container.kind != "singularity"
+    )  # whose old releases take no quotes
     job = site_job(name, target, tmp_path, hpc=hpc, odd=odd)
     job.folder.mkdir(parents=True)
     for file, text in (("job.sh", render_job(job)), ("task.sh", render_task(job))):
@@ -115,41 +122,168 @@ def test_every_site_s_scripts(
     assert "to start at" in accepted.stderr
 
 
-def test_odd_names_everywhere(cluster: SlurmCluster, tmp_path: Path) -> None:
+def odd_names(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
     root = tmp_path / ODD
-    words = (ODD, "", "two\nlines", "$(touch hacked)", "*")
     job = CountingJob(
         cluster,
         root,
         goal=3,
-        words=words,
+        words=ODD_WORDS,
         folder=root / f"jobs {ODD}",
         passed=("TOKEN",),
         environment={"PLAIN": ODD},
     )
     job.submit("--export=ALL,TOKEN=planted-value")
-    assert job.wait_for("done", "failed") == "done", job.log
+    return job
+
+
+def time_limit(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path, goal=250, resources=ask(cluster, 1, 2, minutes=1))
+    job.submit()
+    return job
+
+
+def told_to_end(
+    cluster: SlurmCluster, tmp_path: Path, container: Container | None = None, *flags: str
+) -> CountingJob:
+    """TERM reaches the programs, in a container too; they save, and the job is requeued."""
+    job = CountingJob(cluster, tmp_path, container=container)
+    job.submit(*flags)
+    job.wait_at(5)
+    steps = cluster.run("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i").stdout.split()
+    cluster.run("scancel", "--signal=TERM", next(step for step in steps if step.split(".")[1].isdecimal()))
+    return job
+
+
+def told_in_ch_run(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    return told_to_end(cluster, tmp_path, _container("ch-run", tmp_path))
+
+
+def told_in_apptainer(cluster: SlurmCluster, tmp_path: Path) -> CountingJob | None:
+    try:
+        programs = apptainer_folder()
+    except UnavailableError:
+        return None
+    flag = f"--export=ALL,APPTAINER_NO_PRIVS=1,PATH={programs}:/usr/bin:/bin"
+    return told_to_end(cluster, tmp_path, _container("apptainer", tmp_path), flag)
+
+
+def _container(kind: str, root: Path) -> Container | None:
+    site = load_site("slurm-gpu").for_target("CPU")
+    return make_container(site, image=str(image_folder()), kind=kind, paths=[root])
+
+
+def cancelled(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path)
+    job.submit()
+    job.wait_at(5)
+    cluster.run("scancel", str(job.id))
+    return job
+
+
+def killed_task(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path, trouble="if rank == 1 and not first: os.kill(os.getpid(), 9)")
+    job.submit()
+    return job
+
+
+def killed_each_time(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    both = "if rank == 0: os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"  # task.sh too
+    job = CountingJob(cluster, tmp_path, trouble=both, max_retries=1)
+    job.submit()
+    return job
+
+
+def own_error(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path, trouble="sys.exit(3)")
+    job.submit()
+    return job
+
+
+def dead_worker(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path, tasks="stream", trouble="if rank == 1: os.kill(os.getpid(), 9)")
+    job.submit()
+    return job
+
+
+def dead_coordinator(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(
+        cluster, tmp_path, tasks="stream", trouble="if rank == 0: os.kill(os.getpid(), 9)", max_retries=0
+    )
+    job.submit()
+    return job
+
+
+def preempted(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    asked = ask(cluster, 3, partition="low")
+    job = CountingJob(cluster, tmp_path, resources=asked, max_retries=0)  # it is no failure, however often
+    job.submit()
+    job.wait_at(5)
+    cluster.submit("-p", "high", "--exclusive", *asked.flags, "--output=/dev/null", "--wrap", "true")
+    return job
+
+
+def lost_node(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
+    job = CountingJob(cluster, tmp_path, resources=ask(cluster, 1, 4))
+    job.submit()
+    job.wait_at(5)
+    cluster.node_down(cluster.names[3])
+    cluster.wait(lambda: bool(job.attempts), 120, lambda: job.log)
+    cluster.node_up(cluster.names[3])
+    return job
+
+
+BEHAVIOURS = (
+    *(odd_names, time_limit, told_to_end, told_in_ch_run, told_in_apptainer, cancelled, killed_task),
+    *(killed_each_time, own_error, dead_worker, dead_coordinator, preempted, lost_node),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """All at the same time, as most of each is waiting."""
+    _container("ch-run", tmp_path_factory.mktemp("image"))
+    with ThreadPoolExecutor(len(BEHAVIOURS)) as pool:
+        runs = {
+            behaviour.__name__: pool.submit(behaviour, cluster, tmp_path_factory.mktemp(behaviour.__name__))
+            for behaviour in BEHAVIOURS
+        }
+        yield runs
+
+
+def ended(runs: Runs, name: str) -> CountingJob:
+    """The job of this name, once it has ended."""
+    job = runs[name].result(timeout=300)
+    if job is None:
+        pytest.skip("no apptainer")
+    job.wait_for("done", "failed", "cancelled")
+    return job
+
+
+def test_odd_names_everywhere(runs: Runs) -> None:
+    job = ended(runs, "odd_names")
+    assert job.state == "done", job.log
     assert "All steps are done" in job.log  # in the file that --output names
     for rank in range(3):
         told = job.told("train", rank)[0]
-        assert told["argv"] == list(words)
-        assert told["cwd"] == str(root)
+        assert told["argv"] == list(ODD_WORDS)
+        assert told["cwd"] == str(job.job.workdir)
         assert told["env"]["PLAIN"] == ODD
         assert told["env"]["TOKEN"] == "planted-value"
         assert int(told["env"]["RANK"]) == rank
         assert told["env"]["WORLD_SIZE"] == "3"
-        assert len(told["env"]["PORTWRIGHT_TASK_HOSTS"].split(",")) == 3
-        assert told["env"]["MASTER_ADDR"] == told["env"]["PORTWRIGHT_TASK_HOSTS"].split(",")[0]
-    assert not list(tmp_path.rglob("hacked"))
+        hosts = told["env"]["PORTWRIGHT_TASK_HOSTS"].split(",")
+        assert told["env"]["MASTER_ADDR"] == hosts[0]
+        assert int(told["env"]["LOCAL_WORLD_SIZE"]) == hosts.count(hosts[rank])
+        assert (len(hosts), len(set(hosts))) == (3, 2)
+    assert not list(job.job.workdir.rglob("hacked"))
     for path in job.folder.rglob("*"):
         assert not path.is_file() or "planted-value" not in path.read_text(errors="replace"), path
 
 
-def test_the_time_limit(cluster: SlurmCluster, tmp_path: Path) -> None:
-    asked = Resources(nodes=2, ntasks=3, cpus_per_task=1, minutes=1, grace_seconds=30)
-    job = CountingJob(cluster, tmp_path, goal=250, resources=asked)
-    job.submit()
-    assert job.wait_for("done", "failed") == "done", job.log
+def test_the_time_limit(runs: Runs) -> None:
+    job = ended(runs, "time_limit")
+    assert job.state == "done", job.log
     assert set(job.attempts) == {"requeue:signal"}
     assert len(job.told("validate", 0)) == 1
     assert len(job.told("train", 0)) == 1 + len(job.attempts)
@@ -158,116 +292,38 @@ def test_the_time_limit(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert len(set(ports)) == len(ports)
 
 
-@pytest.mark.parametrize("kind", ["none", "ch-run", "apptainer"])
-def test_a_step_that_is_told_to_end(
-    cluster: SlurmCluster, tmp_path: Path, kind: str, image: Path, request: pytest.FixtureRequest
-) -> None:
-    """TERM reaches the programs, in a container too; they save, and the job is requeued."""
-    container, flags = None, ()
-    if kind != "none":
-        table = {"container": {"kind": kind, "image": str(image)}}
-        job = CountingJob(cluster, tmp_path, tables=table)
-        container = make_container(job.job.site, image=None, kind=None, paths=[tmp_path])
-    if kind == "apptainer":
-        folder = request.getfixturevalue("apptainer")
-        flags = (f"--export=ALL,APPTAINER_NO_PRIVS=1,PATH={folder}:/usr/bin:/bin",)
-    job = CountingJob(cluster, tmp_path, container=container)
-    job.submit(*flags)
-    job.wait_at(5)
-    steps = cluster.run("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i").stdout.split()
-    cluster.run("scancel", "--signal=TERM", next(step for step in steps if step.split(".")[1].isdecimal()))
-    assert job.wait_for("done", "failed") == "done", job.log
+@pytest.mark.parametrize("name", ["told_to_end", "told_in_ch_run", "told_in_apptainer"])
+def test_a_step_that_is_told_to_end_is_resumed(runs: Runs, name: str) -> None:
+    job = ended(runs, name)
+    assert job.state == "done", job.log
     assert job.attempts == ["requeue:85"]
     assert job.log.count("saved at") == 3
 
 
-def test_a_cancelled_job_stays_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(cluster, tmp_path)
-    job.submit()
-    job.wait_at(5)
-    cluster.run("scancel", str(job.id))
-    assert job.wait_for("cancelled", "requeued", "failed") == "cancelled", job.log
-    assert cluster.wait_state(job.id, {"CANCELLED"}) == "CANCELLED"
-    assert job.attempts == []
+@pytest.mark.parametrize(
+    ("name", "state", "attempts", "says"),
+    [
+        ("killed_task", "done", ["retry:137"], "requeued"),
+        ("killed_each_time", "failed", ["retry:137"], "without a new checkpoint: 2"),
+        ("own_error", "failed", [], "train failed with status 3"),
+        ("dead_worker", "done", [], "All steps are done"),
+        ("dead_coordinator", "failed", [], "status 137"),
+        ("preempted", "done", ["requeue:preempted"], "requeued"),
+        ("lost_node", "done", ["node"], "back into the queue"),
+        ("cancelled", "cancelled", [], "The job was cancelled"),
+    ],
+)
+def test_what_an_end_means(runs: Runs, name: str, state: str, attempts: list[str], says: str) -> None:
+    job = ended(runs, name)
+    assert job.state == state, job.log
+    assert job.attempts == attempts
+    assert says in job.log
 
 
-def test_a_killed_task_ends_the_others_and_is_tried_again(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(cluster, tmp_path, trouble="if rank == 1 and not first: os.kill(os.getpid(), 9)")
-    job.submit()
-    assert job.wait_for("done", "failed") == "done", job.log
-    assert job.attempts == ["retry:137"]
-
-
-def test_the_same_failure_again_and_again_ends_the_job(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(
-        cluster, tmp_path, trouble="os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)", max_retries=1
-    )
-    job.submit()
-    assert job.wait_for("done", "failed") == "failed", job.log
-    assert job.attempts == ["retry:137"]
-    assert "without a new checkpoint: 2" in job.log
-
-
-def test_an_error_of_the_program_ends_the_job(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(cluster, tmp_path, trouble="sys.exit(3)")
-    job.submit()
-    assert job.wait_for("done", "failed") == "failed"
-    assert job.attempts == []
-    assert cluster.job(job.id)["ExitCode"] == "3:0"
-
-
-def test_a_dead_worker_does_not_end_the_step(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(cluster, tmp_path, tasks="stream", trouble="if rank == 1: os.kill(os.getpid(), 9)")
-    job.submit()
-    assert job.wait_for("done", "failed") == "done", job.log
-    assert job.attempts == []
-    assert not (job.model_dir / "train.1.finished").exists()
-
-
-def test_a_dead_coordinator_does(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = CountingJob(
-        cluster,
-        tmp_path,
-        tasks="stream",
-        trouble="if rank == 0: os.kill(os.getpid(), 9)",
-        max_retries=0,
-    )
-    job.submit()
-    assert job.wait_for("done", "failed") == "failed", job.log
-    assert "status 137" in job.log
-
-
-def test_preemption(cluster: SlurmCluster, tmp_path: Path) -> None:
-    node = cluster.names[0]
-    asked = Resources(
-        partition="low",
-        ntasks=2,
-        cpus_per_task=1,
-        minutes=20,
-        grace_seconds=30,
-        flags=(f"--nodelist={node}",),
-    )
-    job = CountingJob(cluster, tmp_path, resources=asked, max_retries=0)  # it is no failure, however often
-    job.submit()
-    job.wait_at(5)
-    high = cluster.submit(
-        "-p", "high", "--exclusive", f"--nodelist={node}", "--output=/dev/null", "--wrap", "true"
-    )
-    assert job.wait_for("done", "failed") == "done", job.log
-    assert job.attempts == ["requeue:preempted"]
-    cluster.wait_state(high, {"COMPLETED"})
-
-
-def test_a_lost_node(cluster: SlurmCluster, tmp_path: Path) -> None:
-    asked = Resources(nodes=2, ntasks=2, minutes=20, flags=(f"--nodelist={','.join(cluster.names[2:4])}",))
-    job = CountingJob(cluster, tmp_path, resources=asked)
-    job.submit()
-    job.wait_at(5)
-    cluster.node_down(cluster.names[3])
-    job.wait_for("requeued")
-    cluster.node_up(cluster.names[3])
-    assert job.wait_for("done", "failed") == "done", job.log
-    assert job.attempts[0] == "node"
+def test_slurm_says_the_same(cluster: SlurmCluster, runs: Runs) -> None:
+    assert cluster.job(ended(runs, "own_error").id)["ExitCode"] == "3:0"
+    assert cluster.state(ended(runs, "cancelled").id) == "CANCELLED"
+    assert cluster.state(ended(runs, "preempted").id) == "COMPLETED"
 
 
 def test_the_sdk_s_chain(cluster: SlurmCluster, tmp_path: Path) -> None:

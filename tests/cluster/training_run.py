@@ -94,11 +94,15 @@ class Place:
     @property
     def environ(self) -> dict[str, str]:
         named = {"XDG_STATE_HOME": self.folder / "state", "XDG_CONFIG_HOME": self.folder / "config"}
-        return {
+        environ = {
             **self.cluster.environ,
             "OMP_NUM_THREADS": "1",
             **{name: str(at) for name, at in named.items()},
         }
+        if self.apptainer is not None:
+            environ["PATH"] = f"{self.apptainer}:{environ['PATH']}"
+            environ["APPTAINER_NO_PRIVS"] = "1"
+        return environ
 
     def start(self, name: str, *words: str, read_seconds: float = 0.0) -> TrainingRun:
         """Submits a run; returns when it trains."""

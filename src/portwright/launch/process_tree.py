@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +87,15 @@ def marked(name: str, value: str) -> list[int]:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For `preexec_fn`: the child is killed when the thread that started it is gone, however that went."""
+    """For `preexec_fn`: the child is killed when the thread that started it is gone, however that went.
+
+    It also hears of its own children again, where its parent has that blocked for `wait_for_a_child`.
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     parent = os.getpid()
 
     def arm() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         if prctl is not None:
             prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != parent:  # gone before the call
@@ -104,6 +109,14 @@ def end_with_parent() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def wait_for_a_child(seconds: float) -> None:
+    """Sleeps until a child ends, which the caller has blocked SIGCHLD for, or the time is over."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait({signal.SIGCHLD}, seconds)
+    else:
+        time.sleep(min(seconds, 0.05))
 
 
 def adopt_orphans() -> None:

@@ -107,16 +107,19 @@ trap 'on_exit $?' EXIT
 """
 
 SLURM_REQUEUE = r"""
-slurm_says() { # FIELD: what Slurm holds of this job, such as JobState
-    scontrol --oneliner show job "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n "s/^$1=//p"
+ask_slurm() { # sets answer: what Slurm holds of this job, as NAME=VALUE with spaces between
+    for _ in 1 2 3; do # a SIGTERM to all processes of the job hits the question too
+        answer=$(scontrol --oneliner show job "$SLURM_JOB_ID") && return
+        sleep 1 || true
+    done
+    answer=""
 }
 
 leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, preempted or a node fails
-    local state restarts
-    state=$(slurm_says JobState) || state=""
-    if [[ -z $state || $state == RUNNING ]]; then return; fi
-    restarts=$(slurm_says Restarts)
-    if ((restarts > ${SLURM_RESTART_COUNT:-0})); then
+    trap '' TERM # what follows must not be hit
+    ask_slurm
+    if [[ -z $answer || $answer =~ " JobState="(RUNNING|CONFIGURING|RESIZING|SIGNALING|SUSPENDED)" " ]]; then return; fi
+    if [[ $answer =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
         case $(grep -a "JOB $SLURM_JOB_ID ON .* DUE TO " "$JOB_FOLDER/log.txt" | tail -n 1) in
             *PREEMPTION*) note_attempt requeue:preempted ;;
             *"NODE FAILURE"*) note_attempt node ;;
@@ -124,7 +127,7 @@ leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, pr
         esac
         say "Slurm has put the job back into the queue; the newest checkpoint is $(newest_checkpoint)."
         end_job requeued 143
-    elif [[ $(slurm_says Reason) == TimeLimit ]]; then
+    elif [[ $answer == *" Reason=TimeLimit "* ]]; then
         say "The time limit has come before $step could save."
         start_again requeue:timeout 143
     fi
@@ -134,7 +137,9 @@ leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, pr
 
 start_again() { # WHY STATUS
     local why=$1
-    if [[ $(slurm_says PreemptTime) == [0-9]* ]]; then
+    trap '' TERM # that of the requeue
+    ask_slurm
+    if [[ $answer == *" PreemptTime="[0-9]* ]]; then
         why=requeue:preempted # nobody's failure, so that it may happen any number of times
     elif (($(attempts_without_progress) >= MAX_RETRIES)); then
         give_up "$why" "$2"
@@ -143,7 +148,6 @@ start_again() { # WHY STATUS
     say "$step ended with status $2 ($why). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
     note_state requeued "$2"
     settled=1
-    trap '' TERM # that of the requeue itself
     if ! scontrol requeue "$SLURM_JOB_ID"; then
         fail "$2" "Slurm does not requeue the job. Start it again by hand: sbatch $JOB_FOLDER/job.sh"
     fi
@@ -190,7 +194,7 @@ run_step() { # NAME NTASKS WORD...
         say "$step was done before."
         return
     fi
-    note_state running 0
+{still_ours}    note_state running 0
     log_bytes=$(wc -c 2>/dev/null <"$JOB_FOLDER/log.txt") || log_bytes=0
     PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2") || settle_step "$?"
     export PORTWRIGHT_TASK_HOSTS
@@ -230,11 +234,13 @@ _WAIT = r"""    while kill -0 "$step_pid" 2>/dev/null; do
 
 _SLURM_ON_TERM = r"""        if [[ $stop == TERM ]]; then
             leave_if_ended
+            trap on_term TERM
             on_usr1 # the job runs on: somebody asked this script alone to end
         fi
 """
 
-_SLURM_TERM = r"""    if [[ $stop == TERM ]]; then leave_if_ended; fi
+_SLURM_STILL_OURS = r"""    leave_if_ended
+    trap on_term TERM
 """
 
 _LOCAL_TERM = r"""    if [[ $stop == TERM ]]; then
@@ -275,7 +281,13 @@ settle_step() { # STATUS
 }
 """
 
-_SLURM_LEAVE = r"""    if (($1 != 0)); then leave_if_ended; fi
+_SLURM_LEAVE = r"""    leave_if_ended # whatever srun says: it does not count tasks that were lost with their node
+"""
+
+_STREAM_LEAVE = r"""    if (($1 != 0)) || [[ -z ${streams:-} ]]; then
+        leave_if_ended # whatever srun says: it does not count tasks that were lost with their node
+    fi
+    trap '' TERM
 """
 
 BEGIN = r"""
@@ -309,11 +321,13 @@ def run_step_functions(*, slurm: bool, stream: bool) -> str:
     pieces = [
         _LOST_CONNECTION.replace("{of_srun}", _SRUN_ERRORS if slurm else ""),
         _WATCH_WORKERS if watched else "",
-        _BEGIN_STEP.replace("{cancelled}", _SLURM_TERM if slurm else _LOCAL_TERM),
+        _BEGIN_STEP.replace("{still_ours}", _SLURM_STILL_OURS if slurm else "").replace(
+            "{cancelled}", "" if slurm else _LOCAL_TERM
+        ),
         _BEGIN_WATCH if watched else "",
         _WAIT.replace("{on_term}", _SLURM_ON_TERM if slurm else ""),
         "" if slurm else _LOCAL_TERM,
         _END_WATCH if watched else "",
-        _END_STEP.replace("{leave}", _SLURM_LEAVE if slurm else ""),
+        _END_STEP.replace("{leave}", _STREAM_LEAVE if watched else _SLURM_LEAVE if slurm else ""),
     ]
     return "".join(pieces)

@@ -23,6 +23,7 @@ from portwright.launch.process_tree import (
     die_with_parent,
     end_with_parent,
     signal_each,
+    wait_for_a_child,
 )
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,7 +57,7 @@ class Tasks:
             self._reap()
             self._press()
             if self._running:
-                _wait_for_a_child(0.2)
+                wait_for_a_child(0.2)
         signal_each(descendants(os.getpid()), signal.SIGKILL)  # what a task left behind
         return self._result()
 
@@ -67,12 +68,6 @@ class Tasks:
             "WORLD_SIZE": self._count,
             "LOCAL_WORLD_SIZE": self._count,
         }
-        arm = die_with_parent()
-
-        def prepare() -> None:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            arm()
-
         if self._count > 1:
             # As many threads in all as there are processors, unless one says otherwise.
             os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_processors() // self._count)))
@@ -82,7 +77,7 @@ class Tasks:
                 env=os.environ | {name: str(value) for name, value in places.items()},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=prepare,
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             _say(f"task {rank}: cannot start {self._words[0]}: {(error.strerror or str(error)).lower()}.")
@@ -173,13 +168,6 @@ def _num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _wait_for_a_child(seconds: float) -> None:
-    if hasattr(signal, "sigtimedwait"):
-        signal.sigtimedwait({signal.SIGCHLD}, seconds)
-    else:
-        time.sleep(min(seconds, 0.05))
-
-
 def _is_signal(status: int) -> bool:
     return status > 128 and status - 128 in {int(number) for number in signal.Signals}
 
@@ -210,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--ntasks is {given.ntasks}; give 1 or more")
     if not words:
         parser.error("there is no command; write it behind --")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # taken by sigtimedwait
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # waited for, not handled
     end_with_parent()
     return Tasks(words, given.ntasks, keep_going=given.keep_going).run()
 

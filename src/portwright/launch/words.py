@@ -15,7 +15,9 @@ _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 def quote(word: str | Path) -> str:
     """The word as bash reads it back, with nothing in it expanded."""
-    return shlex.quote(str(word))
+    text = str(word)
+    # In single quotes a $ looks like a mistake, to shellcheck too, and a quote needs three more.
+    return f'"{_inside_quotes(text)}"' if set("'$`") & set(text) else shlex.quote(text)
 
 
 def quote_expanding(word: str) -> str:

@@ -118,7 +118,7 @@ def test_cancel_ends_the_whole_tree_and_nothing_begins_again(folder: Path) -> No
 def test_tasks_that_do_not_heed_a_cancel_are_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_script(folder, "say_state running 0; trap '' TERM; echo up; while :; do sleep 0.1; done")
     monkeypatch.setenv("PORTWRIGHT_TEST", "1")
-    words = "import sys; from portwright.launch import local; local.KILL_WAIT_SECONDS = 0.3; sys.exit(local.main(sys.argv[1:]))"
+    words = "import sys; from portwright.launch import supervisor; supervisor.KILL_WAIT_SECONDS = 0.3; sys.exit(supervisor.main(sys.argv[1:]))"
     env = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-c", words, str(folder)], stdout=log, env=env)

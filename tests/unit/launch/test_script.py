@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from unit.launch.script_jobs import make_job, make_site
 from portwright.errors import UserError
 from portwright.launch.job import Resources, Step
 from portwright.launch.script import render_job
-from portwright.launch.words import directive, file_pattern, quote_expanding, wrap
+from portwright.launch.words import directive, file_pattern, quote, quote_expanding, wrap
 
 
 def lines_of(text: str) -> list[str]:
@@ -85,7 +84,7 @@ def test_a_site_s_flags_and_modules(tmp_path: Path) -> None:
     text = render_job(make_job(tmp_path, site=site, modules=("cuda/12.1", "py"), environment={"A": "it's"}))
     assert '--mpi=pmi2 "--comment=${SLURM_JOB_ID}"' in text
     assert "module load cuda/12.1 py || exit 2" in text
-    assert "export A='it'\"'\"'s'" in text
+    assert 'export A="it\'s"' in text
 
 
 def test_python_is_the_job_s_outside_a_container(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_a_variable_that_a_step_needs_is_asked_for_first(tmp_path: Path) -> None
     text = render_job(make_job(tmp_path, step, scheduler="slurm"))
     assert '"${CS_IP_ADDR}:9000"' in text
     assert ': "${CS_IP_ADDR:?' in text
-    assert "'${NOT}'" in text
+    assert '"\\${NOT}"' in text
 
 
 def test_steps_of_another_folder(tmp_path: Path) -> None:
@@ -132,7 +131,9 @@ def test_file_names_as_slurm_takes_them() -> None:
     )
 )
 def test_bash_reads_back_the_words(words: list[str]) -> None:
-    assert shlex.split(wrap([shlex.quote(word) for word in words]).replace("\\\n", "")) == words
+    command = wrap(["printf", r"'%s\0'", *(quote(word) for word in words)])
+    said = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    assert said.stdout.decode().split("\0")[:-1] == words
 
 
 @pytest.mark.parametrize("value", ["1.2.3.4", "a b", "$(id)", 'it\'s "so" `x` \\'])
