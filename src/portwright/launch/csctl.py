@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from portwright.errors import UserError
+from portwright.launch.programs import call_program
 
 TIMEOUT_SECONDS = 60.0
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -73,15 +74,7 @@ def _run(words: Sequence[str]) -> str:
             "there is no csctl here, so the cluster cannot be asked.", "Run this on a user node of the site."
         )
     try:
-        done = subprocess.run(
-            list(words),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        done = call_program(words, TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"the cluster did not answer '{' '.join(words)}' within {TIMEOUT_SECONDS:.0f} s.", "Try again."

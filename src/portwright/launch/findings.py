@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from portwright.launch.programs import call_program
 from portwright.launch.slurm import plain_environment
 
 TIMEOUT_SECONDS = 15.0
@@ -48,20 +49,11 @@ class Run(Protocol):
 
 
 def run_program(words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
-    """Calls a program in English and without SLURM's variables of an allocation that this shell may sit in."""
+    """Calls a program without SLURM's variables of an allocation that this shell may sit in."""
     if shutil.which(words[0]) is None:
         return Answer(None, err=f"there is no program {words[0]} here")
     try:
-        done = subprocess.run(
-            list(words),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_seconds,
-            stdin=subprocess.DEVNULL,
-            check=False,
-            env=plain_environment(),
-        )
+        done = call_program(words, timeout_seconds, env=plain_environment())
     except subprocess.TimeoutExpired:
         return Answer(None, err=f"{words[0]} did not answer within {timeout_seconds:.0f} s")
     except OSError as error:

@@ -19,6 +19,7 @@ from portwright import __version__
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, explain_os_error
 from portwright.launch.planning import Plan, Request
+from portwright.launch.programs import call_program
 from portwright.launch.registry import MANIFEST, SCHEDULER_ID, now
 
 _GIT_SECONDS = 10.0
@@ -143,14 +144,9 @@ def _describe_code(folder: Path) -> dict[str, Any] | None:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(
+            done = call_program(
                 ["git", "-C", str(folder), *words],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_GIT_SECONDS,
-                stdin=subprocess.DEVNULL,
-                check=False,
+                _GIT_SECONDS,
                 env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
             )
         except (OSError, subprocess.TimeoutExpired):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from portwright.errors import UserError
+from portwright.launch.programs import call_program
 
 State = Literal["pending", "running", "done", "failed", "cancelled", "unknown"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -81,17 +82,7 @@ def run_slurm(
             "Run this on a login node of the site, or use --site local.",
         )
     try:
-        done = subprocess.run(
-            list(words),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_seconds,
-            stdin=subprocess.DEVNULL,
-            check=False,
-            cwd=cwd,
-            env=plain_environment(),
-        )
+        done = call_program(words, timeout_seconds, cwd=cwd, env=plain_environment())
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(
             f"SLURM did not answer {program} within {timeout_seconds:.0f} s.",
