@@ -59,6 +59,7 @@ PARTITIONS = (
     "sambanova",
     "gpu",
     "low PriorityTier=1 PreemptMode=REQUEUE GraceTime=30",
+    "cancelled PriorityTier=1 PreemptMode=CANCEL",
     "high PriorityTier=10",
 )
 

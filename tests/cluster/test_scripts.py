@@ -207,9 +207,9 @@ def dead_worker(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
 
 
 def dead_coordinator(cluster: SlurmCluster, tmp_path: Path) -> CountingJob:
-    job = CountingJob(
-        cluster, tmp_path, tasks="stream", trouble="if rank == 0: os.kill(os.getpid(), 9)", max_retries=0
-    )
+    """With its task.sh, which cannot tell its status then; the workers end well."""
+    both = "if rank == 0: os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"
+    job = CountingJob(cluster, tmp_path, tasks="stream", trouble=both, max_retries=0)
     job.submit()
     return job
 
@@ -324,6 +324,34 @@ def test_slurm_says_the_same(cluster: SlurmCluster, runs: Runs) -> None:
     assert cluster.job(ended(runs, "own_error").id)["ExitCode"] == "3:0"
     assert cluster.state(ended(runs, "cancelled").id) == "CANCELLED"
     assert cluster.state(ended(runs, "preempted").id) == "COMPLETED"
+
+
+def test_a_partition_that_cancels_what_it_preempts(cluster: SlurmCluster, runs: Runs, tmp_path: Path) -> None:
+    ended(runs, "preempted")  # on the same node
+    asked = ask(cluster, 3, partition="cancelled")
+    job = CountingJob(cluster, tmp_path, resources=asked, max_retries=0)
+    job.submit()
+    job.wait_at(5)
+    cluster.submit("-p", "high", "--exclusive", *asked.flags, "--output=/dev/null", "--wrap", "true")
+    job.wait_for("done", "failed", "cancelled")
+    assert (job.state, job.attempts) == ("done", ["requeue:preempted"]), job.log
+
+
+def test_a_script_that_is_handed_over_by_hand(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = CountingJob(cluster, tmp_path)
+    job.submit()
+    job.wait_at(5)
+    first = job.id
+    second = cluster.submit(job.folder / "job.sh", cwd=tmp_path)  # while the first one runs
+    cluster.wait_state(second, {"FAILED"})
+    assert f"the job {first} was started from" in job.log
+    assert cluster.state(first) == "RUNNING"
+    cluster.run("scancel", str(first))
+    job.wait_for("cancelled")
+    job.submit()
+    job.wait_for("done", "failed")
+    assert job.state == "done", job.log
+    assert len(job.told("validate", 0)) == 1  # which was done
 
 
 def test_the_sdk_s_chain(cluster: SlurmCluster, tmp_path: Path) -> None:

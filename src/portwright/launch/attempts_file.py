@@ -66,7 +66,7 @@ def read_attempts(path: Path, notes: list[str]) -> tuple[Attempt, ...]:
 
 
 def _status_words(status: str) -> str:
-    if status.isdecimal() and int(status) > 128:
+    if status.isdecimal() and 128 < int(status) <= 192:
         number = str(int(status) - 128)
         return _SIGNALS.get(number, f"signal {number}") + f" (status {status})"
     return f"status {status}" if status else "a failure"

@@ -72,7 +72,7 @@ def read_entries() -> list[Entry]:
         paths = sorted(folder.glob("*.json"))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error}.", "Mend that folder.") from error
-    found = [entry for path in paths if (entry := _read(path)) is not None]
+    found = [_as_started_last(entry) for path in paths if (entry := _read(path)) is not None]
     return sorted(found, key=lambda entry: (entry.submitted, entry.name))
 
 
@@ -156,6 +156,19 @@ def _read(path: Path) -> Entry | None:
         return Entry(**{**kept, "folder": Path(kept["folder"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _as_started_last(entry: Entry) -> Entry:
+    """A script that was handed to the scheduler by hand has another id than the submission, which it notes in its folder."""
+    if entry.scheduler != "slurm":
+        return entry
+    try:
+        noted = entry.folder.joinpath(SCHEDULER_ID).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return entry
+    if not noted.isdecimal() or noted == entry.scheduler_id:
+        return entry
+    return replace(entry, scheduler_id=noted, ended="", status=None, error="")
 
 
 def _make_folder(folder: Path) -> None:

@@ -6,13 +6,14 @@ Each piece below is a function of the job that gives lines, or none where the jo
 from __future__ import annotations
 
 from portwright.errors import UserError
-from portwright.launch.job import Job, Step
+from portwright.launch.job import Job, Resources, Step
 from portwright.launch.script_control import (
     BEGIN,
     ENDINGS,
     FINISH,
     LOCAL_REQUEUE,
     LOCAL_SIGNALS,
+    SLURM_ONLY,
     SLURM_REQUEUE,
     SLURM_SIGNALS,
     note_functions,
@@ -21,6 +22,15 @@ from portwright.launch.script_control import (
 from portwright.launch.task_script import container_of, has_stream
 from portwright.launch.words import directive, file_pattern, quote, quote_expanding, variables_in, wrap
 
+# Variables of job.sh and task.sh. In small letters, as those of the environment seldom are; a test holds the list.
+OWN_NAMES = frozenset(
+    (
+        *("answer", "bind", "copy", "deadline", "host", "hosts", "image", "job_folder", "log_bytes"),
+        *("max_retries", "model_dir", "name", "newest", "number", "other", "path", "program", "python"),
+        *("rank", "restarts", "save_seconds", "settled", "status", "step", "step_pid", "stop", "streams"),
+        *("time", "visible", "why"),
+    )
+)
 _FIRST_PORT, _NUM_PORTS = 24000, 4000  # below Linux's ephemeral ports, beside those of TF_CONFIG; two a job
 
 
@@ -28,12 +38,18 @@ def render_job(job: Job) -> str:
     """The text of job.sh."""
     if not job.steps:
         raise UserError(f"the job {job.name} has no step.", "Give it at least one, such as train.")
+    if own := sorted(OWN_NAMES & {*job.environment, *job.passed}):
+        raise UserError(
+            f"the variable {own[0]} of --env, --pass or the site's file is one of the job's own scripts.",
+            "Choose another name, such as one in capital letters.",
+        )
     slurm = job.site.scheduler == "slurm"
     streams = has_stream(job)
     pieces = [
         _head(job),
         _about(job),
         _places(job),
+        SLURM_ONLY if slurm else "",
         note_functions(slurm=slurm),
         SLURM_SIGNALS if slurm else LOCAL_SIGNALS,
         ENDINGS,
@@ -61,6 +77,7 @@ def _head(job: Job) -> str:
         ("--partition", asked.partition),
         ("--nodes", asked.nodes),
         ("--ntasks", asked.ntasks),
+        ("--ntasks-per-node", _even_tasks(asked)),
         ("--cpus-per-task", asked.cpus_per_task),
         ("--gres", asked.gres),
         ("--mem", asked.memory),
@@ -77,6 +94,13 @@ def _head(job: Job) -> str:
     return "\n".join(["#!/usr/bin/env bash", *lines])
 
 
+def _even_tasks(asked: Resources) -> int | None:
+    """How many tasks each node has; left alone SLURM may put all but one on the first node, which has not so many GPUs."""
+    nodes = asked.nodes or 1
+    is_said = any(flag.startswith(("--ntasks-per", "--tasks-per")) for flag in asked.flags)
+    return None if nodes == 1 or asked.ntasks % nodes or is_said else asked.ntasks // nodes
+
+
 def _about(job: Job) -> str:
     chain = ", ".join(step.name for step in job.steps)
     by_hand = "sbatch job.sh" if job.site.scheduler == "slurm" else "bash job.sh"
@@ -90,14 +114,14 @@ set -euo pipefail"""
 
 def _places(job: Job) -> str:
     lines = [
-        f"JOB_FOLDER={quote(job.folder)}",
-        f"MODEL_DIR={quote(job.model_dir)}",
-        f"MAX_RETRIES={job.max_retries} # attempts in a row that reach no new checkpoint and end no step",
+        f"job_folder={quote(job.folder)}",
+        f"model_dir={quote(job.model_dir)}",
+        f"max_retries={job.max_retries} # attempts in a row that reach no new checkpoint and end no step",
     ]
     save_seconds = max(job.resources.grace_seconds - 20, job.resources.grace_seconds // 2, 1)
-    lines.append(f"SAVE_SECONDS={save_seconds} # that tasks have to save, once asked to")
+    lines.append(f"save_seconds={save_seconds} # that tasks have to save, once asked to")
     if job.site.scheduler != "slurm":
-        lines.append(f"PYTHON={quote(job.python)} # that has portwright, to start tasks")
+        lines.append(f"python={quote(job.python)} # that has portwright, to start tasks")
     return "\n".join(lines)
 
 
@@ -135,7 +159,7 @@ def _environment(job: Job) -> str:
 
 
 def _rendezvous(job: Job) -> str:
-    lines = [f'export PORTWRIGHT_JOB={quote(job.name)} PORTWRIGHT_JOB_FOLDER="$JOB_FOLDER"']
+    lines = [f'export PORTWRIGHT_JOB={quote(job.name)} PORTWRIGHT_JOB_FOLDER="$job_folder"']
     if job.site.scheduler == "slurm":
         lines += [
             "# Where the tasks of a step find each other: asked here, as a container has no scontrol.",
@@ -144,6 +168,7 @@ def _rendezvous(job: Job) -> str:
             "# Another one after each requeue, so that no task of an earlier attempt can meddle.",
             f"export MASTER_PORT=$(({_FIRST_PORT} + 2 * ((SLURM_JOB_ID + 997 * ${{SLURM_RESTART_COUNT:-0}}) % {_NUM_PORTS})))",
             'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"',
+            "export SLURM_EXPORT_ENV=ALL # tasks need what is set here, though sbatch may have been told --export=NONE",
         ]
     else:
         lines += [
@@ -160,7 +185,7 @@ def _rendezvous(job: Job) -> str:
     if has_stream(job):
         lines += [
             "# What workers show the coordinator; nobody else can read it.",
-            'export PORTWRIGHT_STREAM_KEY_FILE="$JOB_FOLDER/stream.key"',
+            'export PORTWRIGHT_STREAM_KEY_FILE="$job_folder/stream.key"',
             'rm -f "$PORTWRIGHT_STREAM_KEY_FILE"',
             '(umask 077 && head -c 32 /dev/urandom | base64 >"$PORTWRIGHT_STREAM_KEY_FILE")',
         ]
@@ -225,20 +250,20 @@ def _step_words(job: Job, step: Step) -> list[str]:
         # A dead worker's data is read by the others; any other task is missed by all.
         words += ["--kill-on-bad-exit=0", "--wait=0"] if step.tasks == "stream" else ["--kill-on-bad-exit=1"]
     else:
-        words += ['"$PYTHON"', "-m", "portwright.launch.tasks", f"--ntasks={step.ntasks}"]
+        words += ['"$python"', "-m", "portwright.launch.tasks", f"--ntasks={step.ntasks}"]
         words += ["--keep-going", "--"] if step.tasks == "stream" else ["--"]
-    words += ['"$JOB_FOLDER/task.sh"', quote(step.name)]
+    words += ['"$job_folder/task.sh"', quote(step.name)]
     return [*words, *_command_words(job, step)]
 
 
 def _command_words(job: Job, step: Step) -> list[str]:
-    first, *rest = step.words
-    if first == "python" and container_of(job) is None:
-        first = job.python
-    quoted = []
-    for place, word in enumerate([first, *rest]):
-        quoted.append(quote_expanding(word) if place in step.literal else quote(word))
-    return quoted
+    words, prefix = list(step.words), job.site.launch.prefix
+    program = len(prefix) if step.words[: len(prefix)] == prefix else 0
+    if words[program] == "python" and container_of(job) is None:
+        words[program] = job.python
+    return [
+        quote_expanding(word) if place in step.literal else quote(word) for place, word in enumerate(words)
+    ]
 
 
 def _literal_words(job: Job, step: Step) -> list[str]:

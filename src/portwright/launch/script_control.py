@@ -7,17 +7,23 @@ say() { echo "portwright: $*"; }
 
 now() { date -u +%Y-%m-%dT%H:%M:%SZ; }
 
+log_bytes=0 # that the log had when this attempt, or its newest step, began
+
+mark_log() { log_bytes=$(wc -c 2>/dev/null <"$job_folder/log.txt") || log_bytes=0; }
+
+said() { tail -c "+$((log_bytes + 1))" "$job_folder/log.txt" 2>/dev/null; } # what came into the log since
+
 note_state() { # STATE STATUS: for `portwright jobs`; a reader never sees half a file
     local restarts=0
-    [[ ! -e $JOB_FOLDER/attempts ]] || restarts=$(wc -l <"$JOB_FOLDER/attempts")
+    [[ ! -e $job_folder/attempts ]] || restarts=$(wc -l <"$job_folder/attempts")
     printf '{"state": "%s", "step": "%s", "status": %d, "restarts": %d, "time": "%s"}\n' \
-        "$1" "$step" "$2" "$restarts" "$(now)" >"$JOB_FOLDER/state.json.new"
-    mv -f "$JOB_FOLDER/state.json.new" "$JOB_FOLDER/state.json"
+        "$1" "$step" "$2" "$restarts" "$(now)" >"$job_folder/state.json.new"
+    mv -f "$job_folder/state.json.new" "$job_folder/state.json"
 }
 
 newest_checkpoint() { # the number of the newest checkpoint, or -
     local path number newest=-
-    for path in "$MODEL_DIR"/checkpoint_* "$MODEL_DIR"/model.ckpt-*.index; do
+    for path in "$model_dir"/checkpoint_* "$model_dir"/model.ckpt-*.index; do
         if [[ $path =~ /(checkpoint_|model\.ckpt-)([0-9]+)(\.index)?$ ]]; then
             number=$((10#${BASH_REMATCH[2]}))
             if [[ $newest == - ]] || ((number > newest)); then newest=$number; fi
@@ -27,14 +33,14 @@ newest_checkpoint() { # the number of the newest checkpoint, or -
 }
 
 note_attempt() { # WHY
-    echo "$(now) $1 $(newest_checkpoint) $step" >>"$JOB_FOLDER/attempts"
+    echo "$(now) $1 $(newest_checkpoint) $step" >>"$job_folder/attempts"
 }
 
 attempts_without_progress() { # that ended in this step with this checkpoint
-    [[ -e $JOB_FOLDER/attempts ]] || { echo 0; return; }
+    [[ -e $job_folder/attempts ]] || { echo 0; return; }
     awk -v checkpoint="$(newest_checkpoint)" -v step="$step" '
 {requeued}        { count = ($3 == checkpoint && $4 == step) ? count + 1 : 0 }
-        END { print count + 0 }' "$JOB_FOLDER/attempts"
+        END { print count + 0 }' "$job_folder/attempts"
 }
 """
 
@@ -91,12 +97,12 @@ end_job() { # STATE STATUS
 
 fail() { # STATUS WHY
     say "$2"
-    say "The log is $JOB_FOLDER/log.txt; steps that have ended well are not repeated when job.sh is started again."
+    say "The log is $job_folder/log.txt; steps that have ended well are not repeated when job.sh is started again."
     end_job failed "$1"
 }
 
 give_up() { # WHY STATUS
-    fail "$2" "$step ended with status $2 ($1). Attempts in a row without a new checkpoint: $((MAX_RETRIES + 1)); no more are made."
+    fail "$2" "$step ended with status $2 ($1). Attempts in a row without a new checkpoint: $((max_retries + 1)); no more are made."
 }
 
 on_exit() { # STATUS: whatever ends this script is written down
@@ -119,8 +125,10 @@ leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, pr
     trap '' TERM # what follows must not be hit
     ask_slurm
     if [[ -z $answer || $answer =~ " JobState="(RUNNING|CONFIGURING|RESIZING|SIGNALING|SUSPENDED)" " ]]; then return; fi
+    local why
+    why=$(said | grep -a "JOB $SLURM_JOB_ID ON .* DUE TO " | tail -n 1) || why=""
     if [[ $answer =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
-        case $(grep -a "JOB $SLURM_JOB_ID ON .* DUE TO " "$JOB_FOLDER/log.txt" | tail -n 1) in
+        case $why in
             *PREEMPTION*) note_attempt requeue:preempted ;;
             *"NODE FAILURE"*) note_attempt node ;;
             *) note_attempt requeue:slurm ;;
@@ -130,34 +138,43 @@ leave_if_ended() { # Slurm takes the job from its nodes when it is cancelled, pr
     elif [[ $answer == *" Reason=TimeLimit "* ]]; then
         say "The time limit has come before $step could save."
         start_again requeue:timeout 143
+    elif [[ $why == *PREEMPTION* ]]; then
+        say "The job was preempted, and Slurm does not requeue what is preempted here."
+        start_again requeue:preempted 143
     fi
     say "The job was cancelled."
     end_job cancelled 143
 }
 
-start_again() { # WHY STATUS
+is_preempted() { # whether the answer says so of this attempt; it may still name an earlier one's time
+    local time
+    [[ $answer =~ " PreemptTime="([0-9][^ ]*) ]] || return 1
+    time=${BASH_REMATCH[1]}
+    [[ $answer =~ " StartTime="([0-9][^ ]*) && ! $time < ${BASH_REMATCH[1]} ]]
+}
+
+start_again() { # WHY STATUS; Slurm was asked a moment ago
     local why=$1
     trap '' TERM # that of the requeue
-    ask_slurm
-    if [[ $answer == *" PreemptTime="[0-9]* ]]; then
-        why=requeue:preempted # nobody's failure, so that it may happen any number of times
-    elif (($(attempts_without_progress) >= MAX_RETRIES)); then
+    if is_preempted; then why=requeue:preempted; fi # nobody's failure, so that it may happen any number of times
+    if [[ $why != requeue:preempted ]] && (($(attempts_without_progress) >= max_retries)); then
         give_up "$why" "$2"
     fi
     note_attempt "$why"
     say "$step ended with status $2 ($why). The job is requeued; the newest checkpoint is $(newest_checkpoint)."
     note_state requeued "$2"
     settled=1
-    if ! scontrol requeue "$SLURM_JOB_ID"; then
-        fail "$2" "Slurm does not requeue the job. Start it again by hand: sbatch $JOB_FOLDER/job.sh"
-    fi
-    exit "$2"
+    for _ in 1 2 3; do # a controller that changes over does not answer for a moment
+        if scontrol requeue "$SLURM_JOB_ID"; then exit "$2"; fi
+        sleep 3 || true
+    done
+    fail "$2" "Slurm does not requeue the job. Start it again by hand: sbatch $job_folder/job.sh"
 }
 """
 
 LOCAL_REQUEUE = r"""
 start_again() { # WHY STATUS; whoever started this script starts it again when its state is requeued
-    if (($(attempts_without_progress) >= MAX_RETRIES)); then give_up "$1" "$2"; fi
+    if (($(attempts_without_progress) >= max_retries)); then give_up "$1" "$2"; fi
     note_attempt "$1"
     say "$step ended with status $2 ($1). The job starts again; the newest checkpoint is $(newest_checkpoint)."
     end_job requeued 85
@@ -166,12 +183,10 @@ start_again() { # WHY STATUS; whoever started this script starts it again when i
 
 _LOST_CONNECTION = r"""
 lost_connection() { # whether the log says, since the step began, that a task was lost to the others and none failed by itself
-    local said
-    said=$(tail -c "+$((log_bytes + 1))" "$JOB_FOLDER/log.txt" 2>/dev/null) || return 1
-    ! grep -qE 'process [0-9]+ failed:' <<<"$said" &&
-        grep -qE -e 'error: .* (has died|cannot be reached any more)' \
+    ! grep -aqE 'process [0-9]+ failed:' < <(said) &&
+        grep -aqE -e 'error: .* (has died|cannot be reached any more)' \
 {of_srun}            -e 'Error: .*(Connection (reset|closed|refused)|Socket closed|Broken pipe)' \
-            -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' <<<"$said"
+            -e 'StatusCode\.UNAVAILABLE|DistNetworkError|NCCL error: (remote process|unhandled system)' < <(said)
 }
 """
 
@@ -180,7 +195,7 @@ _SRUN_ERRORS = r"""            -e 'srun: error: (Node failure|Unable to create s
 
 _WATCH_WORKERS = r"""
 end_hanging_workers() { # PID of srun: workers end when the coordinator has; one that hangs must not hold the nodes
-    until [[ -e $JOB_FOLDER/steps/$step.status ]]; do sleep 5; done
+    until [[ -e $job_folder/steps/$step.status ]]; do sleep 5; done
     sleep 60
     kill -TERM "$1"
 }
@@ -188,17 +203,17 @@ end_hanging_workers() { # PID of srun: workers end when the coordinator has; one
 
 _BEGIN_STEP = r"""
 run_step() { # NAME NTASKS WORD...
-    local status=0 deadline="" log_bytes
+    local status=0 deadline=""
     step=$1
-    if [[ -e $JOB_FOLDER/steps/$step.done ]]; then
+    if [[ -e $job_folder/steps/$step.done ]]; then
         say "$step was done before."
         return
     fi
 {still_ours}    note_state running 0
-    log_bytes=$(wc -c 2>/dev/null <"$JOB_FOLDER/log.txt") || log_bytes=0
+    mark_log
     PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2") || settle_step "$?"
     export PORTWRIGHT_TASK_HOSTS
-    rm -f "$JOB_FOLDER/steps/$step.saved" "$JOB_FOLDER/steps/$step.status"
+    rm -f "$job_folder/steps/$step.saved" "$job_folder/steps/$step.status"
 {cancelled}    if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # too late for another step
     say "$step begins at $(now) with $2 task(s)."
 
@@ -218,13 +233,13 @@ _WAIT = r"""    while kill -0 "$step_pid" 2>/dev/null; do
 {on_term}        if [[ -z $stop ]]; then
             wait "$step_pid" || true # ends early when a signal comes
         else
-            deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}
+            deadline=${deadline:-$((SECONDS + save_seconds))}
             ((SECONDS < deadline)) || break
             sleep 1
         fi
     done
     if kill -0 "$step_pid" 2>/dev/null; then
-        say "$step has not ended $SAVE_SECONDS seconds after it was asked to."
+        say "$step has not ended $save_seconds seconds after it was asked to."
         status=143
     else
         wait "$step_pid" || status=$?
@@ -250,12 +265,14 @@ _LOCAL_TERM = r"""    if [[ $stop == TERM ]]; then
 """
 
 _END_WATCH = r"""    if [[ -n ${streams:-} ]]; then kill "$streams" 2>/dev/null || true; fi
-    if [[ -e $JOB_FOLDER/steps/$step.status ]]; then
-        status=$(<"$JOB_FOLDER/steps/$step.status") # srun's may be a dead worker's; the coordinator's counts
+    if [[ -e $job_folder/steps/$step.status ]]; then
+        status=$(<"$job_folder/steps/$step.status") # srun's may be a dead worker's; the coordinator's counts
+    elif [[ -n ${streams:-} ]] && ((status == 0)); then
+        status=137 # the workers ended well, and the coordinator was killed with its task.sh, which would have told
     fi
 """
 
-_END_STEP = r"""    if ((status == 0)) && [[ -e $JOB_FOLDER/steps/$step.saved ]]; then
+_END_STEP = r"""    if ((status == 0)) && [[ -e $job_folder/steps/$step.saved ]]; then
         status=85 # see task.sh
     fi
     settle_step "$status"
@@ -264,7 +281,7 @@ _END_STEP = r"""    if ((status == 0)) && [[ -e $JOB_FOLDER/steps/$step.saved ]]
 settle_step() { # STATUS
 {leave}    case $1 in
         0)
-            touch "$JOB_FOLDER/steps/$step.done"
+            touch "$job_folder/steps/$step.done"
             say "$step has ended well."
             ;;
         1 | 2 | 3) # the program's own
@@ -274,7 +291,8 @@ settle_step() { # STATUS
         *)
             if [[ $stop == USR1 ]]; then start_again requeue:signal "$1"; fi
             if (($1 == 85)); then start_again requeue:85 85; fi
-            if (($1 >= 128)); then start_again "retry:$1" "$1"; fi # killed: no error of the program itself
+            # Killed by a signal: no error of the program itself. 255 is one, such as a container's that does not start.
+            if (($1 > 128 && $1 <= 192)); then start_again "retry:$1" "$1"; fi
             fail "$1" "$step failed with status $1."
             ;;
     esac
@@ -290,16 +308,31 @@ _STREAM_LEAVE = r"""    if (($1 != 0)) || [[ -z ${streams:-} ]]; then
     trap '' TERM
 """
 
+SLURM_ONLY = r"""
+if [[ -z ${SLURM_JOB_ID:-} || -z ${SLURM_JOB_NODELIST:-} ]]; then
+    echo "This script is for Slurm: hand it over with sbatch $0" >&2
+    exit 2
+fi
+other=$(cat "$job_folder/scheduler_id" 2>/dev/null) || other="" # the job that was started from this folder before
+if [[ $other != "$SLURM_JOB_ID" && -n $other && -n $(squeue --noheader --states=PENDING,RUNNING,SUSPENDED --jobs="$other" 2>/dev/null) ]]; then
+    echo "portwright: the job $other was started from $job_folder too and has not ended, so that this one, $SLURM_JOB_ID, does not begin." >&2
+    exit 2
+fi
+echo "$SLURM_JOB_ID" >"$job_folder/scheduler_id.new" # by which `portwright jobs` knows a job that was started by hand
+mv -f "$job_folder/scheduler_id.new" "$job_folder/scheduler_id"
+"""
+
 BEGIN = r"""
-mkdir -p "$JOB_FOLDER/steps" "$MODEL_DIR"
-case $(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$JOB_FOLDER/state.json" 2>/dev/null || true) in
+mkdir -p "$job_folder/steps" "$model_dir"
+case $(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$job_folder/state.json" 2>/dev/null || true) in
     requeued) ;;
     running) # no trap has run: the node was lost, or this script was killed
-        step=$(sed -n 's/.*"step": "\([^"]*\)".*/\1/p' "$JOB_FOLDER/state.json")
+        step=$(sed -n 's/.*"step": "\([^"]*\)".*/\1/p' "$job_folder/state.json")
         note_attempt node
         ;;
-    *) rm -f "$JOB_FOLDER/attempts" ;; # not begun before, or ended
+    *) rm -f "$job_folder/attempts" ;; # not begun before, or ended
 esac
+mark_log
 """
 
 FINISH = r"""

@@ -81,15 +81,13 @@ def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
 
 def _make_step(chain: Chain, name: str) -> Step:
     words = _command(chain, name)
+    expanded: tuple[str, ...] = ()
     if name in ON_THE_HOST:
         words.append(f"--{name}_only")
+    else:  # on the accelerator
+        expanded = (*chain.site.launch.prefix, *chain.site.launch.run_flags)
+        words = [*chain.site.launch.prefix, *words, *chain.site.launch.run_flags]
     is_spread = name == "train" and chain.ntasks > 1
-    literal: list[int] = []
-    if name in ("train", "eval", "predict"):
-        for word in chain.site.launch.run_flags:
-            if _EXPANDED.search(word):
-                literal.append(len(words))
-            words.append(word)
     takes_labels = chain.subject.config is not None or any(_JOB_LABELS in f.names for f in chain.target.flags)
     if chain.site.scheduler == "csctl" and takes_labels:
         words += [_JOB_LABELS, f"name={chain.job_name}"]
@@ -100,7 +98,9 @@ def _make_step(chain: Chain, name: str) -> Step:
         ntasks=chain.ntasks if is_spread else 1,
         words=tuple(words),
         tasks=chain.tasks if is_spread else "single",
-        literal=tuple(literal),
+        literal=tuple(
+            place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
+        ),
     )
 
 

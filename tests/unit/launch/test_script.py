@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from unit.launch.script_jobs import make_job, make_site
 
 from portwright.errors import UserError
-from portwright.launch.job import Resources, Step
-from portwright.launch.script import render_job
+from portwright.launch.job import Container, Resources, Step
+from portwright.launch.script import OWN_NAMES, render_job
+from portwright.launch.task_script import render_task
 from portwright.launch.words import directive, file_pattern, quote, quote_expanding, wrap
 
 
@@ -65,14 +67,14 @@ def test_how_each_kind_of_step_is_started(tmp_path: Path) -> None:
     assert "\nrun_step eval 7 srun --ntasks=7 --cpus-per-task=14 --kill-on-bad-exit=1 " in text
     local = render_job(make_job(tmp_path, *steps)).replace(" \\\n    ", " ")
     assert (
-        '"$PYTHON" -m portwright.launch.tasks --ntasks=7 --keep-going -- "$JOB_FOLDER/task.sh" train' in local
+        '"$python" -m portwright.launch.tasks --ntasks=7 --keep-going -- "$job_folder/task.sh" train' in local
     )
     assert "srun" not in local.split("run_step validate")[1]
 
 
 def test_nothing_that_the_job_does_not_need(tmp_path: Path) -> None:
     text = render_job(make_job(tmp_path, scheduler="slurm"))
-    for word in ("stream", "module", "hanging", "PYTHON=", "SDK"):
+    for word in ("stream", "module", "hanging", "python=", "SDK"):
         assert word not in text
     local = render_job(make_job(tmp_path))
     for word in ("SLURM", "Slurm", "srun ", "scontrol"):
@@ -147,3 +149,59 @@ def test_only_variables_are_expanded(value: str) -> None:
         check=True,
     )
     assert said.stdout == word.replace("${ADDRESS}", value)
+
+
+def test_names_of_the_scripts_own_variables(tmp_path: Path) -> None:
+    """All that they assign in small letters is known, so that a user's variable of that name can be refused."""
+    container = Container("ch-run", "/image", (("/data", "/data"),), images_on_nodes=("/local/image",))
+    found = set()
+    for scheduler in ("slurm", "none"):
+        step = Step("train", 3, ("python", "run.py"), "stream")
+        job = make_job(tmp_path, step, scheduler=scheduler, container=container, modules=("cuda",))
+        for text in (render_job(job), render_task(job)):
+            code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+            code = re.sub(r"awk [^\n]*'[^']*'", "", code)
+            found |= set(re.findall(r"(?:^|[\s;(])([a-z_]+)\+?=(?!=)", code))
+            found |= set(re.findall(r"\bfor ([a-z_]+) in", code))
+            for line in re.findall(r"\blocal (.*)", code):
+                found |= {word.partition("=")[0] for word in line.split()}
+    found.discard("_")
+    assert found <= OWN_NAMES, found - OWN_NAMES
+    assert {"step", "job_folder", "status", "bind"} <= found
+
+
+def test_a_variable_of_the_scripts_own_is_refused(tmp_path: Path) -> None:
+    for names in ({"environment": {"step": "1"}}, {"passed": ("step",)}):
+        with pytest.raises(UserError, match="step"):
+            render_job(make_job(tmp_path, **names))
+
+
+def test_words_before_python(tmp_path: Path) -> None:
+    prefix = ("poprun", "--vipu-partition=slurm_${SLURM_JOBID}")
+    site = make_site("slurm", launch={"prefix": list(prefix)})
+    step = Step("train", 1, (*prefix, "python", "run.py", "python"), literal=(1,))
+    text = render_job(make_job(tmp_path, step, site=site, python="/my/python"))
+    joined = " ".join(text.replace("\\\n", " ").split())
+    assert 'poprun "--vipu-partition=slurm_${SLURM_JOBID}" /my/python run.py python' in joined
+    assert ': "${SLURM_JOBID:?' in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ntasks", "flags", "told"),
+    [
+        (2, 8, (), "--ntasks-per-node=4"),
+        (2, 7, (), None),
+        (1, 8, (), None),
+        (None, 8, (), None),
+        (2, 8, ("--ntasks-per-node=5",), None),
+    ],
+)
+def test_tasks_are_spread_evenly(
+    tmp_path: Path, nodes: int | None, ntasks: int, flags: tuple[str, ...], told: str | None
+) -> None:
+    asked = Resources(nodes=nodes, ntasks=ntasks, flags=flags)
+    lines = lines_of(render_job(make_job(tmp_path, scheduler="slurm", resources=asked)))
+    found = [
+        line for line in lines if "--ntasks-per-node" in line and line not in [f"#SBATCH {f}" for f in flags]
+    ]
+    assert found == ([f"#SBATCH {told}"] if told else [])

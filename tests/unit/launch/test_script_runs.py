@@ -40,7 +40,7 @@ def test_a_failed_step_stops_the_chain_with_its_status(tmp_path: Path) -> None:
     assert "log.txt" in job.log
 
 
-@pytest.mark.parametrize("status", [1, 3, 4, 126])
+@pytest.mark.parametrize("status", [1, 3, 4, 126, 255])
 def test_failures_of_the_program_are_not_tried_again(tmp_path: Path, status: int) -> None:
     job = LocalJob(tmp_path, names=("train",))
     job.does("train", f"sys.exit({status})")
@@ -74,6 +74,16 @@ def test_every_task_is_told_its_place(tmp_path: Path) -> None:
     assert len({place["MASTER_PORT"] for place in places}) == 1
     assert 20000 <= int(places[0]["MASTER_PORT"]) < 40000
     assert places[0]["MASTER_ADDR"] == "localhost"
+
+
+def test_variables_of_one_s_own_reach_the_program_whatever_their_name(tmp_path: Path) -> None:
+    given = {"MODEL_DIR": "/data/other", "PYTHON": "/nowhere", "JOB_FOLDER": "x", "MAX_RETRIES": "y"}
+    job = LocalJob(tmp_path, environment=given, names=("train",))
+    job.does("train", "sys.exit(85)")
+    assert job.run(SAVE_SECONDS="z") == 85, job.log
+    seen = job.ran("train")[0]["env"]
+    assert {name: seen[name] for name in given} == given
+    assert seen["SAVE_SECONDS"] == "z"
 
 
 def test_odd_names_reach_the_program_unchanged(tmp_path: Path) -> None:
