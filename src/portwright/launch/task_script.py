@@ -14,10 +14,12 @@ _OWN = (
     *("PORTWRIGHT_JOB", "PORTWRIGHT_JOB_FOLDER", "PORTWRIGHT_TASK_HOSTS"),
 )
 _STREAM_KEY = "PORTWRIGHT_STREAM_KEY_FILE"
+# Without the devices a container sees the GPUs of other jobs.
 _SLURM = (
     "SLURM_JOB_ID",
-    "CUDA_VISIBLE_DEVICES",
-)  # without the latter a container sees the GPUs of other jobs
+    "SLURM_GPUS_PER_TASK",
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+)
 
 
 def render_task(job: Job) -> str:

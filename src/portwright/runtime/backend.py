@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,13 +32,7 @@ class TorchBackend:
         if plugin is not None:
             self.device = plugin.take_device(launch)
         elif device_type == "cuda":
-            num_devices = torch.cuda.device_count()
-            if launch.local_rank >= num_devices:
-                raise UserError(
-                    f"process {launch.local_rank} of this machine has no GPU: torch sees {num_devices}.",
-                    f"Start at most {num_devices} processes a machine.",
-                )
-            self.device = torch.device("cuda", launch.local_rank)
+            self.device = torch.device("cuda", _choose_gpu(launch.local_rank, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
@@ -67,6 +62,18 @@ class TorchBackend:
 
     def close(self) -> None:
         self.world.close()
+
+
+def _choose_gpu(local_rank: int, num_devices: int) -> int:
+    """Which of the GPUs that torch sees is this process's."""
+    if local_rank < num_devices:
+        return local_rank
+    if num_devices and os.environ.get("SLURM_GPUS_PER_TASK"):
+        return 0  # srun --gpus-per-task: each task sees only its own, counted from 0
+    raise UserError(
+        f"process {local_rank} of this machine has no GPU: torch sees {num_devices}.",
+        f"Start at most {num_devices} processes a machine.",
+    )
 
 
 def _session_class(mode: Mode, num_processes: int) -> type[TorchSession]:
