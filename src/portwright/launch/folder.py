@@ -77,14 +77,14 @@ def make_manifest(plan: Plan, request: Request) -> dict[str, Any]:
 
 
 def command_words(request: Request) -> list[str]:
-    """The command that was given; what -D sets is in params.yaml, and only there."""
+    """The command that was given; what -D sets is in params.yaml, what --env sets in job.sh, and only there."""
     words = ["portwright", "submit", request.subject]
     for name, value in asdict(request).items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
         if name == "subject" or value is None or value == () or value is False:
             continue
         for each in value if isinstance(value, tuple) else (value,):
-            if name == "overrides":
+            if name in ("overrides", "env"):
                 each = each.partition("=")[0] + "=..."
             words += [flag] if each is True else [flag, str(each)]
     return words

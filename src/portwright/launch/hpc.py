@@ -18,18 +18,19 @@ Their YAML has two sections, and an optional place of the programs:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.job.problems import check_model
 from portwright.job.section import Section
 from portwright.launch.job import Step
 from portwright.launch.words import variables_in
 
+STEPS = ("compile", "run")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -90,21 +91,45 @@ class HpcParams(Section):
     run: RunSection = RunSection()
 
 
-def hpc_steps(folder: Path, params: Mapping[str, Any]) -> tuple[Step, ...]:
+def choose_hpc_steps(given: str | None) -> tuple[str, ...]:
+    """The steps that --steps names, in their order; both where it names none."""
+    if given is None:
+        return STEPS
+    named = [part.strip() for part in given.split(",")]
+    for name in named:
+        if name not in STEPS:
+            raise UserError(f"--steps names '{name}', and --hpc has compile and run.", suggest(name, STEPS))
+    return tuple(name for name in STEPS if name in named)
+
+
+def hpc_steps(folder: Path, params: Mapping[str, Any], names: Sequence[str] = STEPS) -> tuple[Step, ...]:
     """The chain of a folder with a CSL program: compile, then run; both in that folder, and not in the job's container."""
     given, problems = check_model(HpcParams, params, ())
     if problems or given is None:
         raise UserError(problems[0].describe(), details={"problems": [p.describe() for p in problems]})
-    for name in (given.compile.source, given.run.script):
-        if not (folder / name).is_file():
+    files = {"compile": given.compile.source, "run": given.run.script}
+    for name in names:
+        if not (folder / files[name]).is_file():
             raise UserError(
-                f"there is no {name} in {folder}.",
+                f"there is no {files[name]} in {folder}.",
                 "Name the program in compile.source, and the host's script in run.script.",
             )
-    return (
-        _step("compile", folder, _compile_words(given)),
-        _step("run", folder, _run_words(given)),
-    )
+    words = {"compile": _compile_words(given), "run": _run_words(given)}
+    return tuple(_step(name, folder, words[name]) for name in names)
+
+
+def needs_machine(steps: Sequence[Step]) -> bool:
+    """Whether one of the steps runs on a CS-2; cslc and the simulator run on the host alone."""
+    return any(step.name == "run" and any(w.startswith("--cmaddr") for w in step.words) for step in steps)
+
+
+def lacks_compiled(folder: Path, steps: Sequence[Step]) -> str | None:
+    """The compiled program that the steps run without having made it, where it is not there yet."""
+    if [step.name for step in steps] != ["run"]:
+        return None
+    words = steps[0].words
+    output = words[words.index("--name") + 1]
+    return None if variables_in(output) or (folder / output).is_dir() else output
 
 
 def _step(name: str, folder: Path, words: list[str]) -> Step:

@@ -18,6 +18,7 @@ from portwright.launch.job import Container, Job, Resources, Step, Tasks
 from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params, with_fixed_end
 from portwright.launch.site import Environment, JobDefaults, Site
 from portwright.launch.site_files import load_site
+from portwright.launch.site_values import has_login, is_secret_key
 from portwright.launch.steps import ON_THE_HOST, Chain, choose_steps, compiles_on_the_host, make_steps
 from portwright.launch.subject import Subject, find_subject
 from portwright.launch.times import minutes_of
@@ -84,13 +85,16 @@ def make_plan(request: Request) -> Plan:
     site = load_site(request.site)
     target = get_target(request.target or site.target)
     site = site.for_target(target.name)
+    for path, what in ((_here(), "the current folder"), (request.subject, "the model")):
+        _check_sayable(path, what)
     subject = find_subject(request.subject, hpc=request.hpc, takes_configs=site.scheduler == "csctl")
     if request.hpc and not site.hpc:
         raise UserError(
             f"the site {site.name} has no cslc and cs_python, which --hpc asks for.",
             "Leave --hpc out, or choose another site: portwright sites.",
         )
-    workdir = Path.cwd()
+    _refuse_beside_hpc(request)
+    workdir = _here()
     defaults, tasks = job_defaults(request, site)
     account = charged_account(request, site, defaults)
     params = (
@@ -111,9 +115,9 @@ def make_plan(request: Request) -> Plan:
     container = None if request.hpc else find_container(request, site, seen)  # whose programs bring their own
     environment, passed = visible_environment(request, site)
     if request.hpc:
-        from portwright.launch.hpc import hpc_steps
+        from portwright.launch.hpc import choose_hpc_steps, hpc_steps
 
-        steps = hpc_steps(subject.folder, dict(params.values))
+        steps = hpc_steps(subject.folder, dict(params.values), choose_hpc_steps(request.steps))
     else:
         chain = Chain(
             subject,
@@ -145,7 +149,32 @@ def make_plan(request: Request) -> Plan:
         max_retries=defaults.max_retries,
         title=request.subject,
     )
-    return Plan(job, subject, params, request.mode, _notes(request, params))
+    return Plan(job, subject, params, request.mode, _notes(request, params, job))
+
+
+def _refuse_beside_hpc(request: Request) -> None:
+    """What a training has and the SDK's programs have not: it would be left out without a word."""
+    if not request.hpc:
+        return
+    one_task = "Leave it out: each step is one task."
+    brings = "Leave it out: cslc and cs_python bring their own container."
+    place = (
+        "Leave it out: the steps run in the program's folder, and compile.output names what cslc makes there."
+    )
+    picks = "Leave it out; --steps compile or --steps run picks one."
+    refused = (
+        (request.mode != Request.mode, f"--mode is '{request.mode}'", picks),
+        (request.ntasks not in (None, 1), f"--ntasks is {request.ntasks}", one_task),
+        (request.tasks is not None, f"--tasks is '{request.tasks}'", one_task),
+        (request.container not in (None, "none"), f"--container is '{request.container}'", brings),
+        (request.image is not None, f"--image is '{request.image}'", brings),
+        (bool(request.binds), "--bind is given", brings),
+        (request.packages is not None, "--packages is given", brings),
+        (request.model_dir is not None, f"--model_dir is '{request.model_dir}'", place),
+    )
+    for is_given, what, cure in refused:
+        if is_given:
+            raise UserError(f"{what}, and --hpc compiles and runs programs of the Cerebras SDK.", cure)
 
 
 def jobs_root(given: str | None) -> Path:
@@ -154,12 +183,30 @@ def jobs_root(given: str | None) -> Path:
     return absolute(chosen, "--jobs-dir")
 
 
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UserError("the current folder has been removed.", "Go to another one: cd ~") from error
+
+
+def _check_sayable(path: str | Path, what: str) -> None:
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} is {text!r}, which is not UTF-8, so that no script can say it.", "Rename it."
+        ) from error
+    if not text or "\0" in text or "\n" in text or "\r" in text:
+        raise UserError(f"{what} is {text!r}, which is no path that a script can say.", "Give another.")
+
+
 def absolute(given: str, flag: str) -> Path:
     """A path as the user means it, from the current folder."""
-    if not given or "\0" in given or "\n" in given or "\r" in given:
-        raise UserError(f"{flag} is {given!r}, which is no path that a script can say.", "Give another.")
+    _check_sayable(given, flag)
     try:
-        return Path(os.path.normpath(Path.cwd() / Path(given).expanduser()))
+        return Path(os.path.normpath(_here() / Path(given).expanduser()))
     except RuntimeError as error:  # ~somebody who has no home
         raise UserError(f"{flag} is '{given}': {error}", "Give another.") from error
 
@@ -238,11 +285,7 @@ def _resources(
     nodes, gres = defaults.nodes, defaults.gres
     if nodes is not None and request.nodes is None:
         nodes = min(nodes, ntasks)
-    if (
-        request.gres is None
-        and compiles_on_the_host(target)
-        and all(step.name in ON_THE_HOST for step in steps)
-    ):
+    if request.gres is None and not _needs_device(request, target, steps):
         gres = None  # it would keep a device from others and wait for one
     return Resources(
         account=account,
@@ -256,6 +299,14 @@ def _resources(
         grace_seconds=defaults.grace_seconds,
         flags=defaults.flags,
     )
+
+
+def _needs_device(request: Request, target: Target, steps: Sequence[Step]) -> bool:
+    if request.hpc:
+        from portwright.launch.hpc import needs_machine
+
+        return needs_machine(steps)
+    return not compiles_on_the_host(target) or any(step.name not in ON_THE_HOST for step in steps)
 
 
 def charged_account(request: Request, site: Site, defaults: JobDefaults) -> str | None:
@@ -295,6 +346,15 @@ def visible_environment(request: Request, site: Site) -> tuple[Mapping[str, str]
             f"{flag}: {problem.message}.", problem.cure or "Secrets go by --pass NAME, from your shell."
         )
     assert checked is not None
+    for name, value in checked.variables.items():
+        if has_login(value):  # and is not repeated
+            is_given = any(text.startswith(f"{name}=") for text in request.env)
+            raise UserError(
+                f"the value of {name} holds a password (://user:password@), and job.sh would show it.",
+                f"Set {name} in your shell, and give --pass {name} instead."
+                if is_given
+                else f"Take {name} out of the variables of {site.name}, name it in environment.passed, and set it in your shell.",
+            )
     both = [name for name in request.passed if name in variables]
     if both:
         raise UserError(f"{both[0]} is given with --env and with --pass.", "Give one of them.")
@@ -369,10 +429,50 @@ def _free_name(request: Request, subject: Subject) -> str:
     return f"{stem}-{number}"
 
 
-def _notes(request: Request, params: ResolvedParams) -> tuple[str, ...]:
+def _notes(request: Request, params: ResolvedParams, job: Job) -> tuple[str, ...]:
     unset = [name for name in request.passed if name not in os.environ]
     notes = [
         f"--pass {name}: it is not set in this shell, so the job sees it only where the site sets it."
         for name in unset
     ]
+    notes += _notes_of_secrets(request, job)
+    if job.site.scheduler != "slurm" and (idle := _without_scheduler(request)):
+        notes.append(f"{', '.join(idle)}: without effect, since {job.site.name} has no SLURM to ask.")
+    if request.hpc:
+        from portwright.launch.hpc import lacks_compiled
+
+        missing = lacks_compiled(job.model_dir, job.steps)
+        if missing is not None:
+            notes.append(
+                f"there is no {missing} in {job.model_dir} yet, which the step run needs; --steps compile makes it."
+            )
     return (*notes, *params.notes)
+
+
+def _without_scheduler(request: Request) -> list[str]:
+    """Flags that only a scheduler heeds."""
+    given = {
+        "--account": request.account,
+        "--partition": request.partition,
+        "--nodes": request.nodes,
+        "--gres": request.gres,
+        "--mem": request.memory,
+        "--flag": request.flags,
+    }
+    return [flag for flag, value in given.items() if value]
+
+
+def _notes_of_secrets(request: Request, job: Job) -> list[str]:
+    """Which keys of -D lie readable where params do; their values are not repeated."""
+    keys = dict.fromkeys(text.partition("=")[0].strip() for text in request.overrides)
+    where = "the job's params.yaml (mode 0600)"
+    if request.hpc:
+        where += " and in job.sh"
+    elif job.container is not None:
+        where += ", which the container sees"
+    return [
+        f"-D {key}: it looks like a secret, and its value lies readable in {where}. "
+        "Better have your code read a variable of the environment, and name that with --pass."
+        for key in keys
+        if is_secret_key(key)
+    ]

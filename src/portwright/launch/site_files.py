@@ -91,11 +91,32 @@ def find_sites() -> list[SiteFile]:
     """Every name that stands for a file, whether it is good or not; a user's own comes before one that is shipped."""
     found: dict[str, list[Path]] = {}
     for folder in site_folders():
-        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
-            if path.name.startswith("."):  # what an editor left
-                continue
+        for path in _toml_files(folder):
             found.setdefault(path.stem, []).append(path)
     return [SiteFile(name, paths[0], tuple(paths[1:])) for name, paths in sorted(found.items())]
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    try:
+        paths = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:  # silence would hide the user's own sites, and take a shipped one in their place
+        variable = "XDG_CONFIG_HOME" if folder == user_folder() else "PORTWRIGHT_SITES"
+        raise UserError(
+            f"cannot look for sites in {folder}: {(error.strerror or str(error)).lower()}.",
+            f"Mend its permissions, or set {variable} to another folder.",
+        ) from error
+    # One that begins with a dot was left by an editor.
+    return [path for path in paths if path.suffix == ".toml" and not path.name.startswith(".")]
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there for this user; `is_dir` raises where one above it may not be entered."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def site_folders() -> list[Path]:
@@ -104,7 +125,7 @@ def site_folders() -> list[Path]:
     named = os.environ.get("PORTWRIGHT_SITES")
     if named:
         folder = _expanded(named)
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UserError(
                 f"PORTWRIGHT_SITES is no folder, received '{named}'.", "Make it, or unset the variable."
             )
@@ -208,6 +229,8 @@ def _with_capitals(values: dict[str, Any]) -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """The text of a site's file."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would wait for ever
+            raise UserError(f"cannot read {path}: no plain file.", "Name a TOML file.")
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8, byte {error.start}.", "Save it as UTF-8.") from error

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from portwright.errors import UserError
 from portwright.launch.site import Site
-from portwright.launch.site_files import SiteFile, find_site, find_sites, load_site, user_folder
+from portwright.launch.site_files import SiteFile, find_site, find_sites, is_folder, load_site, user_folder
 
 _PROGRAMS = {"slurm": ("sbatch",), "csctl": ("csctl", "cszoo"), "none": ()}
 _TASKS = {
@@ -32,7 +32,7 @@ def why_not_here(site: Site) -> str | None:
     missing = [name for name in _PROGRAMS[site.scheduler] if shutil.which(name) is None]
     if missing:
         return f"{missing[0]} is not on PATH"
-    elsewhere = [folder for folder in site.storage.shared if not Path(folder).is_dir()]
+    elsewhere = [folder for folder in site.storage.shared if not is_folder(Path(folder))]
     return f"{elsewhere[0]} is not here" if elsewhere else None
 
 
@@ -154,11 +154,18 @@ def render_site(site: Site, row: Mapping[str, Any]) -> list[str]:
     for target, changes in site.on.items():
         lines += ["", f"on {target}", *_pairs(_flat(changes))]
     own = user_folder() / f"my-{site.name}.toml"
-    example = [_INDENT + line if line else "" for line in example_toml(site).splitlines()]
+    base = _meant_by(site, row)
+    example = [_INDENT + line if line else "" for line in example_toml(site, base).splitlines()]
     return [
         *lines, "", f"A site of your own that begins from this one, in {own}:", "", *example, "",
-        f"Submit with --site my-{site.name}. The whole file: portwright sites {site.name} --toml.",
+        f"Submit with --site my-{site.name}. The whole file: portwright sites {shlex.quote(base)} --toml.",
     ]  # fmt: skip
+
+
+def _meant_by(site: Site, row: Mapping[str, Any]) -> str:
+    """What means the site from everywhere: its name, or the path of a file that lies where none are looked for."""
+    is_named = any(file.name == site.name and str(file.path) == row["path"] for file in find_sites())
+    return site.name if is_named else str(Path.cwd() / row["path"])
 
 
 def _pairs(pairs: Mapping[str, str]) -> list[str]:
@@ -193,9 +200,12 @@ def _say(key: str, value: Any) -> str:
     return str(value)
 
 
-def example_toml(site: Site) -> str:
-    """A small file that extends the site: valid as it is, and a start."""
-    lines = [f'extends = "{site.name}"', f'summary = "{site.name}, as my group uses it"']
+def example_toml(site: Site, base: str | None = None) -> str:
+    """A small file that extends the site, which `base` means: valid as it is, and a start."""
+    lines = [
+        f"extends = {json.dumps(base or site.name, ensure_ascii=False)}",
+        f'summary = "{site.name}, as my group uses it"',
+    ]
     lines += ["", "[job]", f'time = "{site.job.time}"']
     if site.scheduler == "slurm":
         flags = json.dumps([*site.job.flags, "--qos=low"])

@@ -16,9 +16,24 @@ NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GRES = re.compile(r"[A-Za-z]\w*(:(?=[\w.-]*[A-Za-z])[\w.-]+)?(:[1-9][0-9]*[KMGTP]?)?", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?")
+# Names of variables that hold secrets. PWD and OLDPWD are folders, TOKENIZERS_PARALLELISM is no token, and a name that
+# ends in _FILE tells where a secret lies.
 SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.IGNORECASE
+    r"^(?!.*_(?:FILE|PATH|DIR|SOCK|NAME|TYPE|URL|LENGTH|LEN|LIMIT|COUNT|SIZE|TIMEOUT|TTL)$)(?:"
+    r".*(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEYS?)(?:_|\d*$)"
+    r"|(?:.*_)?(?:JWT|CREDS?)(?:_|\d*$)"
+    r"|(?:.*_)?(?:KEY|PAT|O?AUTH)\d*$"
+    r"|.*(?<!BY)(?<!COM)PASS\d*$"
+    r"|.+(?<!OLD)PWD\d*$)",
+    re.IGNORECASE,
 )
+# Keys of params are fewer: a model has pad_token and label_key, which nobody needs to hide.
+_SECRET_KEY = re.compile(
+    r"(?:SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|(?:API|ACCESS|PRIVATE|WANDB)_?KEYS?|CREDENTIALS?|_PWD|(?:^|_)(?:CREDS|JWT))$"
+    r"|(?:^|(?:^|_)(?:API|AUTH|ACCESS|HF|HUB|HUGGINGFACE|SESSION|BEARER|USER|WANDB|GITHUB|GITLAB|SECRET))_?TOKEN$",
+    re.IGNORECASE,
+)
+_LOGIN_IN_URL = re.compile(r"://[^/\s@:]*:[^/\s@]+@")
 # Flags that a script says by itself, and the key that they are said with.
 _OWN_FLAGS = {
     "--account": "job.account, and --account of the command",
@@ -45,6 +60,20 @@ _OWN_FLAGS = {
     "--open-mode": "the job's folder",
     "--requeue": "job.max_retries",
     "--no-requeue": "job.max_retries",
+}
+_ARRAY = (
+    "would start tasks that share one folder, log and model_dir: one job is one run. "
+    "Submit several jobs, each with its own --model_dir"
+)
+_WAIT = "keeps sbatch from answering: submit follows a job by itself, and --no-follow leaves it"
+# Flags that turn a submission into something else, and what is meant for it.
+_OTHER_FLAGS = {
+    "--array": _ARRAY,
+    "-a": _ARRAY,
+    "--wait": _WAIT,
+    "-W": _WAIT,
+    "--wrap": "gives sbatch another script than the job's. Name what is to run as the subject of submit",
+    "--test-only": "submits nothing. Use --dry-run, whose checks ask sbatch the same",
 }
 
 
@@ -110,10 +139,29 @@ def _check_flag(value: str) -> str:
 
 
 def _check_own_flag(value: str) -> str:
-    name = value.partition("=")[0] if value.startswith("--") else value[:2]
+    name = _full_name(re.split(r"[=\s]", value)[0] if value.startswith("--") else value[:2])
     if name in _OWN_FLAGS:
         raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {show(value)}")
+    if name in _OTHER_FLAGS:
+        raise ValueError(f"{name} {_OTHER_FLAGS[name]}, received {show(value)}")
     return value
+
+
+def _full_name(given: str) -> str:
+    """sbatch takes the beginning of a long flag for the whole, as in --arr=0-3; no flag that may be given is one."""
+    if len(given) < 4:
+        return given
+    return next((name for name in (*_OWN_FLAGS, *_OTHER_FLAGS) if name.startswith(given)), given)
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether a key of params looks as if it held a secret: train_input.api_key."""
+    return _SECRET_KEY.search(key.rpartition(".")[2].strip()) is not None
+
+
+def has_login(value: str) -> bool:
+    """Whether an address in the value holds a password: http://user:password@host."""
+    return _LOGIN_IN_URL.search(value) is not None
 
 
 def _check_target(value: str) -> str:

@@ -88,6 +88,9 @@ LISTED = {
     "remote: Repository not found.": "github-404",
     "19-Sep 17:45:36 - Error - FAILURE: Execute Snprof": "sambatune-profile",
     "Segmentation fault (core dumped)": "segmentation-fault",
+    # A variable that is known better than by its name alone keeps its own words.
+    "/x/job.sh: line 40: CS_IP_ADDR: is not set here, and a step needs it": "cerebras-address",
+    "/x/job.sh: line 40: CS_IP_ADDR: unbound variable": "cerebras-address",
 }
 HEALTHY = [
     "step 100/2000  loss 0.2467  error: 0.01  12.5 steps/s",
@@ -113,6 +116,8 @@ HEALTHY = [
     "WARNING:root:[input_fn] - flat_map(): use map() instead of flat_map()",
     "batch 403 of 404, 503 samples",
     "exit code 0, 0 errors, 0 exceptions",
+    "srun: Job 123 step creation temporarily disabled, retrying (Requested nodes are busy)\nsrun: Step created for job 123",
+    "srun: Job 123 step creation temporarily disabled, retrying (Requested nodes are busy)\nsrun: Step created for StepId=123.1",
 ]
 
 
@@ -261,8 +266,10 @@ def test_what_job_sh_says_is_known() -> None:
     for sentence in told:
         if any(words in sentence for words in known):
             continue
-        line = re.sub(r"\$\(\([^)]*\)\)|\$\([^)]*\)|\$\{[^}]*\}|\$[A-Z_]{2,}|\$\d", "7", sentence)
-        line = re.sub(r"\$[a-z]+", "train", line).removeprefix("portwright: ")
+        line = re.sub(
+            r"\$\(\([^)]*\)\)|\$\([^)]*\)|\$\{[^}]*\}|\$[A-Z_]{2,}|\$[a-z]+_seconds|\$\d", "7", sentence
+        )
+        line = re.sub(r"\$[a-z_]+", "train", line).removeprefix("portwright: ")
         assert explain_text(f"portwright: {line}\n"), line
 
 
@@ -283,6 +290,40 @@ def test_statuses_of_ours() -> None:
 def test_a_waiting_job_is_a_note_until_it_has_its_nodes() -> None:
     (found,) = explain_text("srun: job 5 queued and waiting for resources\n")
     assert (found.name, found.level) == ("slurm-still-waiting", "note")
+
+
+def test_a_step_that_waits_for_another_is_no_cause() -> None:
+    waits = "srun: Job 123 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+    (found,) = explain_text(waits)
+    assert (found.name, found.level) == ("slurm-step-waits", "note")
+    assert "Requested nodes are busy" in found.meaning
+    first, second = explain_text(waits + "OSError: [Errno 28] No space left on device\n")
+    assert (first.name, first.is_first, second.level) == ("disk-full", True, "note")
+
+
+def test_a_program_that_may_not_be_run_was_found() -> None:
+    (denied,) = explain_text("slurmstepd: error: execve(): /jobs/a/task.sh: Permission denied\n")
+    assert denied.name == "program-not-permitted"
+    assert "'/jobs/a/task.sh' is there" in denied.meaning
+    assert "not found" not in denied.meaning
+    assert names("slurmstepd: error: execve(): task.sh: No such file or directory\n") == ["program-missing"]
+    assert names("slurmstepd: error: execve(): task.sh: Exec format error\n") == ["program-format"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('Lmod has detected the following error: The following module(s) are unknown: "x/1"', '"x/1"'),
+        ("ERROR: Unable to locate a modulefile for 'x/1'", "'x/1'"),
+        ("srun: error: Task launch for StepId=7.0 failed on node sdf-1: Invalid job credential", "sdf-1"),
+        ("/a/job.sh: line 3: X_ROOT: is not set here, and a step needs it", "X_ROOT"),
+        ("/a/b.sh: line 3: X_ROOT: unbound variable", "X_ROOT"),
+    ],
+)
+def test_what_a_line_names_is_in_its_meaning(line: str, said: str) -> None:
+    (found,) = explain_text(f"{line}\n")
+    assert said in found.meaning
+    assert found.level == "error"
 
 
 def test_an_exception_counts_only_under_a_traceback() -> None:

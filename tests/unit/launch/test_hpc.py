@@ -100,3 +100,11 @@ def test_what_is_wrong_is_named(folder: Path, params: dict[str, Any], says: str)
         hpc_steps(folder, params)
     assert says in str(caught.value)
     assert "\n" not in caught.value.message
+
+
+def test_only_the_files_of_the_chosen_steps_are_looked_for(folder: Path) -> None:
+    (folder / "run.py").unlink()
+    (step,) = hpc_steps(folder, {}, ["compile"])
+    assert step.name == "compile"
+    with pytest.raises(UserError, match=r"no run\.py"):
+        hpc_steps(folder, {})

@@ -199,6 +199,14 @@ def test_data_that_params_name_is_found_wherever_it_stands() -> None:
         ({"partition": "a\n#SBATCH --x"}, ["--partition"]),
         ({"flags": ("--account=me",)}, ["--flag", "--account"]),
         ({"flags": ("qos",)}, ["--flag", "qos"]),
+        ({"flags": ("--array=0-3",)}, ["--flag", "--array", "several jobs", "--model_dir"]),
+        ({"flags": ("--arr=0-3",)}, ["--flag", "--array"]),  # sbatch takes it for the whole
+        ({"flags": ("-a0-3",)}, ["--flag", "-a", "several jobs"]),
+        ({"flags": ("--array 0-3",)}, ["--flag", "--array"]),
+        ({"flags": ("--wait",)}, ["--flag", "--wait", "--no-follow"]),
+        ({"flags": ("-W",)}, ["--flag", "-W", "--no-follow"]),
+        ({"flags": ("--wrap=hostname",)}, ["--flag", "--wrap", "subject"]),
+        ({"flags": ("--test-only",)}, ["--flag", "--test-only", "--dry-run"]),
         ({"tasks": "strem"}, ["--tasks", "strem", "stream"]),
         ({"tasks": "single", "ntasks": 3}, ["--tasks single", "3"]),
         ({"tasks": "stream", "ntasks": 1}, ["--tasks stream", "1"]),
@@ -227,12 +235,97 @@ def test_what_cannot_be_is_told(changes: dict[str, Any], words: list[str]) -> No
     assert "\n" not in str(told.value)
 
 
-def test_a_secret_is_refused_without_being_repeated() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY",
+        "WANDB_KEY",
+        "GITHUB_PAT",
+        "DB_PWD",
+        "MYPASS",
+        "SLURM_JWT",
+        "AUTH",
+        "CREDS",
+        "AWS_SESSION_TOKEN_X",
+        "hf_token",
+        "API_KEY2",
+    ],
+)
+def test_a_secret_is_refused_without_being_repeated(name: str) -> None:
     with pytest.raises(UserError) as told:
-        plan_job(Request("my model", env=("WANDB_API_KEY=hunter2",)))
-    assert "WANDB_API_KEY" in str(told.value)
+        plan_job(Request("my model", env=(f"{name}=hunter2",)))
+    assert name in str(told.value)
     assert "--pass" in str(told.value)
     assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TOKENIZERS_PARALLELISM=false",
+        "MAX_TOKENS=100",
+        "PWD=/x",
+        "OLDPWD=/x",
+        "BYPASS=1",
+        "HF_TOKEN_PATH=/x",
+        "SSH_AUTH_SOCK=/x",
+        "AUTHOR=ann",
+        "PATH=/x",
+        "MONKEY=1",
+        "https_proxy=http://proxy:3128",
+        "URL=ssh://git@host/a:b",
+        "RANGE=http://host/a:b@c",
+    ],
+)
+def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
+    name, _, value = text.partition("=")
+    assert dict(plan_job(Request("my model", env=(text,))).environment) == {name: value}
+
+
+@pytest.mark.parametrize(
+    "value", ["http://user:hunter2@proxy:1", "redis://:hunter2@host", "a,https://u:hunter2@h/x"]
+)
+def test_a_password_in_an_address_is_refused(value: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as told:
+        plan_job(Request("my model", env=(f"https_proxy={value}",)))
+    assert "--pass https_proxy" in told.value.cure
+    assert "hunter2" not in str(told.value)
+    site = tmp_path / "mine.toml"
+    site.write_text(f'extends = "local"\n[environment]\nvariables = {{ https_proxy = "{value}" }}\n')
+    with pytest.raises(UserError) as told:
+        plan_job(Request("my model", site=str(site)))
+    assert "environment.passed" in told.value.cure
+    assert "hunter2" not in str(told.value)
+
+
+def test_values_of_env_are_in_job_sh_alone() -> None:
+    request = Request("my model", env=("COLOUR=purple",))
+    files = render_files(make_plan(request), request)
+    assert "COLOUR=..." in command_words(request)
+    assert "purple" not in files["manifest.json"]
+    assert "purple" in files["job.sh"]
+
+
+def test_a_secret_in_the_params_is_told_without_its_value() -> None:
+    overrides = (
+        "train_input.api_key=hunter2",
+        "model.token=hunter2",
+        "runconfig.hf_token=hunter2",
+        "model.pad_token=0",
+        "model.label_key=a",
+        "model.max_tokens=9",
+    )
+    notes = make_plan(Request("my model", overrides=overrides)).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "-D train_input.api_key",
+        "-D model.token",
+        "-D runconfig.hf_token",
+    ]
+    assert all("params.yaml (mode 0600)" in note and "--pass" in note for note in notes)
+    assert "hunter2" not in str(notes)
+    assert "container" not in str(notes)
+    contained = Request("my model", overrides=overrides[:1], site="neocortex", account="a", image="x.sif")
+    assert "which the container sees" in make_plan(contained).notes[0]
 
 
 def test_passed_variables_are_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,6 +497,87 @@ def test_a_folder_of_the_sdks_programs(tmp_path: Path) -> None:
     assert "--arch=wse3" in make_plan(request).job.steps[0].words
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Request:
+    folder = tmp_path / "gemv"
+    folder.mkdir()
+    (folder / "layout.csl").touch()
+    (folder / "run.py").touch()
+    return Request(str(folder), site="neocortex", account="a", hpc=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "names", "gres"),
+    [
+        (None, ["compile", "run"], "cs:cerebras:1"),
+        ("run, compile", ["compile", "run"], "cs:cerebras:1"),
+        ("run", ["run"], "cs:cerebras:1"),
+        ("compile", ["compile"], None),
+    ],
+)
+def test_steps_of_the_sdks_programs(
+    program: Request, steps: str | None, names: list[str], gres: str | None
+) -> None:
+    job = plan_job(replace(program, steps=steps))
+    assert [step.name for step in job.steps] == names
+    assert job.resources.gres == gres
+    assert job.resources.ntasks == 1
+
+
+def test_a_simulator_needs_no_machine(program: Request) -> None:
+    simulated = replace(program, overrides=("run.cmaddr=null",))
+    assert plan_job(simulated).resources.gres is None
+    assert plan_job(replace(simulated, gres="cs:cerebras:1")).resources.gres == "cs:cerebras:1"
+    asked = replace(simulated, overrides=(*simulated.overrides, "run.arguments=[--cmaddr, 1.2.3.4]"))
+    assert plan_job(asked).resources.gres == "cs:cerebras:1"
+
+
+def test_a_run_without_its_compiled_program_is_told(program: Request) -> None:
+    folder = Path(program.subject)
+    (note,) = make_plan(replace(program, steps="run")).notes
+    assert "no out" in note
+    assert make_plan(program).notes == ()
+    (folder / "out").mkdir()
+    (folder / "layout.csl").unlink()  # which only the compiler reads
+    assert make_plan(replace(program, steps="run")).notes == ()
+
+
+def test_a_secret_of_the_sdks_programs_is_in_their_command(program: Request) -> None:
+    (note,) = make_plan(replace(program, overrides=("compile.params.password=hunter2",))).notes
+    assert "job.sh" in note
+    assert "hunter2" not in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": "compile,train"}, ["--steps", "train", "compile, run"]),
+        ({"steps": ""}, ["--steps"]),
+        ({"mode": "eval"}, ["--mode", "eval", "--hpc", "--steps"]),
+        ({"ntasks": 7}, ["--ntasks", "7", "--hpc"]),
+        ({"tasks": "parallel"}, ["--tasks", "parallel", "--hpc"]),
+        ({"tasks": "nonsense"}, ["--tasks", "nonsense", "--hpc"]),
+        ({"container": "apptainer"}, ["--container", "apptainer", "--hpc"]),
+        ({"image": "x.sif"}, ["--image", "x.sif", "--hpc"]),
+        ({"binds": ("/data",)}, ["--bind", "--hpc"]),
+        ({"packages": "x"}, ["--packages", "--hpc"]),
+        ({"model_dir": "x"}, ["--model_dir", "--hpc"]),
+    ],
+)
+def test_what_the_sdks_programs_have_not_is_told(
+    program: Request, changes: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as told:
+        plan_job(replace(program, **changes))
+    for word in words:
+        assert word in str(told.value)
+    assert told.value.cure
+
+
+def test_what_the_sdks_programs_have_anyway_may_be_said(program: Request) -> None:
+    assert plan_job(replace(program, ntasks=1, container="none", mode="train")).resources.ntasks == 1
+
+
 def test_what_needs_no_device_or_node_asks_for_none() -> None:
     asked = Request("my model", site="neocortex", account="a")
     assert plan_job(replace(asked, steps="validate,compile")).resources.gres is None
@@ -413,3 +587,31 @@ def test_what_needs_no_device_or_node_asks_for_none() -> None:
     )
     assert plan_job(replace(asked, mode="eval")).resources.gres == "cs:cerebras:1"
     assert plan_job(replace(asked, mode="eval")).resources.ntasks == 1
+
+
+def test_what_only_a_scheduler_heeds_is_told_elsewhere() -> None:
+    notes = make_plan(Request("my model", gres="gpu:1", flags=("--qos=low",), nodes=3)).notes
+    assert any("--nodes, --gres, --flag: without effect" in note for note in notes)
+    assert not any("without effect" in note for note in make_plan(Request("my model")).notes)
+
+
+def test_paths_that_no_script_can_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = os.fsdecode(b"b\xff\xfed")
+    with pytest.raises(UserError, match="not UTF-8"):
+        make_plan(Request("my model", model_dir=odd))
+    (tmp_path / odd).mkdir()
+    make_subject(tmp_path / odd / "my model")
+    with pytest.raises(UserError, match="not UTF-8"):
+        make_plan(Request(str(tmp_path / odd / "my model")))
+    monkeypatch.chdir(tmp_path / odd)
+    with pytest.raises(UserError, match="not UTF-8"):
+        make_plan(Request("my model"))
+
+
+def test_a_folder_that_was_removed_under_one_s_feet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="has been removed"):
+        make_plan(Request("my model"))
+    os.chdir(tmp_path)

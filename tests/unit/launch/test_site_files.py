@@ -93,6 +93,36 @@ def test_a_variable_that_names_no_folder_is_told(monkeypatch, tmp_path):
     assert complete_sites("neo") == []
 
 
+@pytest.mark.parametrize("call", [find_sites, list_sites, lambda: load_site("local")])
+def test_a_config_folder_that_cannot_be_read_is_told(monkeypatch, call, folder):
+    """Nothing is closed to root, so that the system's answer is put in its place."""
+
+    def refusing(real):
+        def answer(path=".", **more):
+            if str(path).startswith(str(folder)):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, **more)
+
+        return answer
+
+    for name in ("listdir", "scandir", "stat"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    with pytest.raises(UserError) as told:
+        call()
+    monkeypatch.undo()
+    assert f"cannot look for sites in {folder}: permission denied" in told.value.message
+    assert "XDG_CONFIG_HOME" in told.value.cure
+
+
+def test_a_config_folder_that_cannot_be(monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)
+    with pytest.raises(UserError, match="file name too long"):
+        load_site("local")
+    assert complete_sites("l") == []
+    monkeypatch.setenv("XDG_CONFIG_HOME", os.devnull)  # no folder: there are none of the user's
+    assert load_site("local").name == "local"
+
+
 def test_a_relative_config_home_is_ignored_as_xdg_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -330,3 +360,10 @@ def test_a_site_is_read_without_torch():
 def test_sites_can_be_made_in_code():
     site = Site(name="x", scheduler="none", target="cpu")
     assert site.for_target("CPU").targets == ("CPU",)
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "mine.toml")
+    with pytest.raises(UserError, match="no plain file"):
+        load_site("mine")
+    assert "neocortex" in [site.name for site in list_sites()]

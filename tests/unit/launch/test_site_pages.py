@@ -120,6 +120,30 @@ def test_a_file_of_ones_own_can_be_looked_at_before_it_is_put_in_place(tmp_path)
     assert f"{tmp_path / 'try.toml'} (yours)" in text
 
 
+def test_the_advice_for_a_file_works(folder, tmp_path, monkeypatch):
+    place = tmp_path / "caf\u00e9 one"
+    place.mkdir()
+    (place / "s1.toml").write_text('extends = "slurm-gpu"\nname = "other"\n')
+    monkeypatch.chdir(place)
+    text = run("./s1.toml")
+    assert f'extends = "{place / "s1.toml"}"' in text
+    assert f"portwright sites '{place / 's1.toml'}' --toml." in text
+    monkeypatch.chdir("/")
+    assert run(str(place / "s1.toml"), "--toml").startswith("extends")
+    lines = text.splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.startswith("A site of your own"))
+    example = "\n".join(line.strip() for line in lines[begin + 1 : -1])
+    (folder / "my-other.toml").write_text(example, encoding="utf-8")
+    assert load_site("my-other").scheduler == "slurm"
+
+
+def test_a_file_where_sites_are_looked_for_goes_by_its_name(folder):
+    (folder / "mine.toml").write_text('extends = "local"\n')
+    for text in (run("mine"), run(str(folder / "mine.toml"))):
+        assert 'extends = "mine"' in text
+        assert "portwright sites mine --toml." in text
+
+
 def test_a_broken_file_can_still_be_printed(folder):
     (folder / "broken.toml").write_text("scheduler = ")
     assert run("broken", "--toml") == "scheduler = "

@@ -6,14 +6,12 @@ tests/cluster/test_submit.py asks a real SLURM.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from portwright.errors import UserError
-from portwright.launch import csctl, slurm
+from portwright.launch import slurm
 from portwright.launch.ask import ask_state, judge, status_of
 from portwright.launch.registry import Entry
 from portwright.launch.slurm import NoAnswerError, SlurmError, SlurmState
@@ -186,28 +184,3 @@ def test_a_command_ends_as_its_job_did(state: SlurmState, status: int) -> None:
 def test_scancel_of_one_that_has_ended(put: Put) -> None:
     put(scancel="echo 'scancel: error: Kill job error on job id 1: Invalid job id specified' >&2; exit 1")
     assert slurm.cancel("1") is False
-
-
-CSCTL = """\
-SESSION       NAME                          TYPE     PRIORITY  AGE  DURATION  PHASE    SYSTEMS  USER     LABELS                    WORKFLOW
-job-operator  wsjob-aaaaaaaaaaaaaaaaaaaaaa  compile  P2 (299)  12m  12m       RUNNING           me       name=mine-1,user=me       wflow-w
-job-operator  wsjob-bbbbbbbbbbbbbbbbbbbbbb  execute  P2 (299)  12m  12m       QUEUED            me       name=mine-10,user=me      wflow-w
-job-operator  wsjob-cccccccccccccccccccccc  execute  P2 (299)  1h   12m       FAILED   cs-1     me       name=mine-1,user=me       wflow-w
-"""
-
-
-def test_a_cluster_of_cerebras_lists_and_ends_jobs_by_their_label(put: Put, tmp_path: Path) -> None:
-    calls = put(csctl=f"if [ $1 = get ]; then cat <<'X'\n{CSCTL}X\nfi")
-    assert [job.name[6] for job in csctl.list_jobs("name=mine-1")] == ["a", "c"]
-    assert csctl.cancel_jobs("name=mine-1") == ["wsjob-" + 22 * "a"]
-    assert calls.read_text().splitlines()[-1] == f"csctl cancel job wsjob-{22 * 'a'}"
-
-
-def test_csctl_that_fails_or_is_not_there(put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    put(csctl="echo no cluster >&2; exit 3")
-    with pytest.raises(UserError, match="no cluster"):
-        csctl.list_jobs("name=x")
-    assert csctl.parse_jobs("") == csctl.parse_jobs("No jobs found\n") == []
-    monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(UserError, match="no csctl here"):
-        csctl.list_jobs("name=x")
