@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from portwright import __version__, cli_launch
 from portwright.cli_data import data_app
@@ -18,9 +19,26 @@ from portwright.cli_explain import explain_log
 from portwright.cli_generate import generate
 from portwright.cli_sites import sites
 from portwright.errors import ExitStatus, PortwrightError
+from portwright.job.stdout import printing
+
+
+class _Interrupted(Exception):
+    """Ctrl-C."""
+
+
+class _Commands(TyperGroup):
+    """Keeps Ctrl-C apart from a command that ends with the same status: typer makes one of both."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
 
 app = typer.Typer(
     name="portwright",
+    cls=_Commands,
     help="Port deep-learning training to AI accelerators, prove that the port computes the same thing, and run it.",
     epilog="Exit status: 0 good, 1 findings or unsupported, 2 bad input, 3 non-finite loss, 85 saved and wants to be requeued, 130 interrupted.",
     no_args_is_help=True,
@@ -733,9 +751,25 @@ def _print_json(document: Any) -> None:
 
 def _tell_failure(line: str, status: ExitStatus, message: str, cure: str, details: Mapping[str, Any]) -> None:
     """One line on stderr; with --json the document of a failure too, as run.py writes it."""
-    if "--json" in sys.argv[1:] and sys.argv[1] != "emulate":  # whose --json names a file
-        _print_json({**details, "status": int(status), "error": message, "cure": cure})
-    print(f"error: {line}", file=sys.stderr)
+    if _wants_json():
+        with contextlib.suppress(PortwrightError), printing():  # who reads it may have seen enough
+            _print_json({**details, "status": int(status), "error": message, "cure": cure})
+    with contextlib.suppress(BrokenPipeError):
+        print(f"error: {line}", file=sys.stderr)
+
+
+def _wants_json() -> bool:
+    return "--json" in sys.argv[1:] and sys.argv[1] != "emulate"  # whose --json names a file
+
+
+def _help_of(error: Any) -> str:
+    """The command that explains what was used wrongly: of a subcommand its own."""
+    words: list[str] = []
+    context = getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words.insert(0, str(context.info_name))
+        context = context.parent
+    return " ".join(["portwright", *words, "--help"])
 
 
 def main() -> None:
@@ -745,7 +779,9 @@ def main() -> None:
     except PortwrightError as error:
         _tell_failure(str(error), error.status, error.message, error.cure, error.details)
         sys.exit(int(error.status))
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt, _Interrupted):
+        if _wants_json():
+            _tell_failure("interrupted.", ExitStatus.INTERRUPTED, "interrupted.", "", {})
         sys.exit(int(ExitStatus.INTERRUPTED))
     except BrokenPipeError:
         sys.exit(0)
@@ -754,7 +790,7 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         if error.format_message():
-            cure = "See 'portwright --help'."
+            cure = f"See '{_help_of(error)}'."
             _tell_failure(
                 f"{error.format_message()} {cure}", ExitStatus.USAGE, error.format_message(), cure, {}
             )

@@ -9,12 +9,18 @@ from typing import Annotated
 
 import typer
 
-from portwright.errors import ExitStatus
+from portwright.cli_launch import complete_jobs
+from portwright.errors import ExitStatus, UserError
 
 
 def explain_log(
     log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A log file, - for stdin, or a job: its name, id or folder.")
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="A log file, - for stdin, or a job: its name, id or folder.",
+            autocompletion=complete_jobs,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
@@ -29,6 +35,8 @@ def explain_log(
     from portwright.launch.explain_page import find_log, write_report
 
     if log == "-":
+        if sys.stdin is None:
+            raise UserError("standard input is closed.", "Send a log into it, or name a file.")
         report, name = scan_log(sys.stdin.buffer), "stdin"
     else:
         path = find_log(log)

@@ -31,7 +31,7 @@ def _complete_models(incomplete: str) -> list[str]:
     return complete_models(incomplete)
 
 
-def _complete_jobs(incomplete: str) -> list[str]:
+def complete_jobs(incomplete: str) -> list[str]:
     from portwright.launch.registry import names
 
     return sorted(name for name in names() if name.startswith(incomplete))
@@ -42,7 +42,7 @@ Site = Annotated[
     typer.Option("--site", "-s", help="Where; see `portwright sites`.", autocompletion=_complete_sites),
 ]
 Job = Annotated[
-    str, typer.Argument(help="A job's name, its SLURM id, or its folder.", autocompletion=_complete_jobs)
+    str, typer.Argument(help="A job's name, its SLURM id, or its folder.", autocompletion=complete_jobs)
 ]
 Account = Annotated[str | None, typer.Option("--account", "-A", help="The allocation to charge.")]
 Target = Annotated[str | None, typer.Option(help="Of the site's targets; left out: the site's own.")]
@@ -82,7 +82,10 @@ def submit(
         str, typer.Option("--mode", "-m", help="train, eval, train_and_eval, eval_all or predict.")
     ] = "train",
     steps: Annotated[
-        str | None, typer.Option(help="Only these, with commas: validate,compile,train,eval,predict.")
+        str | None,
+        typer.Option(
+            help="Only these, with commas: validate,compile,train,eval,predict; with --hpc: compile,run."
+        ),
     ] = None,
     target: Target = None,
     params: Annotated[
@@ -210,7 +213,7 @@ def jobs(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="A job's name, its SLURM id, or its folder; left out: all.", autocompletion=_complete_jobs
+            help="A job's name, its SLURM id, or its folder; left out: all.", autocompletion=complete_jobs
         ),
     ] = None,
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Those that ended long ago, too.")] = False,
@@ -261,7 +264,10 @@ def logs(
         str | None, typer.Option(help="Only this step's: validate, compile, train, eval.")
     ] = None,
 ) -> None:
-    """Print a job's log, of all attempts; of a job that has not begun, its place in the queue."""
+    """Print a job's log, of all attempts; of a job that has not begun, its place in the queue.
+
+    Status 0, however the job ended; `portwright jobs JOB -f` ends with the job's own.
+    """
     from portwright.job.stdout import printing
     from portwright.launch.ask import adopt, ask_state
     from portwright.launch.log_tail import check_step, describe_waiting, follow_log, last_lines
@@ -298,8 +304,15 @@ def logs(
 def cancel(
     jobs: Annotated[
         list[str],
-        typer.Argument(help="Names, SLURM ids or folders of jobs.", autocompletion=_complete_jobs),
+        typer.Argument(help="Names, SLURM ids or folders of jobs.", autocompletion=complete_jobs),
     ],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Note a job of another machine as cancelled, where that machine is gone or has another name now.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """End jobs: their tasks have half a minute to save, and they are not requeued. Of a local job the whole tree of processes ends."""
@@ -310,7 +323,7 @@ def cancel(
     said, failure = [], None
     for entry in entries.values():
         try:
-            said.append({"name": entry.name, "says": cancel_job(entry)})
+            said.append({"name": entry.name, "says": cancel_job(entry, force=force)})
         except PortwrightError as error:  # the others are ended all the same
             failure = error
             said.append({"name": entry.name, "says": str(error)})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from portwright.launch import local, registry, slurm
+from portwright.launch.queue_words import explain_word
 from portwright.launch.registry import Entry
 from portwright.launch.slurm import ENDED, SlurmState
 
@@ -90,7 +91,7 @@ def _adopt_if_answered(entry: Entry) -> Entry:
 def _known_without_asking(entry: Entry) -> SlurmState:
     for ending in ENDED:
         if entry.ended == ending:
-            return SlurmState(ending, exit=entry.status)
+            return SlurmState(ending, exit=entry.status, reason=entry.reason)
     return SlurmState("failed", reason=entry.error or "its submission was cut off")
 
 
@@ -101,7 +102,9 @@ def _noted(entry: Entry, state: SlurmState) -> SlurmState:
         or local.read_state(entry.folder).get("state") == state.state
     )
     if state.is_ended and (is_sure or state.ended_seconds > _SETTLED_SECONDS):
-        registry.note_end(entry, state.state, state.exit)
+        # A word of SLURM's is kept as what it means; its reason is then a word, too, and no sentence.
+        reason = explain_word(state.word) if state.word else state.reason
+        registry.note_end(entry, state.state, state.exit, reason)
     return state
 
 

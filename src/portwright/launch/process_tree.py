@@ -43,6 +43,33 @@ def started_at(pid: int) -> str | None:
     return f"{fields[19]}@{_boot()}"
 
 
+def machine() -> str:
+    """Names where process numbers mean something: this start of the machine, and the process namespace (a container's) on it.
+
+    A new host name does not change it. Empty where it is not known.
+    """
+    try:
+        namespace = _PROC.joinpath("self/ns/pid").stat().st_ino
+    except OSError:
+        return ""
+    return f"{boot}.{namespace}" if (boot := _boot()) else ""
+
+
+def parent(pid: int) -> int | None:
+    """The number of the process that started another one, or has taken it over."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields is not None else None
+
+
+def command_words(pid: int) -> list[str]:
+    """The words that a process was started with; none where it may not be looked at."""
+    try:
+        text = _PROC.joinpath(str(pid), "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")]
+
+
 def descendants(pid: int) -> list[int]:
     """All that a process has started, children before grandchildren."""
     children: dict[int, list[int]] = {}

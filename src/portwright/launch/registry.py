@@ -33,6 +33,7 @@ class Entry:
     error: str = ""  # why it was not taken
     ended: str = ""  # done, failed or cancelled; schedulers forget their jobs, this file does not
     status: int | None = None  # of an ended one
+    reason: str = ""  # why it ended, in words, where its scheduler said so
 
     @property
     def was_taken(self) -> bool:
@@ -57,22 +58,22 @@ def write_entry(entry: Entry) -> None:
     atomic_write_text(path, json.dumps(values, indent=2) + "\n")
 
 
-def note_end(entry: Entry, state: str, status: int | None) -> Entry:
-    """Writes down how a job ended."""
-    ended = replace(entry, ended=state, status=status)
+def note_end(entry: Entry, state: str, status: int | None, reason: str = "") -> Entry:
+    """Writes down how a job ended, and why."""
+    ended = replace(entry, ended=state, status=status, reason=reason)
     if (registry_folder() / f"{entry.name}.json").is_file():
         write_entry(ended)
     return ended
 
 
 def read_entries() -> list[Entry]:
-    """All jobs, the newest last; a file that is damaged is left out."""
+    """All jobs, the newest last; a file that is damaged, or holds what cannot be, is left out."""
     folder = registry_folder()
     try:
         paths = sorted(folder.glob("*.json"))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error}.", "Mend that folder.") from error
-    found = [_as_started_last(entry) for path in paths if (entry := _read(path)) is not None]
+    found = [_as_gone_on(_as_started_last(entry)) for path in paths if (entry := _read(path)) is not None]
     return sorted(found, key=lambda entry: (entry.submitted, entry.name))
 
 
@@ -153,9 +154,18 @@ def _read(path: Path) -> Entry | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kept = {name: value for name, value in values.items() if name in known}
+        if not all(_is_good(name, value) for name, value in kept.items()):
+            return None
         return Entry(**{**kept, "folder": Path(kept["folder"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _is_good(name: str, value: object) -> bool:
+    """Whether a field can be what it says: all but the status are texts, and any of them may be used in a path."""
+    if name == "status":
+        return value is None or type(value) is int
+    return isinstance(value, str) and b"\0" not in os.fsencode(value)
 
 
 def _as_started_last(entry: Entry) -> Entry:
@@ -168,7 +178,22 @@ def _as_started_last(entry: Entry) -> Entry:
         return entry
     if not noted.isdecimal() or noted == entry.scheduler_id:
         return entry
-    return replace(entry, scheduler_id=noted, ended="", status=None, error="")
+    return replace(entry, scheduler_id=noted, ended="", status=None, reason="", error="")
+
+
+def _as_gone_on(entry: Entry) -> Entry:
+    """The same for a job without a scheduler: what its folder says since its end was noted counts."""
+    from portwright.launch import local  # which needs this file, too
+
+    if entry.scheduler == "slurm" or not entry.ended:
+        return entry
+    try:
+        noted_ns = registry_folder().joinpath(f"{entry.name}.json").stat().st_mtime_ns
+    except OSError:
+        return entry
+    if not local.has_gone_on(entry.folder, entry.ended, noted_ns):
+        return entry
+    return replace(entry, ended="", status=None, reason="")
 
 
 def _make_folder(folder: Path) -> None:

@@ -91,8 +91,8 @@ def refuse_same_model_dir(model_dir: Path) -> None:
             )
 
 
-def cancel_job(entry: Entry) -> str:
-    """Ends a job, and says what to expect."""
+def cancel_job(entry: Entry, *, force: bool = False) -> str:
+    """Ends a job, and says what to expect; with `force` one of a machine that cannot be asked is noted as cancelled."""
     entry = adopt(entry)
     if not entry.was_taken:
         return f"{entry.name} was never submitted: there is nothing to end."
@@ -102,10 +102,17 @@ def cancel_job(entry: Entry) -> str:
     if entry.scheduler == "slurm":
         was_there = slurm.cancel(entry.scheduler_id)
     else:
-        was_there = local.cancel(entry.folder)
+        try:
+            was_there = local.cancel(entry.folder)
+        except local.ElsewhereError:
+            if not force:
+                raise
+            was_there = False
         if entry.scheduler == "csctl":
             ended = csctl.cancel_jobs(f"name={entry.name}")
             if ended:
+                if state.state == "unknown":
+                    registry.note_end(entry, "cancelled", None)
                 return (
                     f"{entry.name}: ended {', '.join(ended)} on the cluster, and what watched over it here."
                 )
@@ -117,8 +124,11 @@ def cancel_job(entry: Entry) -> str:
         return f"{entry.name} has ended already."
     if state.state == "pending":
         return f"{entry.name} was taken from the queue; nothing of it has run since it was queued."
+    # Where nobody watched over it, its end was waited for.
+    is_over = entry.scheduler != "slurm" and ask_state(entry).is_ended
+    words = "was ended: its tasks had" if is_over else "is being ended: its tasks have"
     return (
-        f"{entry.name} is being ended: its tasks have half a minute to save. It is not requeued; "
+        f"{entry.name} {words} half a minute to save. It is not requeued; "
         "submitting the same again goes on from the last checkpoint."
     )
 

@@ -7,18 +7,27 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from portwright.errors import PortwrightError
 from portwright.job.atomic import atomic_write_text
-from portwright.launch.local import RECORD, RESTARTS_VARIABLE, read_state, write_state
+from portwright.launch.checkpoints_seen import list_seen
+from portwright.launch.local import (
+    KILL_WAIT_SECONDS,
+    RECORD,
+    RESTARTS_VARIABLE,
+    own_record,
+    read_manifest,
+    read_state,
+    write_state,
+)
 from portwright.launch.process_tree import (
-    Process,
     adopt_orphans,
     descendants,
     die_with_parent,
@@ -27,7 +36,6 @@ from portwright.launch.process_tree import (
     wait_for_a_child,
 )
 
-KILL_WAIT_SECONDS = 30.0  # as SLURM's KillWait
 _LOOK_SECONDS = 0.5
 
 
@@ -47,14 +55,14 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_cancel)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        record = {**vars(Process.here()), "host": socket.gethostname()}
-        atomic_write_text(self._folder / RECORD, json.dumps(record) + "\n")
+        atomic_write_text(self._folder / RECORD, json.dumps(own_record()) + "\n")
         restarts = retries = 0
+        reached: object = None  # when the script was last killed
         while True:
             status, timed_out = self._attempt(restarts)
             state = str(read_state(self._folder).get("state", ""))
             if self._cancelled:
-                write_state(self._folder, state="cancelled", status=status)
+                self._note(state="cancelled", status=status)
                 self._say("cancelled.")
                 return status
             asks_again = state == "requeued"
@@ -65,7 +73,8 @@ class Supervisor:
                 and not timed_out
             ):
                 # Something killed the script itself, as a node that goes down would.
-                retries += 1
+                before, reached = reached, self._find_reached()
+                retries = retries + 1 if reached == before else 1
                 asks_again = retries <= self._max_retries
                 self._say(
                     f"job.sh was killed ({status}); {'it begins again' if asks_again else 'that was once too often'}."
@@ -78,10 +87,27 @@ class Supervisor:
     def _finish(self, state: str, status: int, timed_out: bool) -> None:
         if timed_out:
             self._say("the time limit was reached before the tasks had saved.")
-            write_state(self._folder, state="failed", status=status)
+            self._note(state="failed", status=status)
         elif state not in ("done", "failed", "cancelled"):
             self._say(f"job.sh ended with status {status} before it said how.")
-            write_state(self._folder, state="done" if status == 0 else "failed", status=status)
+            self._note(state="done" if status == 0 else "failed", status=status)
+
+    def _note(self, **changes: Any) -> None:
+        """Corrects what job.sh said of itself; where the disk is full, the job's own end still counts."""
+        try:
+            write_state(self._folder, **changes)
+        except (OSError, PortwrightError) as error:
+            self._say(f"how the job ended could not be noted. {error}")
+
+    def _find_reached(self) -> tuple[int | None, frozenset[str]]:
+        """How far the job has come: its newest checkpoint, and the steps that are done."""
+        model_dir = read_manifest(self._folder).get("model_dir")
+        checkpoints: list[int] = []
+        if isinstance(model_dir, str) and model_dir:
+            with contextlib.suppress(OSError):
+                checkpoints = [seen.step for seen in list_seen(Path(model_dir))]
+        done = frozenset(path.name for path in self._folder.glob("steps/*.done"))
+        return max(checkpoints, default=None), done
 
     def _attempt(self, restarts: int) -> tuple[int, bool]:
         """Runs job.sh once; gives its status, and whether the time limit ended it."""
@@ -137,7 +163,8 @@ class Supervisor:
         self._cancelled = True
 
     def _say(self, line: str) -> None:
-        print(f"portwright: {line}", flush=True)
+        with contextlib.suppress(OSError):  # a full disk; there is no other place to say it
+            os.write(1, f"portwright: {line}\n".encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,13 +68,14 @@ class Tasks:
             "WORLD_SIZE": self._count,
             "LOCAL_WORLD_SIZE": self._count,
         }
-        if self._count > 1:
-            # As many threads in all as there are processors, unless one says otherwise.
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_processors() // self._count)))
         try:
             process = subprocess.Popen(
                 self._words,
-                env=os.environ | {name: str(value) for name, value in places.items()},
+                env={
+                    **self._threads(rank),
+                    **os.environ,  # who says otherwise is heard
+                    **{name: str(value) for name, value in places.items()},
+                },
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
@@ -86,6 +87,15 @@ class Tasks:
             return
         process.returncode = 0  # waited for below, not by Popen
         self._running[process.pid] = rank
+
+    def _threads(self, rank: int) -> dict[str, str]:
+        """How many threads a task computes with: as many in all tasks as there are processors."""
+        if self._count == 1:
+            return {}
+        if self._keep_going:
+            # Only task 0 computes. Sums over another number of threads would give it other numbers than alone.
+            return {} if rank == 0 else {"OMP_NUM_THREADS": "1"}
+        return {"OMP_NUM_THREADS": str(max(1, _num_processors() // self._count))}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked.append(number)

@@ -114,6 +114,7 @@ class View:
         words = explain_word(self.state.word) if self.state else ""
         if not words and self.state and self.state.reason and self.state.word == "":
             words = self.state.reason  # a sentence of the local supervisor's
+        words = words or self.entry.reason  # as it was when the end was noted
         told = explain_status(status) if status else ""
         where = f"step {self.progress.step}" if self.progress.step else ""
         return "; ".join(part for part in (where, words, told) if part) or "nobody says why"

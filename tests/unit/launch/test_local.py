@@ -163,10 +163,87 @@ def test_a_watcher_that_is_killed_takes_the_script_along_and_is_told(folder: Pat
     state = local.job_state(folder)
     assert state.state == "running"  # the sleep, which nobody waits for
     assert "watched" in state.reason
-    assert local.cancel(folder) is True
+    for number in processes_of(folder):
+        os.kill(number, signal.SIGKILL)
     state = wait_for_end(folder)
     assert state.state == "failed"
     assert "restarted" in state.reason
+    assert "disk was full" in state.reason
+
+
+SAVES = "trap 'sleep 0.3; echo saved; exit 85' TERM; echo up; while :; do sleep 0.05; done"
+HEEDS_NOTHING = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(("task", "saves"), [(SAVES, True), (HEEDS_NOTHING, False)])
+def test_tasks_that_nobody_watches_over_can_save_before_they_are_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, task: str, saves: bool
+) -> None:
+    (folder / "task.sh").write_text(task)
+    write_script(folder, 'say_state running 0; bash "$F/task.sh" & wait')
+    pid = int(local.start(folder))
+    wait_until(lambda: "up" in log_of(folder))
+    script = descendants(pid)[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not living([script]))
+    if not saves:
+        monkeypatch.setattr(local, "KILL_WAIT_SECONDS", 0.2)
+    assert local.cancel(folder) is True
+    assert processes_of(folder) == []  # it was waited for
+    assert ("saved" in log_of(folder)) is saves
+    state = local.job_state(folder)
+    assert (state.state, state.exit) == ("cancelled", 143)
+    assert local.cancel(folder) is False
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        'mkdir -p "$F/run/checkpoint_$n"; echo {} >"$F/run/checkpoint_$n/manifest.json"',
+        'mkdir -p "$F/run"; touch "$F/run/model.ckpt-$n.index"',
+        'mkdir -p "$F/steps"; touch "$F/steps/step-$n.done"',
+    ],
+)
+def test_kills_count_only_as_long_as_nothing_is_reached(folder: Path, progress: str) -> None:
+    (folder / "manifest.json").write_text(json.dumps({"model_dir": str(folder / "run")}))
+    write_script(
+        folder,
+        f"n=${local.RESTARTS_VARIABLE}; say_state running 0; echo begun\n"
+        f'if [ "$n" -lt 4 ]; then {progress}; fi; kill -KILL $$',
+    )
+    local.start(folder, max_retries=1)
+    assert wait_for_end(folder).state == "failed"
+    assert log_of(folder).count("begun") == 5  # four that reached something, and one more
+
+
+def test_a_disk_that_is_full_does_not_end_the_watching(folder: Path) -> None:
+    write_script(folder, 'mkdir "$F/state.json"; exit 4')  # so that nothing can be noted there
+    words = [sys.executable, "-m", "portwright.launch.supervisor", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4, done.stderr
+    assert "could not be noted" in done.stdout
+    (folder / "state.json").rmdir()
+    with Path("/dev/full").open("wb") as log:
+        assert subprocess.run(words, stdout=log, stderr=log, timeout=60).returncode == 4
+
+
+def test_a_machine_that_has_got_another_name_is_still_this_one(folder: Path) -> None:
+    write_script(folder, "say_state running 0; echo up; sleep 600 & wait")
+    local.start(folder)
+    wait_until(lambda: "up" in log_of(folder))
+    record = json.loads((folder / "supervisor.json").read_text())
+    (folder / "supervisor.json").write_text(json.dumps({**record, "host": "its-name-before"}))
+    assert local.job_state(folder).state == "running"
+    assert local.cancel(folder) is True
+    assert wait_for_end(folder).state == "cancelled"
+    (folder / "state.json").write_text('{"state": "running"}')
+    assert local.job_state(folder).state == "failed"
+    # A container on the same machine has numbers of its own, and cannot be asked.
+    there = {**record, "host": "its-name-before", "machine": f"{record['machine']}0"}
+    (folder / "supervisor.json").write_text(json.dumps(there))
+    assert local.job_state(folder).state == "unknown"
+    with pytest.raises(local.ElsewhereError, match="--force"):
+        local.cancel(folder)
 
 
 def test_another_process_of_the_same_number_is_not_taken_for_it(folder: Path) -> None:

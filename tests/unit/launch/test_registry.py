@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from portwright.errors import UserError
-from portwright.launch import registry
+from portwright.launch import local, registry, slurm
 from portwright.launch.ask import ask_state, list_entries
+from portwright.launch.queue_words import explain_word
 from portwright.launch.registry import Entry
+from portwright.launch.slurm import SlurmState
+from portwright.launch.watch import look_at_job
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +106,112 @@ def test_a_damaged_file_hides_no_other(tmp_path: Path) -> None:
     assert [entry.name for entry in registry.read_entries()] == ["newer", "mine-1"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"submitted": None},
+        {"name": None},
+        {"name": 3},
+        {"model_dir": 3},
+        {"model_dir": "/a\0b"},
+        {"model_dir": "/\ud800"},
+        {"folder": "/a\0b"},
+        {"folder": None},
+        {"site": ["local"]},
+        {"scheduler": {}},
+        {"scheduler_id": 7},
+        {"title": None},
+        {"error": False},
+        {"ended": 1},
+        {"status": "3"},
+        {"status": True},
+        {"reason": None},
+    ],
+    ids=str,
+)
+def test_a_file_with_values_of_another_kind_hides_no_other(tmp_path: Path, wrong: dict[str, object]) -> None:
+    registry.write_entry(make_entry(tmp_path))
+    registry.write_entry(make_entry(tmp_path, "bad-1"))
+    path = registry.registry_folder() / "bad-1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    assert [entry.name for entry in list_entries(everything=True)[0]] == ["mine-1"]
+    path.write_text(100_000 * "[")
+    assert [entry.name for entry in registry.read_entries()] == ["mine-1"]
+
+
 def test_an_end_is_remembered(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     registry.write_entry(entry)
     registry.note_end(entry, "failed", 3)
     state = ask_state(registry.find_entry("mine-1"))
     assert (state.state, state.exit) == ("failed", 3)
+
+
+def test_the_reason_of_an_end_is_remembered(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path)
+    registry.write_entry(entry)
+    (entry.folder / "supervisor.json").write_text(
+        json.dumps({"pid": 1, "started": "x", "host": socket.gethostname()})
+    )
+    first = ask_state(registry.find_entry("mine-1"))
+    assert first.state == "failed"
+    assert "is gone" in first.reason
+    noted = registry.find_entry("mine-1")
+    assert (noted.ended, noted.reason) == ("failed", first.reason)
+    assert ask_state(noted).reason == first.reason
+    assert first.reason in look_at_job(noted).why_failed  # as `portwright jobs JOB` says it
+    # An older release wrote none.
+    path = registry.registry_folder() / "mine-1.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "reason"}))
+    assert registry.find_entry("mine-1").reason == ""
+
+
+def test_a_word_of_slurms_is_remembered_as_what_it_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(make_entry(tmp_path), scheduler="slurm")
+    registry.write_entry(entry)
+    answer = SlurmState("failed", word="TIMEOUT", reason="TimeLimit", ended_seconds=999)
+    monkeypatch.setattr(slurm, "job_state", lambda _: answer)
+    ask_state(entry)
+    assert ask_state(registry.find_entry("mine-1")).reason == explain_word("TIMEOUT") != ""
+
+
+def set_times(entry: Entry, *, state_is_newer: bool) -> None:
+    path = registry.registry_folder() / f"{entry.name}.json"
+    os.utime(path, (1000, 1000))
+    os.utime(entry.folder / "state.json", (1001, 1001) if state_is_newer else (999, 999))
+
+
+def test_what_a_folder_says_since_an_end_was_noted_counts(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path, ended="cancelled", status=143)
+    registry.write_entry(entry)
+    (entry.folder / "state.json").write_text('{"state": "done", "status": 0}')
+    set_times(entry, state_is_newer=False)
+    assert registry.find_entry("mine-1").ended == "cancelled"
+    set_times(entry, state_is_newer=True)
+    found = registry.find_entry("mine-1")
+    assert (found.ended, ask_state(found).state) == ("", "done")
+    assert registry.find_entry("mine-1").ended == "done"
+
+
+def test_a_state_without_processes_is_no_running_job(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path, ended="failed")
+    registry.write_entry(entry)
+    (entry.folder / "state.json").write_text('{"state": "running"}')
+    set_times(entry, state_is_newer=True)
+    assert registry.find_entry("mine-1").ended == "failed"
+    # What job.sh starts is marked, and job.sh itself is not.
+    words = ["sleep", "600"]
+    task = subprocess.Popen(words, env={**os.environ, local.FOLDER_VARIABLE: str(entry.folder)})
+    try:
+        found = registry.find_entry("mine-1")
+        assert (found.ended, ask_state(found).state) == ("", "running")
+        set_times(entry, state_is_newer=False)
+        assert registry.find_entry("mine-1").ended == "failed"
+    finally:
+        task.kill()
+        task.wait()
 
 
 def test_a_job_that_was_not_taken_is_no_running_one(tmp_path: Path) -> None:

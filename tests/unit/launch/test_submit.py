@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,6 +224,59 @@ def test_a_running_job_is_cancelled_with_all_its_processes_and_goes_on_when_subm
     assert log_of("a-model-1").count("train begins") == 1  # not again
     (place / "a model" / "wait").unlink()
     assert run("submit", "a model", "--site", "local").exit_code == 0
+
+
+def test_a_job_that_is_started_again_by_hand_is_a_job(place: Path, tmp_path: Path) -> None:
+    (place / "a model" / "wait").touch()
+    run("submit", "a model", "--site", "local", "--no-follow")
+    folder = registry.find_entry("a-model-1").folder
+    wait_until(lambda: "train is task" in log_of("a-model-1"))
+    run("cancel", "a-model-1")
+    wait_for_end("a-model-1")
+    state = lambda: json.loads(run("jobs", "a-model-1", "--json").stdout)["state"]  # noqa: E731
+    assert state() == "cancelled"
+    assert registry.find_entry("a-model-1").ended == "cancelled"
+
+    def start_by_hand(log: Path) -> subprocess.Popen[bytes]:
+        words = ["bash", str(folder.relative_to(place) / "job.sh")]
+        with log.open("wb") as file:
+            process = subprocess.Popen(words, stdout=file, stderr=file)
+        wait_until(lambda: "train is task" in log.read_text())
+        return process
+
+    script = start_by_hand(tmp_path / "by hand.txt")
+    assert state() == "running"
+    assert "a-model-1" in fails("submit", "a model", "--site", "local")
+    assert "was ended" in run("cancel", "a-model-1").stdout
+    assert script.wait(30) == 143  # it heard of it, too, and began no further step
+    assert "saved" in (tmp_path / "by hand.txt").read_text()
+    assert living(marked(local.FOLDER_VARIABLE, str(folder))) == []
+    assert state() == "cancelled"
+    assert "ended already" in run("cancel", "a-model-1").stdout
+
+    script = start_by_hand(tmp_path / "again.txt")
+    (place / "a model" / "wait").unlink()
+    assert script.wait(60) == 0
+    assert state() == "done"
+
+
+def test_a_job_of_a_machine_that_is_gone_can_be_noted_as_cancelled(place: Path) -> None:
+    folder = place / "portwright_jobs" / "old-1"
+    folder.mkdir(parents=True)
+    (folder / "supervisor.json").write_text('{"pid": 7, "started": "1@a", "host": "old-name"}')
+    (folder / "state.json").write_text('{"state": "running"}')
+    registry.write_entry(
+        registry.Entry("old-1", folder, "local", "none", "7", registry.now(), str(place / "m"))
+    )
+    told = run("cancel", "old-1")
+    assert told.exit_code == 2
+    assert "old-name" in told.stdout
+    assert "--force" in told.stdout
+    with pytest.raises(UserError, match="old-1"):
+        refuse_same_model_dir(place / "m")
+    assert "noted as cancelled" in run("cancel", "--force", "old-1").stdout
+    refuse_same_model_dir(place / "m")
+    assert registry.find_entry("old-1").ended == "cancelled"
 
 
 def test_a_task_that_is_killed_is_tried_again_and_the_log_goes_on(place: Path) -> None:

@@ -151,6 +151,19 @@ def test_a_process_is_known_by_its_beginning_too() -> None:
     assert started_at(2**22 + 1) is None
 
 
+def test_of_a_stream_only_task_0_computes() -> None:
+    """With the threads that it has alone: sums over another number of them would be other numbers."""
+    code = ("--", BASH, "-c", 'echo "$RANK ${OMP_NUM_THREADS-unset}"')
+    words = [sys.executable, "-m", "portwright.launch.tasks", "--ntasks", "3", "--keep-going", *code]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    stream = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert sorted(stream.stdout.splitlines()) == ["0 unset", "1 1", "2 1"]
+    said = subprocess.run(
+        words, env={**env, "OMP_NUM_THREADS": "5"}, capture_output=True, text=True, timeout=60
+    )
+    assert sorted(said.stdout.splitlines()) == ["0 5", "1 5", "2 5"]
+
+
 def test_tasks_share_the_processors() -> None:
     code = ("--", BASH, "-c", 'echo "$OMP_NUM_THREADS"')
     env = {"OMP_NUM_THREADS": "5"}
