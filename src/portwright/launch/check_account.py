@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 
 from portwright.errors import suggest
-from portwright.launch.findings import Finding, Run
+from portwright.launch.findings import Answer, Finding, Run
 from portwright.launch.job import Job
 
 
@@ -65,11 +65,19 @@ def check_account(job: Job, run: Run, *, at_site: bool) -> list[Finding]:
 
 
 def _accounts_of_user(run: Run) -> set[str]:
-    user = getpass.getuser()
-    answer = run(["sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account"])
+    answer = Answer(None)
+    if (user := _user_name()) is not None:
+        answer = run(["sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account"])
     if not answer.is_good or not answer.out.strip():
         answer = run(["sshare", "-nPU", "-o", "Account"])
     if not answer.is_good:
         return set()
     names = (line.split("|")[0].strip() for line in answer.out.splitlines())
     return {name for name in names if name and not name.startswith("-") and name != "Account"}
+
+
+def _user_name() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name; which of the two depends on Python
+        return None

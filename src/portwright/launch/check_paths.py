@@ -89,7 +89,11 @@ def needed_paths(job: Job, params: Mapping[str, Any]) -> list[Needed]:
         *_paths_of(params, "", job.workdir),
     ]
     if job.container is not None:
-        found += [Needed(Path(host), "the bound path") for host, _ in job.container.binds]
+        made = [
+            path.resolve() for path in (job.model_dir, job.folder)
+        ]  # by the job: a bind names the end of a link
+        binds = [Path(host) for host, _ in job.container.binds]
+        found += [Needed(path, "the bound path") for path in binds if path not in made]
     elif os.sep in job.python:
         found.append(Needed(Path(job.python), _INTERPRETER))
     by_path: dict[Path, Needed] = {}

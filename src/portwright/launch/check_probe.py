@@ -10,16 +10,17 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.launch.check_paths import needed_paths
-from portwright.launch.container import command
 from portwright.launch.explain import explain_text
 from portwright.launch.findings import Answer, Finding, Run
 from portwright.launch.job import Job
 from portwright.launch.script import render_job
+from portwright.launch.task_script import container_of, render_task
 from portwright.launch.words import quote
 
 _START = re.compile(r"to start at (?P<time>\S+) using .* on nodes? (?P<nodes>\S+)")
 _PROBE_SECONDS = 180.0
 _MARK = "portwright-probe:"
+_STEP = "portwright-probe"  # none of a job's: task.sh writes down nothing about it
 # A word a path: what to test, then the path; so that no name is taken for shell syntax.
 _PROBE = f"""
 while [ $# -gt 1 ]; do
@@ -88,26 +89,28 @@ def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
                 "Put it on a file system that the nodes see, with rights for you.",
             )
         )
-    if found or job.container is None:
+    if found or container_of(job) is None:
         return found or [Finding("note", "a node sees all paths of the job.", "")]
-    inside = command(job.container, ["true"], workdir=job.workdir)
-    start = run(
-        [*srun, "/bin/bash", "-c", _start_script(job), "probe", *inside], timeout_seconds=_PROBE_SECONDS
-    )
+    words = ["/bin/bash", "-c", _start_script(job), "task.sh", _STEP, "true"]
+    start = run([*srun, *words], timeout_seconds=_PROBE_SECONDS)
     if start.is_good:
         return [Finding("note", "a node sees all paths of the job, and the container starts there.", "")]
     return [_refused("the container does not start on a node", start)]
 
 
 def _start_script(job: Job) -> str:
-    """Does what job.sh and task.sh do before the container: modules, and the variable that ch-run needs."""
-    lines = ['export USER="${USER:-$(id -un)}"']
+    """task.sh itself, after what job.sh does before it: so that the container starts here exactly where it does in the job.
+
+    It leaves out binds that the node does not have, as model_dir before the first start, and makes ch-run's mount points.
+    """
+    lines = [f"cd -- {quote(job.workdir)} || exit 2"]
     if job.modules:
         lines += [
             "type module >/dev/null 2>&1 || source /etc/profile",
             f"module load {' '.join(quote(name) for name in job.modules)} || exit 2",
         ]
-    return "\n".join([*lines, 'exec "$@"'])
+    lines += [f"export {name}={quote(value)}" for name, value in job.environment.items()]
+    return "\n".join([*lines, "export PORTWRIGHT_TASK_HOSTS=localhost", render_task(job)])
 
 
 def _refused(what: str, answer: Answer) -> Finding:

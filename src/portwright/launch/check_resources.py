@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from portwright.errors import suggest
+from portwright.launch.check_gpus import check_gpus
 from portwright.launch.findings import Finding, Run
 from portwright.launch.job import Job, Resources
 from portwright.launch.partition import Node, Partition, parse_gres, read_nodes
@@ -45,7 +46,8 @@ def check_resources(
 
 
 def _check_one(job: Job, partition: Partition, run: Run) -> list[Finding]:
-    return [*_check_open(job, partition, run), *_check_size(job.resources, partition, run)]
+    found = [*_check_open(job, partition, run), *_check_size(job.resources, partition, run)]
+    return [*found, *check_gpus(job, partition, run)]
 
 
 def _check_open(job: Job, partition: Partition, run: Run) -> Iterator[Finding]:

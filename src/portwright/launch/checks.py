@@ -54,7 +54,7 @@ def check_job(
 
 def _check_files(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> list[Finding]:
     found = check_paths(job, params, at_site=at_site)
-    found += check_container(job, at_site=at_site)
+    found += check_container(job, run=run, at_site=at_site)
     return found + check_space(job, params, run, at_site=at_site)
 
 

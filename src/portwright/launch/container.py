@@ -72,10 +72,19 @@ def make_container(
         image=_find_image(named, runner),
         binds=fold_binds(binds),
         clean_env=site.container.clean_env,
-        flags=site.container.flags,
+        flags=() if foreign_flags(site, runner) else site.container.flags,
         images_on_nodes=() if image else site.container.images_on_nodes,
         packages=None if packages is None else _absolute(packages),
     )
+
+
+def foreign_flags(site: Site, kind: Kind) -> tuple[str, ...]:
+    """Flags of the site's file that `kind` does not know: they are of the program that the site itself runs.
+
+    Apptainer and Singularity share theirs. Where a site names no program, its flags are of these two, such as --nv.
+    """
+    of_ch_run = site.container.kind == "ch-run"
+    return site.container.flags if of_ch_run != (kind == "ch-run") else ()
 
 
 def _find_kind(name: str) -> Kind:
@@ -168,25 +177,13 @@ def start_words(container: Container, *, shell: bool = False) -> list[str]:
     return [container.kind, "shell" if shell else "exec", *clean, *container.flags]
 
 
-def command(
-    container: Container, words: Sequence[str], *, workdir: Path, visible: Sequence[str] = ()
-) -> list[str]:
-    """The words that run `words` inside, where a clean environment has only the variables `visible`.
+def shell_words(container: Container, *, workdir: Path, visible: Sequence[str] = ()) -> list[str]:
+    """The words that open a shell inside, where a clean environment has only the variables `visible`.
 
     Values never become words, which anybody can see: for apptainer and singularity the caller exports each as
     APPTAINERENV_NAME and SINGULARITYENV_NAME; ch-run takes them from the environment as they are.
     """
-    return [*_opened(container, workdir, visible, shell=False), *words]
-
-
-def shell_words(container: Container, *, workdir: Path, visible: Sequence[str] = ()) -> list[str]:
-    """The words that open a shell inside."""
-    opened = _opened(container, workdir, visible, shell=True)
-    return [*opened, "bash"] if container.kind == "ch-run" else opened
-
-
-def _opened(container: Container, workdir: Path, visible: Sequence[str], *, shell: bool) -> list[str]:
-    words = start_words(container, shell=shell)
+    words = start_words(container, shell=True)
     if container.kind == "ch-run":
         if container.clean_env:
             words += [f"--unset-env=!({'|'.join([*CH_RUN_KEEPS, *visible])})", f"--set-env=PATH={IMAGE_PATH}"]
@@ -195,5 +192,5 @@ def _opened(container: Container, workdir: Path, visible: Sequence[str], *, shel
     for bind in container.binds:
         words += ["--bind", write_bind(bind)]
     if container.kind == "ch-run":
-        return [*words, "--cd", str(workdir), container.image, "--"]
+        return [*words, "--cd", str(workdir), container.image, "--", "bash"]
     return [*words, "--pwd", str(workdir), container.image]

@@ -210,7 +210,7 @@ fi
 
 _CH_RUN_MOUNT_POINT = r"""
     # ch-run binds only onto what the image has. Its /tmp is the host's.
-    if [[ -d $image && ! -e $image${bind#*:} && $bind != /tmp/* ]]; then
+    if [[ -d $image && ! -e $image${bind#*:} && ${bind#*:} != /tmp/* ]]; then
         if [[ -d ${bind%%:*} ]]; then
             mkdir -p "$image${bind#*:}"
         else

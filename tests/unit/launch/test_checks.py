@@ -181,6 +181,20 @@ def test_accounting_that_answers_decides(tmp_path: Path, programs: dict[str, Ans
     assert "Did you mean 'abc123p'?" in found.cure
 
 
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 12345"), OSError("No username set")])
+def test_a_user_without_a_name_is_asked_about_by_sshare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def raises() -> str:
+        raise error
+
+    monkeypatch.setattr("getpass.getuser", raises)
+    programs = Programs(sacctmgr="of-another\n", sshare="abc123p|\n")
+    found = check_job(make_job(tmp_path, account="abc123p"), {}, run=programs)
+    assert levels(found, "error") == []
+    assert "sacctmgr" not in {call[0] for call in programs.calls}
+
+
 def test_an_account_where_there_are_none(tmp_path: Path) -> None:
     site = make_site(tmp_path, job={"account": "none"})
     found = check_job(make_job(tmp_path, site, account="x"), {}, run=Programs())

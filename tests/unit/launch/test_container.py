@@ -8,11 +8,12 @@ from unit.launch.script_jobs import make_site
 
 from portwright.errors import UserError
 from portwright.launch.container import (
-    command,
     fold_binds,
+    foreign_flags,
     make_container,
     parse_bind,
     shell_words,
+    start_words,
 )
 from portwright.launch.job import Container
 from portwright.launch.site import Site
@@ -155,28 +156,51 @@ def test_packages_are_bound() -> None:
     assert ("/opt/packages", "/opt/packages") in made.binds
 
 
+@pytest.mark.parametrize(
+    ("of_site", "kind", "are_kept"),
+    [
+        ("apptainer", "apptainer", True),
+        ("apptainer", "singularity", True),
+        ("singularity", "apptainer", True),
+        ("none", "apptainer", True),
+        ("apptainer", "ch-run", False),
+        ("none", "ch-run", False),
+    ],
+)
+def test_flags_of_the_site_go_with_its_own_kind(of_site: str, kind: str, are_kept: bool) -> None:
+    there = site(kind=of_site, flags=["--nv"])
+    made = make_container(there, image="/i", kind=kind, paths=[])
+    assert made is not None
+    assert made.flags == (("--nv",) if are_kept else ())
+    assert foreign_flags(there, made.kind) == (() if are_kept else ("--nv",))
+
+
+def test_flags_of_ch_run_stay_with_it() -> None:
+    there = site(kind="ch-run", image="/images/folder", flags=["--home"])
+    own = make_container(there, image=None, kind=None, paths=[])
+    other = make_container(there, image="/i.sif", kind="apptainer", paths=[])
+    assert own is not None
+    assert own.flags == ("--home",)
+    assert other is not None
+    assert other.flags == ()
+
+
 def test_the_words_of_each_kind(tmp_path: Path) -> None:
     binds = (("/a b", "/a b"), ("/c", "/d"))
     apptainer = Container("apptainer", "/i.sif", binds, flags=("--nv",))
-    assert command(apptainer, ["python", "run.py"], workdir=Path("/w"), visible=["X"]) == [
-        *("apptainer", "exec", "--cleanenv", "--nv", "--bind", "/a b", "--bind", "/c:/d"),
-        *("--pwd", "/w", "/i.sif", "python", "run.py"),
+    assert start_words(apptainer) == ["apptainer", "exec", "--cleanenv", "--nv"]
+    assert shell_words(apptainer, workdir=Path("/w"), visible=["X"]) == [
+        *("apptainer", "shell", "--cleanenv", "--nv", "--bind", "/a b", "--bind", "/c:/d"),
+        *("--pwd", "/w", "/i.sif"),
     ]
-    assert shell_words(apptainer, workdir=Path("/w"))[:3] == ["apptainer", "shell", "--cleanenv"]
     open_one = Container("singularity", "/i.sif", (), clean_env=False)
-    assert command(open_one, ["x"], workdir=Path("/w")) == [
-        "singularity",
-        "exec",
-        "--pwd",
-        "/w",
-        "/i.sif",
-        "x",
-    ]
+    assert start_words(open_one) == ["singularity", "exec"]
+    assert shell_words(open_one, workdir=Path("/w")) == ["singularity", "shell", "--pwd", "/w", "/i.sif"]
 
-    ch_run = command(Container("ch-run", str(tmp_path), binds), ["x"], workdir=Path("/w"), visible=["A", "B"])
+    ch_run = shell_words(Container("ch-run", str(tmp_path), binds), workdir=Path("/w"), visible=["A", "B"])
     assert ch_run[:2] == ["ch-run", "--unset-env=!(HOME|TERM|A|B)"]
     assert "--set-env" not in ch_run
-    assert ch_run[-5:] == ["--cd", "/w", str(tmp_path), "--", "x"]
+    assert ch_run[-5:] == ["--cd", "/w", str(tmp_path), "--", "bash"]
     (tmp_path / "ch").mkdir()
     (tmp_path / "ch" / "environment").touch()
     assert "--set-env" in shell_words(Container("ch-run", str(tmp_path), binds), workdir=Path("/w"))
@@ -185,5 +209,5 @@ def test_the_words_of_each_kind(tmp_path: Path) -> None:
 def test_values_never_become_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "planted-value")
     for kind in ("apptainer", "singularity", "ch-run"):
-        words = command(Container(kind, "/i", ()), ["x"], workdir=Path(os.sep), visible=["TOKEN"])  # type: ignore[arg-type]
+        words = shell_words(Container(kind, "/i", ()), workdir=Path(os.sep), visible=["TOKEN"])  # type: ignore[arg-type]
         assert not any("planted-value" in word for word in words)
