@@ -145,6 +145,7 @@ class SlurmCluster:
 
     def node_down(self, name: str) -> None:
         """Kills all that runs on a node, as if its power went; the controller is not told and finds out by itself."""
+        _kill(self._processes(name), signal.SIGSTOP)  # none may tell of another's end
         for _ in range(50):
             processes = self._processes(name)
             if not processes:
@@ -487,10 +488,10 @@ def _process_start(pid: int) -> int | None:
     return int(stat[19]) if stat and stat[0] not in b"ZX" else None
 
 
-def _kill(pids: Collection[int]) -> None:
+def _kill(pids: Collection[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _found(folder: Path) -> SlurmCluster:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from portwright.data.failures import Failure, describe, raise_failure, too_short_error
+from portwright.data.probe import Probe
 from portwright.data.remote import Wanted
+from portwright.data.seeding import RandomStream, derive_seed, seed_process
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples, part_bounds
 from portwright.errors import UserError
@@ -22,6 +24,7 @@ class ListSource:
         self._shared = shared
         self._splitter = shared.make_splitter()
         self._what = type(batches).__name__
+        self.probe = Probe(self._batches.__getitem__, len(batches))
         self.end: int | None = len(batches)
         self.num_batches: int | None = self.end
         self.num_samples_of_last: int | None = None
@@ -94,7 +97,8 @@ class ListSource:
         pass
 
     def reread(self, epoch: int, number: int) -> Any | None:
-        batch = self._load(epoch, number)
+        with RandomStream(self._seed_of(epoch, number), spotless=True):
+            batch = self._load(epoch, number)
         return batch if self._splitter is None else self._splitter.split(batch, count_samples(batch))[0]
 
     def explain(self, error: BaseException, epoch: int) -> UserError | None:
@@ -121,7 +125,12 @@ class ListSource:
         pass
 
     def make(self, order: dict[str, Any]) -> Any:
-        return self._load(order["epoch"], order["number"])
+        epoch, number = order["epoch"], order["number"]
+        seed_process(self._seed_of(epoch, number))
+        return self._load(epoch, number)
+
+    def _seed_of(self, epoch: int, number: int) -> int:
+        return derive_seed(self._shared.seed, "list", epoch, number)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         size = count_samples(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -24,12 +24,13 @@ from portwright.data.failures import (
 )
 from portwright.data.fetch import Fetch, GatherFetch, make_fetch
 from portwright.data.order import FixedOrder, make_order
+from portwright.data.probe import Probe
 from portwright.data.remote import Wanted
 from portwright.data.seeding import RandomStream, derive_seed, seed_process
 from portwright.data.shards import Counted, Shards
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import Counts, count_samples
-from portwright.data.workers import Progress, Task, WorkerFetch, become_worker, copy_loader, pin, pins
+from portwright.data.workers import ActingWorker, Progress, Task, WorkerFetch, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
 
 
@@ -58,6 +59,8 @@ class MapSource:
         self._parallel: DataLoader[Any] | None = None
         self._progress: Progress | None = None
         self._generator = torch.Generator()
+        self._acting: AbstractContextManager[None] = nullcontext()
+        self._probe: Probe | None = None
         if getattr(loader, "in_order", True) is False:
             shared.note("in_order=False is not kept: batches out of order could not be resumed.")
         self._measure()
@@ -102,10 +105,7 @@ class MapSource:
         self.batch_sizes_vary = not one_size
 
     def _empty_error(self) -> UserError:
-        try:
-            num_samples: int | None = len(self._loader.dataset)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            num_samples = None
+        num_samples = self._count_samples()
         if num_samples == 0:
             return UserError(
                 f"{self._shared.name}: data set {self._what} is empty.",
@@ -282,11 +282,23 @@ class MapSource:
 
     @property
     def fingerprint(self) -> list[Any]:
+        return [self._what, self._count_samples()]
+
+    @property
+    def probe(self) -> Probe | None:
+        # What worker_init_fn makes of a data set is seen in workers alone, and it may not be called where the training is.
+        if self._probe is None and self._loader.worker_init_fn is None:
+            self._probe = Probe(self._read_alone, self._count_samples() or 0)
+        return self._probe
+
+    def _read_alone(self, index: int) -> Any:
+        return self._fetch([index] if self._order.is_batched else index, 0)
+
+    def _count_samples(self) -> int | None:
         try:
-            num_samples: int | None = len(self._loader.dataset)  # type: ignore[arg-type]
+            return len(self._loader.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
-            num_samples = None
-        return [self._what, num_samples]
+            return None
 
     def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
         if self.end is not None and start > self.end:
@@ -297,13 +309,14 @@ class MapSource:
 
     def begin_serving(self, worker: int, num_workers: int) -> None:
         if self._loader.num_workers > 0:
-            become_worker(self._loader, worker, num_workers)
+            self._acting = ActingWorker(self._loader, worker, num_workers)
 
     def make(self, order: dict[str, Any]) -> Any:
         epoch, number, offset = order["task"]
         task = Task(epoch, number, offset, order["indices"])
         seed_process(derive_seed(self._shared.seed, task.epoch, task.number, task.offset))
-        return self._fetch(task.indices, task.epoch)
+        with self._acting:
+            return self._fetch(task.indices, task.epoch)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         task, counts = wanted.kept

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch.utils.data._utils import pin_memory as torch_pin
 
+from portwright.data.probe import Look, Probe
 from portwright.data.source import Numbered, Shared, Source
 from portwright.errors import UserError
 
@@ -22,6 +23,10 @@ class EndOfLane:
 
 
 END = EndOfLane()
+
+
+class NeedsAnew(Exception):
+    """Raised by `make`: what is wanted lies behind, and only an input that was just opened can be read from its start."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Servable(Source, Protocol):
         """What must be alike where batches are made and where they are used, as JSON: number of samples and the like."""
         ...
 
+    @property
+    def probe(self) -> Probe | None:
+        """A few samples to compare with another process's; None: they cannot be had without reading on."""
+        ...
+
     def wanted(self, epoch: int, start: int) -> Iterator[Wanted]: ...
 
     def begin_serving(self, worker: int, num_workers: int) -> None:
@@ -62,7 +72,7 @@ class Servable(Source, Protocol):
         ...
 
     def make(self, order: dict[str, Any]) -> Any:
-        """The batch, the Failure that stands in its place, or END."""
+        """The batch, the Failure that stands in its place, or END; NeedsAnew asks for an input that was just opened."""
         ...
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None: ...
@@ -72,7 +82,7 @@ class Channel(Protocol):
     """The way to the processes that read one input."""
 
     def request(
-        self, wanted: Iterator[Wanted], fingerprint: list[Any]
+        self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Look | None
     ) -> Generator[tuple[Wanted, Any], None, None]:
         """What is wanted with what was made of it, in the order in which it was wanted, each once."""
         ...
@@ -133,7 +143,9 @@ class RemoteSource:
 
     def _begin(self, epoch: int, start: int) -> None:
         self._stop()
-        self._coming = self._channel.request(self._wanted(epoch, start), self._inner.fingerprint)
+        probe = self._inner.probe
+        seen = None if probe is None else probe.tell()
+        self._coming = self._channel.request(self._wanted(epoch, start), self._inner.fingerprint, seen)
         self._next = (epoch, start)
 
     def _wanted(self, epoch: int, start: int) -> Iterator[Wanted]:

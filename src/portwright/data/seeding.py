@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -92,3 +94,16 @@ class RandomStream:
             "bit_generator": "MT19937",
             "state": {"key": key, "pos": state["numpy"]["pos"]},
         }
+
+
+@contextmanager
+def untouched_cuda_rng() -> Iterator[None]:
+    """Whatever is drawn inside leaves CUDA's generators as they were, where there are any."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        yield
+        return
+    states = torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state_all(states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -22,12 +22,13 @@ from portwright.data.failures import (
     too_short_error,
 )
 from portwright.data.order import is_resumed_by_itself, iterates_like
-from portwright.data.remote import END, Wanted
-from portwright.data.seeding import RandomStream, derive_seed
+from portwright.data.remote import END, NeedsAnew, Wanted
+from portwright.data.seeding import RandomStream, derive_seed, untouched_cuda_rng
 from portwright.data.source import Numbered, Shared
 from portwright.data.split import count_samples
 from portwright.data.workers import Progress, StreamBatches, as_is, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
+from portwright.stream.progress import tell_progress
 
 _NOTHING_MORE = object()
 
@@ -83,8 +84,10 @@ class StreamSource:
         self._lanes: dict[
             int, tuple[tuple[int, int], Iterator[Any]]
         ] = {}  # where each stands, and the rest of it
+        self._is_amid_a_pass = False  # of one that this process reads itself, batch by batch
         self._ended: set[int] = set()
         self._num_finished = 0
+        self._num_unwanted = 0  # batches that were used before, and come again only to be counted
         self._slot: int | None = None  # where to go on among the lanes, if that is known
         self._next_slot: int | None = None
 
@@ -180,8 +183,9 @@ class StreamSource:
         )
         while self._num_passes < epoch:
             past = self._num_passes
-            with _untouched_cuda_rng():
+            with untouched_cuda_rng():
                 for batch in self._begin(past, None):
+                    tell_progress()
                     if type(batch) is Failure:
                         raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=past, batch=0)
 
@@ -194,8 +198,9 @@ class StreamSource:
                 else ""
             )
         )
-        with _untouched_cuda_rng():
+        with untouched_cuda_rng():
             for number in range(start):
+                tell_progress()
                 batch = next(batches, _NOTHING_MORE)
                 if batch is _NOTHING_MORE:
                     raise too_short_error(self._shared.name, self._what, start)
@@ -295,6 +300,7 @@ class StreamSource:
     # -- batches that other processes make; lane k is what worker k of the user's loader gives -------------------------------
 
     knows_its_end = False
+    probe = None
 
     @property
     def lanes_have_ended(self) -> bool:
@@ -310,8 +316,12 @@ class StreamSource:
 
     def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
         num_lanes = max(1, self._num_workers)
-        slot, self._slot = (start if self._slot is None or not start else self._slot), None
-        self._ended, self._num_finished = set(), start
+        slot, self._slot = (self._slot if start else 0), None
+        self._num_unwanted = 0
+        if slot is None:
+            # A run that read by itself stopped here. Lanes that ended early do not show in a batch's number.
+            slot, self._num_unwanted = (start, 0) if num_lanes == 1 else (0, start)
+        self._ended, self._num_finished = set(), start - self._num_unwanted
         while not self.lanes_have_ended:
             lane = slot % num_lanes
             if lane not in self._ended:
@@ -324,17 +334,23 @@ class StreamSource:
     def make(self, order: dict[str, Any]) -> Any:
         epoch, lane, index = order["epoch"], order["lane"], order["index"]
         at, batches = self._lanes.pop(lane, ((-1, -1), None))
-        if batches is None or at != (epoch, index):
+        if batches is None or at[0] != epoch or at[1] > index:
             batches = self._open_lane(epoch, lane, index)
+        elif at[1] < index:  # another one has read it meanwhile
+            batches = _pass_over(index - at[1], batches)
         batch = next(batches, END)
         if batch is END:
             batches = iter(())
+            self._is_amid_a_pass = False
         self._lanes[lane] = ((epoch, index + 1), batches)
         return batch
 
     def _open_lane(self, epoch: int, lane: int, index: int) -> Iterator[Any]:
         """A lane from one of its batches on; what comes before is read again and thrown away."""
         if self._num_workers == 0:
+            if not self._can_begin(epoch):
+                raise NeedsAnew
+            self._is_amid_a_pass = True
             return (batch for _, batch, _ in self.read(epoch, index))
         assert self._loader is not None
         batches = copy.copy(self._batches)
@@ -343,7 +359,15 @@ class StreamSource:
             self._inner.set_epoch(epoch)
         generator = torch.Generator()
         generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
-        return islice(copy_loader(self._loader, batches, None, generator, lane), index, None)
+        return _pass_over(index, iter(copy_loader(self._loader, batches, None, generator, lane)))
+
+    def _can_begin(self, epoch: int) -> bool:
+        """Whether the iterable, as this process has read it, can be brought to the start of an epoch.
+
+        It may carry something over from pass to pass, and more so from one that was given up in the middle.
+        """
+        knows_its_place = self._has_set_epoch or self._first_state is not None
+        return not self._is_amid_a_pass and (self._num_passes <= epoch or knows_its_place)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         if made is END:
@@ -351,11 +375,15 @@ class StreamSource:
             self._ended.add(wanted.lane)
             if self.lanes_have_ended and not self._num_finished:
                 raise self._no_batch_error(wanted.epoch, 0)
+            if self.lanes_have_ended and self._num_finished < self._num_unwanted:
+                raise too_short_error(self._shared.name, self._what, self._num_unwanted)
             return None
         number, self._num_finished = self._num_finished, self._num_finished + 1
         if type(made) is Failure:
             raise_failure(made, name=self._shared.name, dataset=self._what, epoch=wanted.epoch, batch=number)
         self._next_slot = wanted.kept + 1
+        if number < self._num_unwanted:
+            return None
         size = count_samples(made)
         local = 1 if size is None else size
         return number, made, (local, local * self._num_replicas)
@@ -378,6 +406,15 @@ def _is_opaque(loader: DataLoader[Any], shared: Shared) -> bool:
     return True
 
 
+def _pass_over(num_batches: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches that follow. What fails on the way there stands in their place: an end would lose them in silence."""
+    for batch in islice(batches, num_batches):
+        tell_progress()
+        if type(batch) is Failure:
+            return iter([batch])
+    return batches
+
+
 def _length_hint(sized: Any) -> int | None:
     if isinstance(sized, DataLoader) and isinstance(sized.dataset, IterableDataset):
         return None  # torch takes the question for a promise and warns when it is broken
@@ -385,15 +422,3 @@ def _length_hint(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
-
-
-@contextmanager
-def _untouched_cuda_rng() -> Iterator[None]:
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-        yield
-        return
-    states = torch.cuda.get_rng_state_all()
-    try:
-        yield
-    finally:
-        torch.cuda.set_rng_state_all(states)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
 from portwright.data.fetch import Fetch
@@ -195,15 +196,25 @@ class LaneInit(WorkerInit):
         super().__call__(self._lane)
 
 
-def become_worker(loader: DataLoader[Any], worker: int, num_workers: int) -> None:
-    """Makes this process what a worker of the loader is to user code: get_worker_info answers, worker_init_fn was called."""
-    from torch.utils.data._utils import worker as torch_worker
+class ActingWorker:
+    """Inside `with`, this process is to user code what a worker of the loader is: get_worker_info answers, worker_init_fn was called.
 
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=worker, num_workers=num_workers, seed=torch.initial_seed(), dataset=loader.dataset
-    )
-    if loader.worker_init_fn is not None:
-        loader.worker_init_fn(worker)
+    Only there: another input of the same process may be read as by the main process, and would be sharded.
+    """
+
+    def __init__(self, loader: DataLoader[Any], worker: int, num_workers: int) -> None:
+        self._info = torch_worker.WorkerInfo(
+            id=worker, num_workers=num_workers, seed=torch.initial_seed(), dataset=loader.dataset
+        )
+        if loader.worker_init_fn is not None:
+            with self:
+                loader.worker_init_fn(worker)
+
+    def __enter__(self) -> None:
+        self._former, torch_worker._worker_info = torch_worker._worker_info, self._info
+
+    def __exit__(self, *_: object) -> None:
+        torch_worker._worker_info = self._former
 
 
 def as_is(batch: Any) -> Any:

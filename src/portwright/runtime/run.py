@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError, UserError
@@ -19,7 +20,6 @@ from portwright.runtime.rank_watch import failing_together
 from portwright.target import Backend, JobSpec, Session
 
 if TYPE_CHECKING:
-    from portwright.runtime.stream_batches import BatchStream
     from portwright.stream.roles import Role
 
 
@@ -98,18 +98,40 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         from portwright.runtime.stream_batches import serve
 
         outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir), is_shown=False)
-        return serve(role, job, model_dir, console.note, outcome)
+        return serve(role, job, model_dir, console.note, signals, outcome)
+    if role is None:
+        return _carry_out(arguments, job, model_dir, console, signals)
+    from portwright.runtime.stream_batches import BatchStream
+
+    # Before anything that may fail here alone: the workers wait for it, and are told by it that this is over.
+    stream = BatchStream(role, model_dir, console.note)
+    try:
+        if arguments.target.has_cluster and not arguments.flags.get("on_cpu"):
+            console.note(
+                f"{arguments.target.name}'s own software streams the data: the other tasks of this launch only wait."
+            )
+        outcome = _carry_out(arguments, replace(job, stream=stream), model_dir, console, signals)
+        stream.finish(outcome)
+        return outcome
+    finally:
+        stream.close(lambda: signals.requested)
+
+
+def _carry_out(
+    arguments: Arguments, job: JobSpec, model_dir: Path, console: Console, signals: StopSignals
+) -> Outcome:
+    """What the command line asks, in the process that does it."""
     reason = None if arguments.flags.get("emulate") else arguments.target.why_not()
     if reason is not None:
         raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
     # A target with an environment of its own has a compiler of its own, too.
     has_compiler = arguments.target.has_compiler or arguments.target.environment is not None
-    if (params.runconfig.compile or arguments.compile_only) and not has_compiler:
+    if (job.params.runconfig.compile or arguments.compile_only) and not has_compiler:
         from portwright.runtime.compile import prepare_compile
 
         prepare_compile(arguments.compile_dir or model_dir / "compile", console)
     if arguments.compile_only and not has_compiler:
-        params = params.with_runconfig(compile=True)
+        job = replace(job, params=job.params.with_runconfig(compile=True))
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
     emulates = getattr(backend, "emulates", None)  # a target of another package may know nothing of it
     if emulates is not None:
@@ -117,16 +139,6 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
             f"emulated: the rules of {emulates} on this machine's CPU; no {arguments.target.name} was used, and times say nothing."
         )
     session: Session | None = None
-    stream: BatchStream | None = None
-    if role is not None:
-        from portwright.runtime.stream_batches import BatchStream
-
-        if arguments.target.has_cluster and not arguments.flags.get("on_cpu"):
-            console.note(
-                f"{arguments.target.name}'s own software streams the data: the other tasks of this launch only wait."
-            )
-        stream = BatchStream(role, model_dir, console.note)
-        job = replace(job, stream=stream)
     try:
         with failing_together(backend.world):
             session = backend.world.agree_on_failure(lambda: backend.open(job))
@@ -137,14 +149,10 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         if execution is not None:
             measure = getattr(session, "measured", dict)  # what a session counts of its own, such as memory
             outcome.more["execution"] = execution.as_json({**outcome.rates, **measure()})
-        if stream is not None:
-            stream.finish(outcome, lambda: signals.requested)
         return outcome
     finally:
         if session is not None:
             session.close()
-        if stream is not None:
-            stream.close()
         backend.close()
 
 

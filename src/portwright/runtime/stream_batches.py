@@ -8,21 +8,26 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from portwright.data.failures import Failure, make_portable
+from portwright.data.failures import Failure, make_portable, name_samples
 from portwright.data.loader import open_source
-from portwright.data.remote import END, Servable, Wanted
+from portwright.data.probe import Look
+from portwright.data.remote import END, NeedsAnew, Servable, Wanted
 from portwright.data.source import Shared
 from portwright.data.split import count_samples
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.job.outcome import Outcome
+from portwright.job.signals import StopSignals
 from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.runtime.inputs import find_data_fn
 from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
 from portwright.stream import wire
-from portwright.stream.pool import Order, Pool
+from portwright.stream.pool import DeadlyOrderError, Order, Pool
+from portwright.stream.progress import busy
 from portwright.stream.roles import Role, forget_key, give_key
+from portwright.stream.schedule import FIRST_SECONDS
 from portwright.stream.serve import await_late_workers, work_with_key
 from portwright.stream.worker import Ending
 from portwright.target import JobSpec
@@ -52,13 +57,14 @@ class BatchStream:
         """What of it is logged beside a step."""
         return values_of(self._pool.counts())
 
-    def finish(self, outcome: Outcome, is_stopped: Callable[[], bool]) -> None:
-        await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
+    def finish(self, outcome: Outcome) -> None:
         workers = self.report()
         outcome.more["workers"] = workers
         outcome.lines.extend(lines_of(workers))
 
-    def close(self) -> None:
+    def close(self, is_stopped: Callable[[], bool]) -> None:
+        """Tells the workers that it is over, also those that have not come yet, unless the run was told to stop."""
+        await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
         self._pool.close()
         forget_key(self._model_dir)
         if self._maker is not None:
@@ -74,23 +80,25 @@ class InputChannel:
         self._rng = {key: tensor.numpy() for key, tensor in capture_rng(_CPU).items()}
 
     def request(
-        self, wanted: Iterator[Wanted], fingerprint: list[Any]
+        self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Look | None
     ) -> Generator[tuple[Wanted, Any], None, None]:
         asked: deque[Wanted] = deque()  # whose batches have not come
 
         def orders() -> Iterator[Order]:
             for each in wanted:
                 asked.append(each)
-                body = wire.pack(
-                    {"order": each.order, "rng": self._rng}, input=self._name, fingerprint=fingerprint
-                )
+                asking = {"order": each.order, "rng": self._rng}
+                body = wire.pack(asking, input=self._name, fingerprint=fingerprint, seen=seen)
                 yield Order(b"".join(body), each.lane)
 
         results: Any = self._pool.map(orders(), self._window, self._make_here)
         with closing(results):
-            for result in results:
-                batch, about = wire.unpack(result)
-                yield asked.popleft(), _arrived(batch, about)
+            try:
+                for result in results:
+                    batch, about = wire.unpack(result)
+                    yield asked.popleft(), _arrived(batch, about)
+            except DeadlyOrderError as error:
+                raise DeadlyOrderError(error.killed, f"{self._name}, {_name_wanted(asked[0])}") from error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InputChannel:
         return self  # a way, and no data: a vendor's loader copies its arguments
@@ -110,28 +118,30 @@ class BatchMaker:
     def __call__(self, body: bytes | memoryview) -> wire.Parts:
         asked, about = wire.unpack(body)
         name = about["input"]
-        source = self._sources.get(name)
-        if source is None:
-            source = self._sources[name] = self._open(name, asked["rng"])
-        if source.fingerprint != about["fingerprint"]:
-            raise UserError(
-                f"{name}: worker {self._worker} sees {_tell(source.fingerprint)}, and the coordinator {_tell(about['fingerprint'])}.",
-                "Let every node see the same data: put them on a file system that is shared, and bind it into the container.",
-            )
-        made = source.make(asked["order"])
+        if name not in self._sources:
+            self._sources[name] = self._open(name, asked["rng"], about)
+        try:
+            made = self._sources[name].make(asked["order"])
+        except NeedsAnew:
+            self._sources.pop(name).close()
+            self._sources[name] = self._open(name, asked["rng"], about)
+            made = self._sources[name].make(asked["order"])
         if made is END:
             return wire.pack(None, ended=True)
         if type(made) is Failure:
             return wire.pack(None, failure=_as_json(made))
         return wire.pack(made, samples=count_samples(made) or 1)
 
-    def _open(self, name: str, rng: dict[str, Any]) -> Servable:
+    def _open(self, name: str, rng: dict[str, Any], about: dict[str, Any]) -> Servable:
         params = self._job.params
         restore_rng({key: torch.from_numpy(array) for key, array in rng.items()}, _CPU)
         shared = Shared(name, params.runconfig.seed, 0, 1, keeps_small=name == "eval_input")
-        source: Any = open_source(find_data_fn(self._job, name)(params.values), shared)
+        with busy(FIRST_SECONDS):
+            opened: Any = open_source(find_data_fn(self._job, name)(params.values), shared)
+        source: Servable = opened
+        check_sameness(name, source, about["fingerprint"], about["seen"])
         source.begin_serving(self._worker, self._num_workers)
-        return source  # type: ignore[no-any-return]
+        return source
 
     def close(self) -> None:
         for source in self._sources.values():
@@ -139,12 +149,17 @@ class BatchMaker:
 
 
 def serve(
-    role: Role, job: JobSpec, model_dir: Path, note: Callable[[str], None], outcome: Outcome
+    role: Role,
+    job: JobSpec,
+    model_dir: Path,
+    note: Callable[[str], None],
+    signals: StopSignals,
+    outcome: Outcome,
 ) -> Outcome:
     """A worker's whole run: reads what the coordinator orders until that says goodbye."""
     maker = BatchMaker(job, role.rank - 1, role.num_workers)
     try:
-        ending = work_with_key(role, model_dir, maker, note)
+        ending = work_with_key(role, model_dir, maker, note, signals)
     finally:
         maker.close()
     if ending is Ending.LOST:
@@ -185,5 +200,33 @@ def _as_json(failure: Failure) -> dict[str, str]:
     }
 
 
+def check_sameness(name: str, source: Servable, fingerprint: list[Any], seen: Look | None) -> None:
+    """Refuses data that are not those of the coordinator: its orders would mean other samples here."""
+    if source.fingerprint != fingerprint:
+        raise UserError(
+            f"{name}: the data here are {_tell(source.fingerprint)}, and the coordinator's {_tell(fingerprint)}.",
+            "Let every node see the same data: put them on a file system that is shared, and bind it into the container.",
+        )
+    if source.probe is not None and source.probe.contradicts(seen):
+        raise UserError(
+            f"{name}: the samples of {fingerprint[0]} are in another order here than in the coordinator, or are other ones: some would "
+            "be repeated and others lost.",
+            "Sort what the data set lists: the order of a set of strings, os.listdir and glob differ from process to process. If it "
+            "is sorted, let every node see the same files.",
+        )
+
+
 def _tell(fingerprint: list[Any]) -> str:
     return " of ".join(str(part) for part in reversed(fingerprint))
+
+
+def _name_wanted(wanted: Wanted) -> str:
+    """Names a batch that nobody could make by what was asked for."""
+    order = wanted.order
+    if "indices" in order:
+        indices = order["indices"]
+        listed = indices if isinstance(indices, list) else np.asarray(indices).reshape(-1).tolist()
+        return f"epoch {wanted.epoch}, batch {order['task'][1]}: {name_samples(listed)}"
+    if "lane" in order:
+        return f"epoch {wanted.epoch}, batch {order['index']} of the loader's worker {order['lane']}"
+    return f"epoch {wanted.epoch}, batch {order['number']}"

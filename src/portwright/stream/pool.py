@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.stream import protocol
 from portwright.stream.counts import Tallies, WorkerCount
-from portwright.stream.results import Answer, Incoming, WorkFailed
+from portwright.stream.results import Answer, DeadlyOrderError, Incoming, WorkFailed
 from portwright.stream.schedule import Order, Run, Schedule, Seat
 from portwright.stream.serving import DaemonThreads, Server
 from portwright.stream.wire import Parts, gather
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
 
-__all__ = ["NoWorkersError", "Order", "Pool", "WorkFailed", "WorkerCount"]
+__all__ = ["DeadlyOrderError", "NoWorkersError", "Order", "Pool", "WorkFailed", "WorkerCount"]
 
 TICK_SECONDS = 0.25  # how often a wait looks at the clock, and lets Python run signal handlers
 GOODBYE_SECONDS = 2.0
 DEADLY = 3  # an order at which so many workers ended is given to no other
+DEADLY_HERE = 2  # and this process, which trains, does not try it
 HERE = "coordinator"  # the name under which work that was done here is counted
 
 Result = memoryview | WorkFailed
@@ -183,6 +184,8 @@ class Pool:
                 f"No worker has been connected for {self._patience:.0f} s (expected: {self._expected}).",
                 "Look into the log for what ended them.",
             )
+        if len(task.killed) >= DEADLY_HERE:
+            raise DeadlyOrderError(task.killed)
         if not self._works_here:
             self._works_here = True
             self._note(
@@ -224,9 +227,12 @@ class Pool:
             context.set_details("the key is not the coordinator's")
             return
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        seat = _Seat(
-            name, lambda ticket, body: outbox.put(protocol.TICKET.pack(protocol.ORDER, ticket) + body)
-        )
+
+        def send(ticket: int, body: bytes, has_killed: bool) -> None:
+            kind = protocol.DEADLY_ORDER if has_killed else protocol.ORDER
+            outbox.put(protocol.TICKET.pack(kind, ticket) + body)
+
+        seat = _Seat(name, send)
         link = _Link(seat, host, session, outbox, context)
         outbox.put(protocol.WELCOME)
         self._join(link)
@@ -261,11 +267,9 @@ class Pool:
         now = time.monotonic()
         num_orders = self._schedule.leave(link.seat, now)
         task = link.seat.current
-        if task is not None and task.is_wanted and task.num_deaths == DEADLY:
-            task.result = WorkFailed(
-                f"{DEADLY} workers ended one after the other at the same batch, {link.seat.name} the last.",
-                "Look into their logs: a reader that crashes, or a node that is short of memory.",
-            )
+        enough = min(DEADLY, max(DEADLY_HERE, self._expected))
+        if task is not None and task.is_wanted and len(task.killed) >= enough:
+            task.result = DeadlyOrderError(task.killed)
             self._changed.notify_all()
         self._schedule.feed(now)
         return num_orders
@@ -277,6 +281,7 @@ class Pool:
             for message in messages:
                 answer = incoming.take(message)
                 link.seat.heard = time.monotonic()
+                link.seat.begun = incoming.begun
                 if answer is not None:
                     self._finish(link, answer)
         except grpc.RpcError:

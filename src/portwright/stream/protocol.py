@@ -4,7 +4,9 @@
     CHALLENGE nonce, proof                 ◀──     opens the stream; name, host, session and its nonce as metadata
                                            ◀──     proof
     WELCOME                                ──▶
-    ORDER ticket, body  (a few in flight)  ──▶
+    ORDER ticket, body  (a few in flight)  ──▶     DEADLY_ORDER: the same, where a worker has ended at it before
+                                           ◀──     BEGUN ticket, of a DEADLY_ORDER
+                                           ◀──     BUSY, now and then while an order takes long and gets on
                                            ◀──     RESULT ticket, length, samples, seconds, first bytes; MORE bytes ...
                                            ◀──     FAILED ticket, JSON
     GOODBYE                                ──▶
@@ -35,7 +37,8 @@ for _name, _value in (
 METHOD: Final = "/portwright.Stream/Work"
 PIECE_BYTES: Final = 1 << 20  # of a result a message: the fastest of the sizes tried, see docs/benchmarks.md
 
-CHALLENGE, WELCOME, ORDER, GOODBYE, RESULT, MORE, FAILED = b"C", b"W", b"O", b"G", b"R", b"M", b"F"
+CHALLENGE, WELCOME, ORDER, DEADLY_ORDER, GOODBYE = b"C", b"W", b"O", b"D", b"G"
+RESULT, MORE, FAILED, BEGUN, BUSY = b"R", b"M", b"F", b"N", b"B"
 TICKET: Final = struct.Struct("<cQ")
 RESULT_HEAD: Final = struct.Struct("<cQQQd")  # kind, ticket, bytes of the whole, samples, seconds at work
 NONCE_BYTES: Final = 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from portwright.errors import ExitStatus, PortwrightError
@@ -20,6 +20,18 @@ class WorkFailed(PortwrightError):
         self.status = ExitStatus(status) if status in known else ExitStatus.USAGE
 
 
+class DeadlyOrderError(WorkFailed):
+    """One worker after the other ended at the same order, which would end the next one too."""
+
+    def __init__(self, killed: Sequence[str], what: str = "the same batch") -> None:
+        names = f"{', '.join(killed[:-1])} and {killed[-1]}"
+        super().__init__(
+            f"workers {names} ended one after the other at {what}.",
+            "Look into their logs: a reader that crashes at a sample, or a node that is short of memory.",
+        )
+        self.killed = list(killed)
+
+
 @dataclass(frozen=True)
 class Answer:
     """The whole answer to one order."""
@@ -34,6 +46,7 @@ class Incoming:
     """What comes from one worker. A result goes straight into memory of its own; one that is not wanted is not kept."""
 
     def __init__(self, is_wanted: Callable[[int], bool]) -> None:
+        self.begun = 0  # the ticket that the worker has begun with, of those of which it says so
         self._is_wanted = is_wanted
         self._ticket = 0  # of the result that is coming in
         self._buffer: memoryview | None = None
@@ -43,6 +56,11 @@ class Incoming:
     def take(self, message: bytes) -> Answer | None:
         """Takes one message; gives the answer that it completes. What makes no sense is a ValueError."""
         kind = message[:1]
+        if message == protocol.BUSY:
+            return None
+        if kind == protocol.BEGUN and len(message) == protocol.TICKET.size:
+            _, self.begun = protocol.TICKET.unpack(message)
+            return None
         if kind == protocol.FAILED and len(message) >= protocol.TICKET.size:
             return _read_failure(message)
         if kind == protocol.RESULT and len(message) >= protocol.RESULT_HEAD.size and not self._ticket:

@@ -36,7 +36,7 @@ class Task(Generic[R]):
     run: Run[R]
     holder: object | None = None  # the latest one who was given it and is expected to answer
     has_backup: bool = False
-    num_deaths: int = 0  # of workers that were at it
+    killed: list[str] = field(default_factory=list)  # workers that ended at it
     result: R | None = None
 
     @property
@@ -75,12 +75,13 @@ class Seat(Generic[R]):
     """A connected worker."""
 
     name: str
-    send: Callable[[int, bytes], None]  # ticket, body; must not block
+    send: Callable[[int, bytes, bool], None]  # ticket, body, whether it has killed; must not block
     held: dict[int, tuple[Task[R], float]] = field(
         default_factory=dict
     )  # by ticket: since when; oldest first
     heard: float = 0.0  # when it last said something
     answered: float = 0.0
+    begun: int = 0  # ticket of the order that it has begun, of those that have killed
     is_silent: bool = False  # for so long that its orders were given to others
 
     @property
@@ -141,8 +142,10 @@ class Schedule(Generic[R]):
             return 0
         self.seats.remove(seat)
         self._look_who_answers(now)
-        if (task := seat.current) is not None:
-            task.num_deaths += 1
+        task = seat.current
+        # One that was lost soon after another had its orders for a while, without having looked at them.
+        if task is not None and (not task.killed or seat.begun == task.ticket):
+            task.killed.append(seat.name)
         return self._release(seat)
 
     def answer(self, seat: Seat[R], ticket: int, result: R, now: float) -> Task[R] | None:
@@ -178,7 +181,7 @@ class Schedule(Generic[R]):
         task.holder = seat
         if task.ticket not in seat.held:  # else it was gone around once, and has not answered this one yet
             seat.held[task.ticket] = (task, now)
-            seat.send(task.ticket, task.order.body)
+            seat.send(task.ticket, task.order.body, bool(task.killed))
 
     def _straggler(self, now: float) -> Task[R] | None:
         """The first order that a slow worker has for long: the window is full, and all others would wait for it."""
@@ -186,7 +189,7 @@ class Schedule(Generic[R]):
             task
             for seat in self.seats
             for task, since in seat.held.values()
-            if task.is_wanted and task.holder is seat and not task.has_backup and task.order.lane is None
+            if task.is_wanted and task.holder is seat and not task.has_backup and not task.killed and task.order.lane is None
             and now - max(since, seat.answered) > max(BACKUP_SECONDS, BACKUP_TIMES * self._usual_seconds())
         ]  # fmt: skip
         return min(late, key=lambda task: task.ticket, default=None)

@@ -168,12 +168,14 @@ class _Writer:
                 )
             return ["N", kind.__module__, kind.__qualname__, self._items(value, where, depth)]
         if kind is np.ndarray or kind is np.memmap:
-            return ["n", self._array(value, where), list(value.shape)]
+            places = _find_layout(value.shape, value.strides)
+            laid_out = value.transpose(places)
+            return ["n", self._array(laid_out, where), list(laid_out.shape), *_told(places)]
         if isinstance(value, np.generic):
             return ["g", self._array(np.asarray(value), where)]
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor:
-            return ["t", self._tensor(value, where, torch), list(value.shape)]
+            return self._tensor(value, where, torch)
         raise _refusal(value, where)
 
     def _items(self, value: Sequence[Any], where: str, depth: int) -> list[Any]:
@@ -193,16 +195,21 @@ class _Writer:
             self.buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return name
 
-    def _tensor(self, value: Any, where: str, torch: ModuleType) -> str:
-        if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+    def _tensor(self, value: Any, where: str, torch: ModuleType) -> list[Any]:
+        is_dense = value.layout is torch.strided and not value.is_quantized and not value.is_nested
+        if not is_dense or value.device.type != "cpu":
+            kind = "nested tensor" if value.is_nested else "tensor"
             raise UserError(
-                f"The batch holds at {where} a tensor of layout {value.layout} and dtype {value.dtype} on {value.device}.",
-                "Return dense tensors on the CPU: value.to_dense().cpu().",
+                f"The batch holds at {where} a {kind} of layout {value.layout} and dtype {value.dtype} on {value.device}.",
+                "Return dense tensors on the CPU: value.to_dense().cpu(), or value.to_padded_tensor(0) of a nested one.",
             )
-        plain = value.detach().resolve_conj().resolve_neg().contiguous()
-        if plain.numel():
-            self.buffers.append(plain.reshape(-1).view(torch.uint8).numpy().data)
-        return str(value.dtype).removeprefix("torch.")
+        plain = value.detach().resolve_conj().resolve_neg()
+        places = _find_layout(plain.shape, plain.stride())
+        laid_out = plain.permute(places).contiguous()
+        if laid_out.numel():
+            self.buffers.append(laid_out.reshape(-1).view(torch.uint8).numpy().data)
+        name = str(value.dtype).removeprefix("torch.")
+        return ["t", name, list(laid_out.shape), *_told(places)]
 
 
 class _Reader:
@@ -231,11 +238,13 @@ class _Reader:
             kind = dict if tag == "d" else OrderedDict
             return kind((self.decode(key, depth + 1), self.decode(item, depth + 1)) for key, item in pairs)
         if tag == "n":
-            name, shape = rest
-            return self._array(_named_dtype(name), shape)
+            name, shape, *places = rest
+            array = self._array(_named_dtype(name), shape)
+            return array.transpose(_way_back(places, shape)) if places else array
         if tag == "t":
-            name, shape = rest
-            return self._tensor(name, shape)
+            name, shape, *places = rest
+            tensor = self._tensor(name, shape)
+            return tensor.permute(_way_back(places, shape)) if places else tensor
         if tag == "g":
             (name,) = rest
             return self._array(_named_dtype(name), [])[()]
@@ -297,6 +306,34 @@ class _Reader:
             return torch.empty(shape, dtype=dtype)
         taken = torch.frombuffer(self._take(num_bytes), dtype=torch.uint8)
         return taken.view(dtype).reshape(shape)
+
+
+def _find_layout(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The dimensions as they lie in memory, the outermost first; as they are, where they do not lie one in the other.
+
+    A convolution of what is channels_last rounds in another way than one of what is not.
+    """
+    as_they_are = list(range(len(shape)))
+    if any(stride <= 0 for stride in strides):
+        return as_they_are  # repeated or backwards
+    places = sorted(as_they_are, key=lambda place: (-strides[place], shape[place] == 1))
+    step = strides[places[-1]] if places else 1
+    for place in reversed(places):
+        if shape[place] != 1 and strides[place] != step:
+            return as_they_are  # with gaps
+        step *= shape[place]
+    return places
+
+
+def _told(places: list[int]) -> list[list[int]]:
+    return [] if places == sorted(places) else [places]
+
+
+def _way_back(told: list[list[int]], shape: list[int]) -> list[int]:
+    (places,) = told
+    if sorted(places) != list(range(len(shape))):
+        raise DamagedError(f"the dimensions {places!r:.80}")
+    return [places.index(place) for place in range(len(shape))]
 
 
 def _count(shape: list[int]) -> int:

@@ -14,6 +14,7 @@ from enum import Enum
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.stream import protocol
+from portwright.stream.progress import telling
 from portwright.stream.wire import Parts
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
@@ -22,6 +23,8 @@ __all__ = ["Ending", "NoCoordinatorError", "WrongKeyError", "work"]
 
 RETURN_SECONDS = 5.0  # how long a coordinator that was there may be away
 PAUSE_SECONDS = 0.2  # between two attempts
+HEED_SECONDS = 0.5  # before an order that has ended another: who ends meanwhile did not end because of it
+WORD_SECONDS = 0.1  # for a word to go out
 
 
 class Ending(Enum):
@@ -158,12 +161,16 @@ class _Visit:
     def run(self) -> None:
         threading.Thread(target=self._listen, name="stream orders", daemon=True).start()
         try:
-            while (message := self._inbox.get()) is not None:
-                if not self.is_done:
-                    self._take(message)
+            with telling(self._say_busy):
+                while (message := self._inbox.get()) is not None:
+                    if not self.is_done:
+                        self._take(message)
         finally:
             self._outbox.put(None)
             self._call.cancel()
+
+    def _say_busy(self) -> None:
+        self._outbox.put([protocol.BUSY])
 
     def _listen(self) -> None:
         try:
@@ -193,8 +200,12 @@ class _Visit:
             if self.is_stranger:
                 self._call.cancel()
             self.was_welcome = not self.is_stranger
-        elif kind == protocol.ORDER and self.was_welcome:
+        elif kind in (protocol.ORDER, protocol.DEADLY_ORDER) and self.was_welcome:
             _, ticket = protocol.TICKET.unpack_from(message)
+            if kind == protocol.DEADLY_ORDER:
+                time.sleep(HEED_SECONDS)
+                self._outbox.put([protocol.TICKET.pack(protocol.BEGUN, ticket)])
+                time.sleep(WORD_SECONDS)
             self._outbox.put(self._do(ticket, message[protocol.TICKET.size :]))
 
     def _do(self, ticket: int, body: bytes) -> Iterable[bytes]:
@@ -206,7 +217,7 @@ class _Visit:
             seconds = time.perf_counter() - start
             head = protocol.RESULT_HEAD.pack(protocol.RESULT, ticket, num_bytes, samples, seconds)
         except Exception as error:
-            return [protocol.TICKET.pack(protocol.FAILED, ticket) + _tell(error, self._name)]
+            return [protocol.TICKET.pack(protocol.FAILED, ticket) + _tell_failure(error, self._name)]
         return cut(head, views)
 
 
@@ -227,7 +238,7 @@ def cut(head: bytes, views: Iterable[memoryview]) -> Iterator[bytes]:
     yield b"".join(piece)
 
 
-def _tell(error: Exception, name: str) -> bytes:
+def _tell_failure(error: Exception, name: str) -> bytes:
     """A failure as JSON, short enough for one message."""
     lines = "".join(traceback.format_exception(error))
     if not isinstance(error, PortwrightError):

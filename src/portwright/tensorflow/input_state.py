@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from portwright.stream.progress import tell_progress
 from portwright.tensorflow.graph_walk import ancestors
 
 _ITERATORS = ("IteratorV2", "Iterator", "OneShotIterator")
@@ -103,6 +104,7 @@ class InputState:
             return num_batches
         draw = session.make_callable(self._draw)
         for count in range(num_batches):
+            tell_progress()
             try:
                 draw()
             except tf.errors.OutOfRangeError:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,7 +26,6 @@ from portwright.tensorflow.stream_source import Source
 if TYPE_CHECKING:
     from portwright.tensorflow.run_trainer import Trainer
 
-_LOOK_SECONDS = 0.2
 # Without any worker. A step that waits in TensorFlow hears no signal, and schedulers kill half a minute after SIGTERM.
 _PATIENCE_SECONDS = 15.0
 
@@ -123,16 +120,8 @@ def serve(
 ) -> Outcome:
     """A worker's whole run: reads what the coordinator orders until that says goodbye."""
     hide_gpus()  # there may be none here, and none is needed to read
-    has_begun = threading.Event()
-
-    def handle(body: bytes) -> wire.Parts:
-        has_begun.set()
-        return read_order(lanes, body)
-
-    # A stop signal is the coordinator's to obey, who may need batches until it has saved; unless there is none.
-    threading.Thread(target=_end_if_stopped, args=(signals, has_begun), daemon=True).start()
     try:
-        ending = work_with_key(role, model_dir, handle, console.note)
+        ending = work_with_key(role, model_dir, lambda body: read_order(lanes, body), console.note, signals)
     finally:
         lanes.close()
     if ending is Ending.LOST:
@@ -141,14 +130,6 @@ def serve(
             "What it saved is in model_dir; the same command goes on from there.",
         )
     return outcome
-
-
-def _end_if_stopped(signals: StopSignals, has_begun: threading.Event) -> None:
-    """Ends a worker that was told to stop before the coordinator asked it for anything, which may be minutes away."""
-    while not has_begun.wait(_LOOK_SECONDS):
-        if signals.requested:
-            sys.stderr.flush()
-            os._exit(int(signals.exit_status))
 
 
 def read_order(lanes: Lanes, body: bytes | memoryview) -> wire.Parts:

@@ -131,6 +131,38 @@ def test_a_dead_coordinator_ends_its_workers_and_the_run_goes_on(
     assert weights(tmp_path, 2400) == undisturbed
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_worker_without_a_coordinator_obeys_a_signal(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    worker = start(model, tmp_path, 1, 2, free_port())
+    while not catches(worker, number):
+        assert worker.poll() is None, worker.communicate()
+        time.sleep(0.05)
+    worker.send_signal(number)
+    out, err = worker.communicate(timeout=30)
+    assert worker.returncode == 85, (out, err)
+
+
+def catches(process: subprocess.Popen[str], number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_a_worker_that_comes_late_is_told_of_a_coordinator_that_failed(model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    coordinator = start(model, tmp_path, 0, 2, port, "--checkpoint_path", "none_such")
+    assert coordinator.stderr
+    said = ""
+    while "waiting for 1 worker(s)" not in said:
+        said = coordinator.stderr.readline()
+        assert said, coordinator.communicate()
+    (status, _, err), (other, _, other_err) = end([coordinator, start(model, tmp_path, 1, 2, port)])
+    assert "none_such" in err
+    assert (status, other) == (2, 0), (err, other_err)
+
+
 def test_what_has_no_use_for_it_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs at least two tasks"):
         read_role({})

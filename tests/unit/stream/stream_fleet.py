@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from portwright.errors import UserError
-from portwright.stream import worker
+from portwright.stream import progress, worker
 from portwright.stream.pool import Order, Pool
+from portwright.stream.progress import busy, tell_progress
 from portwright.stream.wire import Packed, pack
 
 KEY = "a key of the tests"
@@ -35,6 +36,12 @@ def orders(total: int, size: int = 1, **more: Any) -> Iterator[Order]:
 def handle(body: bytes, name: str = "here") -> Any:
     asked = json.loads(body)
     time.sleep(asked.get("sleep", 0))
+    for _ in range(asked.get("busy", 0)):  # twentieths of a second, of which each gets on
+        tell_progress()
+        time.sleep(0.05)
+    if "opens" in asked:
+        with busy(asked["opens"]):
+            time.sleep(2.5)
     fail = asked.get("fail")
     if fail == "user":
         raise UserError("File ü.bin is short.", "Copy it again.")
@@ -113,6 +120,7 @@ def wait_for_workers(pool: Pool, number: int) -> None:
 
 def run_worker(address: str, key: str, name: str, wait_seconds: str) -> None:
     worker.RETURN_SECONDS = 0.5
+    progress._EVERY_SECONDS = 0.05
     try:
         ending = worker.work(
             address,

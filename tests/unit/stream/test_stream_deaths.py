@@ -11,7 +11,7 @@ import pytest
 from stream_fleet import KEY, Fleet, handle, order, orders, read_until, start_process, wait_for_workers
 
 from portwright.stream import protocol, schedule
-from portwright.stream.pool import Pool, WorkFailed
+from portwright.stream.pool import DeadlyOrderError, Pool, WorkFailed
 from portwright.stream.wire import unpack
 
 
@@ -96,6 +96,34 @@ def test_a_frozen_worker_does_not_stop_the_epoch(
     assert all(count.batches > before[count.name] for count in pool.counts()), "it works again"
 
 
+@pytest.mark.parametrize("how", [{"busy": 30}, {"opens": 60}])
+def test_a_worker_that_gets_on_keeps_its_lanes(
+    pool: Pool, fleet: Fleet, notes: list[str], how: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "BYPASS_SECONDS", 0.6)
+    monkeypatch.setattr(schedule, "BYPASS_TIMES", 1.0)
+    fleet.start("a", "b")
+    wait_for_workers(pool, 2)
+    asked = [order(n, n + 1, lane=n % 2, sleep=0.01, **(how if n == 20 else {})) for n in range(40)]
+    owners: dict[int, set[str]] = {0: set(), 1: set()}
+    for number, result in enumerate(pool.map(iter(asked), 8, None)):
+        owners[number % 2].add(unpack(result)[1]["name"])
+    assert [len(names) for names in owners.values()] == [1, 1], notes
+    assert not any("is silent" in note for note in notes)
+
+
+def test_one_that_only_says_that_it_is_busy_is_gone_around_in_the_end(
+    pool: Pool, fleet: Fleet, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "BYPASS_SECONDS", 0.6)
+    monkeypatch.setattr(schedule, "BYPASS_TIMES", 1.0)
+    fleet.start("a", "b")
+    wait_for_workers(pool, 2)
+    asked = [order(n, n + 1, lane=n % 2, sleep=0.01, **({"opens": 0} if n == 20 else {})) for n in range(22)]
+    assert len(list(pool.map(iter(asked), 8, None))) == 22
+    assert any("is silent" in note for note in notes)
+
+
 def test_a_worker_that_answers_no_ping_is_gone_and_may_come_back(
     notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,14 +171,38 @@ def test_a_worker_that_ends_in_the_middle_of_an_order(pool: Pool, fleet: Fleet) 
     wait_for_workers(pool, 2)
     results = pool.map(iter([order(0, 1, fail="exit"), *orders(20)]), 4, lambda body: [b"here"])
     pool._patience = 0.2
-    assert bytes(next(results)) == b"here", "it ends every worker that gets it"
+    with pytest.raises(
+        DeadlyOrderError, match=r"workers . and . ended one after the other at the same batch"
+    ):
+        next(results)  # it ended every worker that got it, and would end the training
     assert {fleet.ending(name)[0] for name in "ab"} == {7}
+
+
+def test_an_order_that_ended_one_worker_may_be_done_here(notes: list[str]) -> None:
+    with Pool("127.0.0.1:0", KEY, expected=1, note=notes.append, patience=0.2) as pool:
+        fleet = Fleet(pool.address)
+        fleet.start("a")
+        wait_for_workers(pool, 1)
+        results = pool.map(iter([order(0, 1, fail="exit")]), 4, lambda body: [b"here"])
+        assert [bytes(result) for result in results] == [b"here"]
+        assert fleet.ending("a")[0] == 7
+
+
+def test_two_of_two_workers_are_enough_to_know(notes: list[str]) -> None:
+    with Pool("127.0.0.1:0", KEY, expected=2, note=notes.append, patience=60) as pool:
+        fleet = Fleet(pool.address)
+        fleet.start("a", "b")
+        wait_for_workers(pool, 2)
+        with pytest.raises(DeadlyOrderError) as raised:
+            list(pool.map(iter([order(0, 1, fail="exit"), *orders(20)]), 4, lambda body: [b"here"]))
+        assert sorted(raised.value.killed) == ["a", "b"]
+        fleet.stop()
 
 
 def test_an_order_that_ends_its_workers_does_not_end_them_all(pool: Pool, fleet: Fleet) -> None:
     fleet.start(*"abcde")
     wait_for_workers(pool, 5)
-    with pytest.raises(WorkFailed, match="3 workers ended one after the other at the same batch"):
+    with pytest.raises(WorkFailed, match=r"workers ., . and . ended one after the other at the same batch"):
         list(pool.map(iter([*orders(20), order(0, 1, fail="exit"), *orders(20)]), 2, None))
     assert numbers(pool, 50) == list(range(50))
     assert sum(count.alive for count in pool.counts()) == 2

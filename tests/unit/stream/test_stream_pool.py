@@ -258,6 +258,15 @@ def test_the_modules_load_no_framework() -> None:
     code = (
         "import sys, portwright.stream.pool, portwright.stream.worker; print(json.dumps(sorted(sys.modules)))"
     )
+    assert not loaded_by(code) & {"torch", "tensorflow"}
+
+
+def test_who_tells_of_progress_loads_no_grpc() -> None:
+    for name in ("portwright.stream.progress", "portwright.data.streamed"):
+        code = f"import sys, {name}; print(json.dumps(sorted(sys.modules)))"
+        assert "grpc" not in loaded_by(code)
+
+
+def loaded_by(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", f"import json; {code}"], capture_output=True, check=True)
-    loaded = set(json.loads(done.stdout))
-    assert not loaded & {"torch", "tensorflow"}
+    return set(json.loads(done.stdout))

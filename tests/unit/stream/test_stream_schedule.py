@@ -16,10 +16,16 @@ class Table:
     def __init__(self) -> None:
         self.schedule: Schedule[str] = Schedule(0.0)
         self.sent: list[tuple[str, bytes]] = []
+        self.warned: list[tuple[str, str]] = []  # who was given what has ended another
         self.now = 0.0
 
     def seat(self, name: str) -> Seat[str]:
-        seat: Seat[str] = Seat(name, lambda ticket, body: self.sent.append((name, body)))
+        def send(ticket: int, body: bytes, has_killed: bool) -> None:
+            self.sent.append((name, body))
+            if has_killed:
+                self.warned.append((name, body.decode()))
+
+        seat: Seat[str] = Seat(name, send)
         self.schedule.join(seat, self.now)
         self.schedule.feed(self.now)
         return seat
@@ -65,6 +71,25 @@ def test_the_smallest_order_goes_first_also_one_that_came_back(table: Table) -> 
     table.answer(b)
     table.answer(b)
     assert table.take_sent() == [("b", "0"), ("b", "1"), ("b", "4")]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_workers_that_are_lost_together_do_not_accuse_an_order(table: Table, has_begun: bool) -> None:
+    run = table.schedule.open_run()
+    a = table.seat("a")
+    table.order(run, "0")
+    b = table.seat("b")
+    task = run.tasks[0]
+    table.now = 1.0
+    table.schedule.leave(a, table.now)
+    table.schedule.feed(table.now)
+    assert task.killed == ["a"]
+    assert table.warned == [("b", "0")]
+    table.now = 2.0
+    if has_begun:
+        b.begun = task.ticket
+    table.schedule.leave(b, table.now)
+    assert task.killed == (["a", "b"] if has_begun else ["a"])
 
 
 def test_a_fast_worker_gets_more(table: Table) -> None:

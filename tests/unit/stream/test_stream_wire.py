@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 import zlib
 from typing import Any, NamedTuple
 
@@ -161,6 +162,12 @@ def test_a_forged_header_is_refused_or_read_and_never_anything_else(node: Any) -
         ["n", "<f8", [1000]],
         ["n", "<f8,<f8", [1]],
         ["t", "load", [1]],
+        ["t", "uint8", [4, 64], [0, 0]],
+        ["t", "uint8", [4, 64], [1]],
+        ["t", "uint8", [4, 64], [1, 0], 1],
+        ["n", "|u1", [4, 64], [2, 0]],
+        ["n", "|u1", [4, 64], ["0", 1]],
+        ["n", "|u1", [4, 64], 1],
         ["t", "__builtins__", [1]],
         ["g", "ml_dtypes.finfo"],
         ["b", -1],
@@ -252,6 +259,32 @@ def test_views_orders_and_scalars(make: Any) -> None:
     assert_same(send([make()])[0], make())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        lambda: torch.rand(1, 3, 4, 5).to(memory_format=torch.channels_last),
+        lambda: torch.rand(4, 5, 1, 2).permute(0, 2, 3, 1).transpose(2, 3),
+        lambda: torch.rand(2, 3, 1, 1).to(memory_format=torch.channels_last),
+        lambda: torch.rand(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d),
+        lambda: torch.rand(3, 4).t(),
+        lambda: torch.rand(2, 3, 4),
+        lambda: np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        lambda: np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        lambda: np.zeros((2, 0, 3)),
+    ],
+)
+def test_the_layout_in_memory_is_kept_and_nothing_copied(make: Any) -> None:
+    sent = make()
+    got = send([sent])[0]
+    assert_same(got, sent)
+    if isinstance(sent, np.ndarray):
+        assert got.strides == sent.strides
+        assert not sent.size or any(np.shares_memory(sent, np.asarray(part)) for part in pack(sent))
+    else:
+        assert got.stride() == sent.stride()
+
+
 def test_a_tensor_that_wants_a_gradient_comes_without_its_graph() -> None:
     got = send(torch.ones(3, requires_grad=True) * 2)
     assert got.tolist() == [2, 2, 2]
@@ -290,6 +323,12 @@ def test_bfloat16_of_ml_dtypes() -> None:
     assert_same(send(array), array)
 
 
+def nested() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, it says
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 class Odd(dict):  # type: ignore[type-arg]
     pass
 
@@ -308,6 +347,7 @@ class Odd(dict):  # type: ignore[type-arg]
         (torch.nn.Parameter(torch.ones(1)), ["Parameter", "as_subclass"]),
         (torch.eye(2).to_sparse(), ["sparse", "to_dense"]),
         (torch.empty(2, device="meta"), ["meta"]),
+        (nested(), ["nested tensor", "to_padded_tensor"]),
         (lambda: 0, ["function"]),
         (object(), ["object"]),
         (collections.namedtuple("Local", "a")(1), ["Local", "top of a module"]),
