@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT")
 _SIGNALS = {"6": "an abort", "7": "a bus error", "9": "a kill", "11": "a memory fault", "15": "a termination"}
 
 
@@ -54,14 +55,18 @@ def read_attempts(path: Path, notes: list[str]) -> tuple[Attempt, ...]:
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {(error.strerror or str(error)).lower()}.")
         return ()
-    attempts = []
+    attempts, is_damaged = [], False
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 2:
+        if len(words) >= 2 and _TIME.match(words[0]):
             step = words[2] if len(words) > 2 else ""
             attempts.append(
                 Attempt(words[0], words[1], int(step) if step.isdecimal() else None, "".join(words[3:4]))
             )
+        elif words:
+            is_damaged = True
+    if is_damaged:
+        notes.append(f"{path.name} is damaged: some of its lines are left out.")
     return tuple(attempts)
 
 

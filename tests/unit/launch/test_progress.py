@@ -367,6 +367,13 @@ def test_the_newest_checkpoint_is_the_one_written_last(job: Watched) -> None:
     assert checkpoint.step == 200
 
 
+def test_what_is_no_attempt_is_left_out(job: Watched) -> None:
+    job.write("attempts", "\x01 garbage \x7f\n2027-01-15T09:00:00Z node 250 train\nhalf\n")
+    progress = read(job)
+    assert [attempt.why for attempt in progress.attempts] == ["node"]
+    assert any("attempts is damaged" in note for note in progress.notes)
+
+
 def test_attempts_in_words(job: Watched) -> None:
     lines = [
         "2027-01-15T09:00:00Z requeue:signal 250 train",
