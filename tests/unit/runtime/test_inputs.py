@@ -19,7 +19,9 @@ def make_data(params: dict[str, Any]) -> DataLoader[Any]:
 
 def make_job(size: int = 4) -> Any:
     params = SimpleNamespace(values={"size": size}, runconfig=SimpleNamespace(seed=1))
-    return SimpleNamespace(mode="train", params=params, train_data_fn=make_data, eval_data_fn=None)
+    return SimpleNamespace(
+        mode="train", params=params, train_data_fn=make_data, eval_data_fn=None, stream=None
+    )
 
 
 def test_an_input_without_a_function_is_refused() -> None:
