@@ -79,7 +79,9 @@ class Desk:
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "portwright", *words],
-            env=self.environ, cwd=self.here, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more,
+            env=self.environ, cwd=self.here, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            # As in a terminal: what a script starts in the background, such as this suite in CI, hears no Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more,
         )  # fmt: skip
 
     def run(self, *words: str, status: int = 0) -> str:

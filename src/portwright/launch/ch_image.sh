@@ -35,6 +35,8 @@ inside() {
     ch-run --write --set-env --bind "$(dirname -- "$wheel"):/mnt/0" "$unfinished" -- "$@"
 }
 
+# For torch.compile on CPUs.
+inside sh -c 'apt-get update && apt-get install -y --no-install-recommends g++ && rm -r /var/lib/apt/lists'
 # PyTorch first and pinned, so that the next line finds its dependency met and changes nothing of it.
 inside python -m pip install --no-cache-dir ${pip_flags[@]+"${pip_flags[@]}"} "torch==$torch"
 inside python -m pip install --no-cache-dir "/mnt/0/$(basename -- "$wheel")"

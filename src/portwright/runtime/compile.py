@@ -21,6 +21,13 @@ def prepare_compile(folder: Path, console: Console) -> None:
             "torch.compile needs a C++ compiler on the CPU, and none is on PATH.",
             "Install g++ (Debian: apt-get install g++), or leave runconfig.compile out.",
         )
+    if (
+        shutil.which("openssl") is None
+    ):  # of which torch takes the checksums of precompiled headers; small images lack it
+        import torch._inductor.config as inductor
+
+        if hasattr(inductor, "cpp_cache_precompile_headers"):
+            inductor.cpp_cache_precompile_headers = False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve() / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(folder.resolve() / "triton")
     os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "1"
