@@ -88,6 +88,7 @@ _RUN = r"""
 trap : USR1 TERM
 status=0
 "${program[@]}" || status=$?
+trap '' USR1 TERM # a signal that comes again must not hit what follows
 """
 
 
