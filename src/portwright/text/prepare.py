@@ -95,6 +95,7 @@ class Prepared:
     tokenizer: Tokenizer
 
 
+Made = Future[ShardReport | tuple[str, str]]  # the report of a unit, or the error and its cure
 OnProgress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
 
@@ -286,14 +287,16 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         return
     context = multiprocessing.get_context("spawn")  # torch or TensorFlow may have threads here
     pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(settings,))
+    # All at once: a pool that loses a worker while it begins another stumbles over its own lists (Python 3.11).
+    pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
     try:
-        waiting: set[Future[ShardReport | tuple[str, str]]] = set()
+        waiting: set[Made] = set()
         for unit in units:
-            waiting.add(pool.submit(run_unit, unit))
+            waiting.add(_submit(pool, unit))
             if len(waiting) > workers:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from map(_result, done)
-        yield from map(_result, waiting)
+                yield from map(_result, _take_done(pool, waiting))
+        while waiting:
+            yield from map(_result, _take_done(pool, waiting))
     except BrokenProcessPool as error:
         # A worker that began while the pool ended the others was missed by it, and would be waited for without end.
         for process in list((pool._processes or {}).values()):
@@ -306,7 +309,28 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(future: Future[ShardReport | tuple[str, str]]) -> ShardReport:
+def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
+    try:
+        return pool.submit(run_unit, unit)
+    except OSError as error:
+        # A pool that has lost a worker closes its pipes in a thread; a process that is begun meanwhile finds them closed.
+        if not pool._broken:
+            raise
+        raise BrokenProcessPool(str(error)) from error
+
+
+def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
+    """Those that are done, taken out of `waiting`; at least one."""
+    while True:
+        done, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
+        if done:
+            waiting -= done
+            return done
+        if pool._broken:  # what was handed over while the pool ended is known to nobody there
+            raise BrokenProcessPool("the pool ended before it took the work")
+
+
+def _result(future: Made) -> ShardReport:
     result = future.result()
     if isinstance(result, tuple):
         raise UserError(*result)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +272,9 @@ def test_a_tokenizer_without_the_special_tokens_is_refused(corpus: Path, tmp_pat
         prepare([corpus], tmp_path / "out2", options("spans", sequence_length=90, tokenizer=str(t5)))
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # Python 3.11's own race in a pool
 def test_a_worker_that_is_killed_is_told(corpus: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(train_tokenizer("gpt", TEXTS[:5], 400).to_json(), encoding="utf-8")
@@ -289,6 +294,36 @@ def test_a_worker_that_is_killed_is_told(corpus: Path, tmp_path: Path) -> None:
     assert contents(made.folder) == contents(
         prepare([corpus], tmp_path / "other", options(tokenizer=str(tokenizer))).folder
     )
+
+
+class EndingPool(ProcessPoolExecutor):
+    """Loses its first worker while the second is begun: the pipes are closed by then."""
+
+    def _spawn_process(self) -> None:
+        if self._processes:
+            process = next(iter(self._processes.values()))
+            process.kill()
+            process.join()
+            self._broken = True
+            raise OSError("handle is closed")
+        super()._spawn_process()  # type: ignore[misc]
+
+
+class ForgetfulPool(ProcessPoolExecutor):
+    """Takes what nobody will work on, as one does that ended just then."""
+
+    def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
+        self._broken = True
+        return Future()
+
+
+@pytest.mark.parametrize("pool", [EndingPool, ForgetfulPool])
+def test_a_pool_that_ends_while_work_is_handed_over(
+    pool: type[ProcessPoolExecutor], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("portwright.text.prepare.ProcessPoolExecutor", pool)
+    with pytest.raises(UserError, match=r"a worker process died.*Run the same command again"):
+        prepare([corpus], tmp_path / "out", options(workers=2))
 
 
 def test_one_process_at_a_time(corpus: Path, tmp_path: Path) -> None:
