@@ -207,6 +207,7 @@ def test_data_that_params_name_is_found_wherever_it_stands() -> None:
         ({"flags": ("-W",)}, ["--flag", "-W", "--no-follow"]),
         ({"flags": ("--wrap=hostname",)}, ["--flag", "--wrap", "subject"]),
         ({"flags": ("--test-only",)}, ["--flag", "--test-only", "--dry-run"]),
+        ({"flags": ("--export=ALL,TOKEN=hush",)}, ["--flag", "--export", "--pass NAME"]),
         ({"tasks": "strem"}, ["--tasks", "strem", "stream"]),
         ({"tasks": "single", "ntasks": 3}, ["--tasks single", "3"]),
         ({"tasks": "stream", "ntasks": 1}, ["--tasks stream", "1"]),
@@ -232,7 +233,7 @@ def test_what_cannot_be_is_told(changes: dict[str, Any], words: list[str]) -> No
         plan_job(replace(Request("my model"), **changes))
     for word in words:
         assert word in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(told.value) and "hush" not in str(told.value)
 
 
 @pytest.mark.parametrize(
