@@ -58,8 +58,11 @@ test-estimator: $(STAMP) $(ESTIMATOR)/.installed
 demo: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
+# Tests of processes wait for them: one worker more than there are cores, four at the most.
+WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor --ignore tests/estimator --ignore tests/cluster -m 'not vendor'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests --ignore tests/vendor --ignore tests/estimator --ignore tests/cluster -m 'not vendor'
 
 # A real SLURM of a few nodes on this host, and jobs in containers.
 CLUSTER_PACKAGES := slurm-wlm munge charliecloud shellcheck
@@ -83,8 +86,9 @@ test-gpu: $(STAMP)
 CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.py \
 	$(addprefix tests/unit/layers/test_,$(addsuffix .py,attention blocks embedding masks norms positions))
 
-# The first two do not depend on torch's version; and several stages need torch 2.13, which test_pipelined_old_torch.py holds there.
-NOT_CORE := streaming/test_native_* streaming/test_host_* pipelined/test_*
+# The first two do not depend on torch's version; several stages need torch 2.13, which test_pipelined_old_torch.py holds there; and
+# tests/vendor/test_stream_vendor.py streams data to a training under the SDK itself.
+NOT_CORE := streaming/test_native_* streaming/test_host_* pipelined/test_* test_stream_data.py
 
 test-vendor-core: csx-env
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider $(CORE) $(addprefix --ignore-glob=tests/unit/runtime/,$(NOT_CORE))

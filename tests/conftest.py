@@ -34,6 +34,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_what_is_left() -> Iterator[None]:
+    """As above, and in small pieces: what many modules' TensorFlow graphs leave takes a minute to collect at once."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons: dict[str, int] = {}

@@ -203,7 +203,10 @@ class _AskHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        step = run_values.results
+        # The value may have been read before this step counted or after: only its successor is no less than the step.
+        if not self._timer.should_trigger_for_step(run_values.results + 1):
+            return
+        step = run_context.session.run(self._step)
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             if self._should_stop():

@@ -66,7 +66,7 @@ def test_script_of_version_1_trains_and_goes_on(tmp_path: Path, result: Result) 
         script,
         f"--model_dir={tmp_path / 'out'}",
         "--steps",
-        "30",
+        "90",
         "rest",
         "--",
         "--more",
@@ -74,15 +74,15 @@ def test_script_of_version_1_trains_and_goes_on(tmp_path: Path, result: Result) 
         fresh=True,
     )
     assert found["accuracy"] > 0.9
-    assert found["global_step"] == 30
+    assert found["global_step"] == 90
     assert found["predicted"] == 64
     assert found["argv"] == ["rest", "--more"]
     assert (found["script"], found["file"], found["module"]) == ("version_1.py", "version_1.py", "__main__")
     assert (found["version"][:2], found["eager"]) == ("1.", False)
     assert found["arguments"] == ["features", "labels", "mode", "params"]
     assert found["mapping"]
-    again = result(script, f"--model_dir={tmp_path / 'out'}", "--steps", "40", cwd=tmp_path)
-    assert again["global_step"] == 40
+    again = result(script, f"--model_dir={tmp_path / 'out'}", "--steps", "100", cwd=tmp_path)
+    assert again["global_step"] == 100
 
 
 def test_a_failure_names_the_users_line(tmp_path: Path, run: Run) -> None:
