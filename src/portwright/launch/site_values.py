@@ -144,7 +144,8 @@ def _check_own_flag(value: str) -> str:
         raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {show(value)}")
     if name in _OTHER_FLAGS:
         raise ValueError(f"{name} {_OTHER_FLAGS[name]}, received {show(value)}")
-    if name == "--export" and "=" in value.partition("=")[2]:  # the value may be a secret, and is not repeated
+    if name == "--export" and "=" in value.partition("=")[2]:
+        # The value may be a secret, and is not repeated.
         raise ValueError(
             "received --export with a value, which job.sh and SLURM's records would show. "
             "Give --env NAME=VALUE for what anybody may see, --pass NAME for what is set in your shell"
