@@ -58,11 +58,8 @@ test-estimator: $(STAMP) $(ESTIMATOR)/.installed
 demo: $(STAMP)
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python examples/demo.py
 
-# Tests of processes wait for them: one worker more than there are cores, four at the most.
-WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
-
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests --ignore tests/vendor --ignore tests/estimator --ignore tests/cluster -m 'not vendor'
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests --ignore tests/vendor --ignore tests/estimator --ignore tests/cluster -m 'not vendor'
 
 # A real SLURM of a few nodes on this host, and jobs in containers.
 CLUSTER_PACKAGES := slurm-wlm munge charliecloud shellcheck

@@ -35,9 +35,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _freeze_what_is_left() -> Iterator[None]:
-    """As above, and in small pieces: what many modules' TensorFlow graphs leave takes a minute to collect at once."""
+def _leave_nothing_behind() -> Iterator[None]:
+    """Of model folders that were imported, which all have these names; and what many modules' TensorFlow graphs leave takes a
+    minute to collect at once."""
     yield
+    for name in ("model", "data", "utils"):
+        sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()
 
