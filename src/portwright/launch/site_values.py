@@ -139,12 +139,13 @@ def _check_flag(value: str) -> str:
 
 
 def _check_own_flag(value: str) -> str:
-    name = _full_name(re.split(r"[=\s]", value)[0] if value.startswith("--") else value[:2])
+    first, _, rest = re.sub(r"\s+", "=", value, count=1).partition("=")  # --qos=low or --qos low
+    name = _full_name(first if value.startswith("--") else value[:2])
     if name in _OWN_FLAGS:
         raise ValueError(f"the script says {name} itself ({_OWN_FLAGS[name]}), received {show(value)}")
     if name in _OTHER_FLAGS:
         raise ValueError(f"{name} {_OTHER_FLAGS[name]}, received {show(value)}")
-    if name == "--export" and "=" in value.partition("=")[2]:
+    if name == "--export" and "=" in rest:
         # The value may be a secret, and is not repeated.
         raise ValueError(
             "received --export with a value, which job.sh and SLURM's records would show. "

@@ -208,6 +208,7 @@ def test_data_that_params_name_is_found_wherever_it_stands() -> None:
         ({"flags": ("--wrap=hostname",)}, ["--flag", "--wrap", "subject"]),
         ({"flags": ("--test-only",)}, ["--flag", "--test-only", "--dry-run"]),
         ({"flags": ("--export=ALL,TOKEN=hush",)}, ["--flag", "--export", "--pass NAME"]),
+        ({"flags": ("--export TOKEN=hush",)}, ["--flag", "--export", "--pass NAME"]),
         ({"tasks": "strem"}, ["--tasks", "strem", "stream"]),
         ({"tasks": "single", "ntasks": 3}, ["--tasks single", "3"]),
         ({"tasks": "stream", "ntasks": 1}, ["--tasks stream", "1"]),
