@@ -93,7 +93,10 @@ def make_plan(request: Request) -> Plan:
             f"the site {site.name} has no cslc and cs_python, which --hpc asks for.",
             "Leave --hpc out, or choose another site: portwright sites.",
         )
-    _refuse_beside_hpc(request)
+    if request.hpc:
+        from portwright.launch.hpc import refuse_beside
+
+        refuse_beside(request)
     workdir = _here()
     defaults, tasks = job_defaults(request, site)
     account = charged_account(request, site, defaults)
@@ -150,31 +153,6 @@ def make_plan(request: Request) -> Plan:
         title=request.subject,
     )
     return Plan(job, subject, params, request.mode, _notes(request, params, job))
-
-
-def _refuse_beside_hpc(request: Request) -> None:
-    """What a training has and the SDK's programs have not: it would be left out without a word."""
-    if not request.hpc:
-        return
-    one_task = "Leave it out: each step is one task."
-    brings = "Leave it out: cslc and cs_python bring their own container."
-    place = (
-        "Leave it out: the steps run in the program's folder, and compile.output names what cslc makes there."
-    )
-    picks = "Leave it out; --steps compile or --steps run picks one."
-    refused = (
-        (request.mode != Request.mode, f"--mode is '{request.mode}'", picks),
-        (request.ntasks not in (None, 1), f"--ntasks is {request.ntasks}", one_task),
-        (request.tasks is not None, f"--tasks is '{request.tasks}'", one_task),
-        (request.container not in (None, "none"), f"--container is '{request.container}'", brings),
-        (request.image is not None, f"--image is '{request.image}'", brings),
-        (bool(request.binds), "--bind is given", brings),
-        (request.packages is not None, "--packages is given", brings),
-        (request.model_dir is not None, f"--model_dir is '{request.model_dir}'", place),
-    )
-    for is_given, what, cure in refused:
-        if is_given:
-            raise UserError(f"{what}, and --hpc compiles and runs programs of the Cerebras SDK.", cure)
 
 
 def jobs_root(given: str | None) -> Path:
