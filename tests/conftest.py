@@ -36,12 +36,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _leave_nothing_behind() -> Iterator[None]:
-    """Of model folders that were imported, which all have these names; and what many modules' TensorFlow graphs leave takes a
-    minute to collect at once."""
+    """One module's tests hand nothing on to the next."""
     yield
-    for name in ("model", "data", "utils"):
+    for name in ("model", "data", "utils"):  # every model folder has these
         sys.modules.pop(name, None)
-    gc.collect()
+    gc.collect()  # now, since what many modules' TensorFlow graphs leave takes a minute at once
     gc.freeze()
 
 

@@ -21,9 +21,8 @@ def prepare_compile(folder: Path, console: Console) -> None:
             "torch.compile needs a C++ compiler on the CPU, and none is on PATH.",
             "Install g++ (Debian: apt-get install g++), or leave runconfig.compile out.",
         )
-    if (
-        shutil.which("openssl") is None
-    ):  # of which torch takes the checksums of precompiled headers; small images lack it
+    # By openssl torch takes the checksums of precompiled headers; small images lack it.
+    if shutil.which("openssl") is None:
         import torch._inductor.config as inductor
 
         if hasattr(inductor, "cpp_cache_precompile_headers"):

@@ -272,9 +272,8 @@ def test_a_tokenizer_without_the_special_tokens_is_refused(corpus: Path, tmp_pat
         prepare([corpus], tmp_path / "out2", options("spans", sequence_length=90, tokenizer=str(t5)))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # Python 3.11's own race in a pool
+# Python 3.11's pool may stumble in its own thread when a worker dies.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_is_killed_is_told(corpus: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(train_tokenizer("gpt", TEXTS[:5], 400).to_json(), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,21 @@ def test_stops_early(tmp_path: Path, make_hook: Any, expected: int) -> None:
     train = pt.TrainSpec(input_fn, max_steps=30, hooks=[make_hook(estimator)])
     pt.train_and_evaluate(estimator, train, pt.EvalSpec(input_fn, steps=1, throttle_secs=0))
     assert estimator.get_variable_value("global_step") == expected
+
+
+def test_a_step_that_is_read_before_it_counts_is_not_missed(tmp_path: Path) -> None:
+    """The number comes from the same run as the step that changes it: of two steps it may be the same."""
+    asked: list[int] = []
+    hook = experimental.make_early_stopping_hook(
+        make(tmp_path), lambda: bool(asked.append(steps.run())), run_every_secs=None, run_every_steps=1
+    )
+    steps = SimpleNamespace(ended=0, run=lambda *_: steps.ended)
+    with tf.Graph().as_default():
+        v1.train.create_global_step()
+        hook.begin()
+        for steps.ended, read in ((9, 9), (10, 9), (11, 11)):
+            hook.after_run(SimpleNamespace(session=steps), SimpleNamespace(results=read))
+    assert asked == [9, 10, 11]
 
 
 def test_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
