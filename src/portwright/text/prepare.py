@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -282,12 +283,16 @@ def units_of(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[tu
 
 def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Iterator[ShardReport]:
     """Reports of all units, as they come; few units are held in memory at once."""
-    if workers == 1:
+    first = list(islice(units, workers))
+    workers, units = len(first), chain(first, units)
+    del first
+    if workers < 2:
         yield from map(Worker(settings), units)
         return
     context = multiprocessing.get_context("spawn")  # torch or TensorFlow may have threads here
     pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(settings,))
-    # All at once: a pool that loses a worker while it begins another stumbles over its own lists (Python 3.11).
+    # All at once: a pool that loses a worker while it begins another stumbles over its own lists (Python 3.11);
+    # and so never more than there are units.
     pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
     try:
         waiting: set[Made] = set()
