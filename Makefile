@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 # Vendor environments are large and cannot share ours; they are cached outside the checkout.
 ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/portwright/envs
-CSX := $(ENVS)/csx-2.10.0
+# Its interpreter; make csx-env comes before.
+CSX_PYTHON = $(shell PORTWRIGHT_ENVS=$(ENVS) $(BIN)/portwright env csx 2> /dev/null | sed 's/.*: //')
 ESTIMATOR := $(ENVS)/tf-2.15.1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -29,14 +30,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 10) <= sys.version_info < (3, 14) else "Portwright needs Python 3.10 to 3.13; this is %s. Say which one: make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,dev]'
 	# tf-keras asks for the large `tensorflow`; its CPU build serves as well, and pip cannot be told.
 	$(BIN)/pip install -q -c constraints.txt tensorflow-cpu
 	$(BIN)/pip install -q -c constraints.txt --no-deps tf-keras
 	@touch $(STAMP)
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,bench]'
 	@touch $(BENCH_STAMP)
 
 # Quick where it is whole already; mends what a killed call left.
@@ -80,7 +81,7 @@ test-gpu: $(STAMP)
 
 # What users run in the SDK's environment, under its torch 2.4. job/ has no torch, and the same Python tests it in `make test`;
 # streaming's C kernel and its memory and files know nothing of a torch's release.
-CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.py \
+CORE := tests/unit/runtime tests/unit/watching tests/unit/losses tests/unit/targets/test_csx_target.py \
 	$(addprefix tests/unit/layers/test_,$(addsuffix .py,attention blocks embedding masks norms positions))
 
 # The first two do not depend on torch's version; several stages need torch 2.13, which test_pipelined_old_torch.py holds there; and
@@ -88,23 +89,23 @@ CORE := tests/unit/runtime tests/unit/losses tests/unit/targets/test_csx_target.
 NOT_CORE := streaming/test_native_* streaming/test_host_* pipelined/test_* test_stream_data.py
 
 test-vendor-core: csx-env
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider $(CORE) $(addprefix --ignore-glob=tests/unit/runtime/,$(NOT_CORE))
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(CSX_PYTHON) -m pytest -q -p no:cacheprovider $(CORE) $(addprefix --ignore-glob=tests/unit/runtime/,$(NOT_CORE))
 
 test-vendor: test-vendor-core test-vendor-fidelity test-vendor-sdk test-vendor-e2e
 
 # Our table held against the front end's verdicts: the longest part, and it shares nothing with the rest.
 test-vendor-fidelity: $(STAMP) csx-env
-	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor/test_fidelity.py
+	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX_PYTHON) -m pytest -q -p no:cacheprovider tests/vendor/test_fidelity.py
 
 test-vendor-sdk: $(STAMP) csx-env
-	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX)/bin/python -m pytest -q -p no:cacheprovider tests/vendor --ignore tests/vendor/test_fidelity.py
+	OMP_NUM_THREADS=1 PORTWRIGHT_ENVS=$(ENVS) PYTHONPATH=$(CURDIR)/src $(CSX_PYTHON) -m pytest -q -p no:cacheprovider tests/vendor --ignore tests/vendor/test_fidelity.py
 
 # From a user's environment, which goes over to the SDK's.
 test-vendor-e2e: $(STAMP) csx-env
 	PORTWRIGHT_ENVS=$(ENVS) $(BIN)/python -m pytest -q -m vendor tests/e2e
 
 lint: $(STAMP)
-	$(BIN)/python -m portwright.docs docs --check
+	$(BIN)/python tools/make_docs.py docs --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -114,7 +115,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 docs: $(STAMP)
-	$(BIN)/python -m portwright.docs docs
+	$(BIN)/python tools/make_docs.py docs
 
 bench: $(BENCH_STAMP)
 	@status=0; for script in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script --json benchmarks/results/$$(basename $$script .py).json || status=1; done; exit $$status

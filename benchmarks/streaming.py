@@ -3,7 +3,8 @@
 16 blocks of width 4096, 3.49 billion weights, sequence 2048, bf16 compute, fp32 AdamW, every block recomputed in backward; 16,384 and
 65,536 tokens a step. All contestants train the same module from the same weights on the same tokens, one at a time, each in a process of its
 own, in rounds until the time is up; their losses are compared. --part asks for what else is claimed: depth (peak device memory of 8, 16 and
-32 layers), oversize (a training state larger than the GPU), capped (24 GiB of the GPU), trace (what runs beside what: benchmarks/streaming_trace.py draws it).
+32 layers), oversize (a training state larger than the GPU), capped (24 GiB of the GPU), trace (what runs beside what: benchmarks/streaming_trace.py draws it), expected (the speed that a run estimates, with
+clipping in force and without, beside the speed it has).
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from measure import Claim, Ratio, finish, paired_ratio
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from streaming_gpt import Shape
-from streaming_parts import Figures, peak_gib, run_capped, run_depth, run_oversize, run_trace, single
+from streaming_parts import (
+    Figures,
+    peak_gib,
+    run_capped,
+    run_depth,
+    run_expected,
+    run_oversize,
+    run_trace,
+    single,
+)
 from streaming_process import Course
 
 CONTESTANTS = (
@@ -165,6 +175,7 @@ PARTS: dict[str, tuple[Part, Shape]] = {
     "oversize": (run_oversize, Shape(layers=46)),
     "capped": (run_capped, Shape()),
     "trace": (run_trace, Shape()),
+    "expected": (run_expected, Shape()),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +35,17 @@ def read(folder: Path, part: str) -> dict[str, Any] | None:
     return document
 
 
+def measured(folder: Path) -> str:
+    """When the table's figures came, and with which commit."""
+    words = ["git", "log", "-1", "--format=%as, commit %h", "--abbrev=7", "--", "streaming.json"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def write_table(document: dict[str, Any]) -> Iterator[str]:
     figures, machine = document["figures"], document["machine"]
     shape = figures["shape"]
     yield (
-        f"One {machine['device']}, {machine['cores']} cores, torch {machine['torch']}. A GPT of {shape['layers']} blocks of width {shape['width']}, "
+        f"One {machine['device']}, {measured(HERE / 'results')}, {machine['cores']} cores, torch {machine['torch']}. A GPT of {shape['layers']} blocks of width {shape['width']}, "
         f"{shape['parameters'] / 1e9:.2f} billion weights, sequence {shape['length']}, bf16 compute, fp32 AdamW, every block recomputed in backward. The "
         "same module, weights and tokens for all, each in a process of its own, one after the other in one run; medians of steps."
     )

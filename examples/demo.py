@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text
+from portwright.report.page import render_page
 from portwright.targets.csx import TARGET
 
 SCRIPT = Path(__file__).parent / "transformer" / "train.py"
@@ -120,24 +120,8 @@ def shown(command: list[str]) -> str:
 
 
 def write_page(out: Path, rows: list[tuple[Task, float]]) -> None:
-    items = "".join(
-        f"<li><h2>{html.escape(task.title)}</h2><pre>{html.escape(shown(task.command))}</pre>"
-        f"<p>{seconds:.0f} s{_link(task.page)}</p></li>"
-        for task, seconds in rows
-    )
-    style = (
-        "body{font:16px/1.5 system-ui;max-width:52rem;margin:2rem auto;padding:0 1rem}"
-        "pre{background:#f4f4f4;padding:.6rem;white-space:pre-wrap}h2{font-size:1.1rem}"
-    )
-    atomic_write_text(
-        out / "report.html",
-        f"<!doctype html><meta charset=utf-8><title>Portwright demo</title><style>{style}</style>"
-        f"<h1>From a plain script to a proven port</h1><ol>{items}</ol>",
-    )
-
-
-def _link(page: str) -> str:
-    return f', <a href="{page}">{page}</a>' if page else ""
+    done = [(task.title, shown(task.command), seconds, task.page) for task, seconds in rows]
+    atomic_write_text(out / "report.html", render_page("demo.html.j2", tasks=done))
 
 
 if __name__ == "__main__":

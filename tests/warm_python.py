@@ -214,6 +214,8 @@ def become(start: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str, An
     if start["command"][0] == "-m":
         sys.path[0] = str(Path.cwd())
         spec: Any = importlib.util.find_spec(start["command"][1])
+        if spec.submodule_search_locations is not None:  # a package runs by its __main__
+            spec = importlib.util.find_spec(f"{spec.name}.__main__")
         sys.argv = [spec.origin, *start["command"][2:]]
         main.__spec__, main.__file__, main.__package__ = spec, spec.origin, spec.parent
         return spec.loader.get_code(spec.name), main.__dict__

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from unit.port import rule_fixtures  # noqa: E402
 from unit.port import test_rules as tests  # noqa: E402
 
-from portwright.discover import find_rules  # noqa: E402
+from portwright.discover import find_rules, rules_of  # noqa: E402
 from portwright.port.check import find  # noqa: E402
 from portwright.port.rule import Rule  # noqa: E402
 
@@ -61,7 +61,7 @@ def mutants(rule: Rule, fine: bool) -> Iterator[Mutant]:
     source = Path(inspect.getfile(type(rule))).read_text(encoding="utf-8")
     original = ast.parse(source)
     into_file = _texts_for_the_file(original)
-    for path, node in _own_code(original):
+    for path, node in _own_code(original, rule):
         for what, change in _changes(node, path, into_file, fine):
             tree = copy.deepcopy(original)
             change(_follow(tree, path))
@@ -81,12 +81,23 @@ def mutants(rule: Rule, fine: bool) -> Iterator[Mutant]:
 Path_ = tuple[tuple[str, int | None], ...]
 
 
-def _own_code(tree: ast.Module) -> list[tuple[Path_, ast.AST]]:
-    """Nodes of the rule's functions, each with the way that leads to it from the root."""
+def _own_code(tree: ast.Module, rule: Rule) -> list[tuple[Path_, ast.AST]]:
+    """Nodes of the rule's functions, each with the way that leads to it from the root; of a row, those that it names."""
     found: list[tuple[Path_, ast.AST]] = []
+    rows = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "legal_form"]
+    others = [row for row in rows if ast.literal_eval(row.args[0]) != rule.code]
+    foreign: set[str] = set()
+    reached: list[ast.AST] = [*others]
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    while reached:
+        names = {n.id for n in ast.walk(reached.pop()) if isinstance(n, ast.Name)} - foreign
+        reached += [functions[name] for name in names & set(functions)]
+        foreign |= names & set(functions)
 
     def visit(node: ast.AST, path: Path_, inside: bool) -> None:
-        inside = inside or isinstance(node, ast.FunctionDef)
+        if node in others or (isinstance(node, ast.FunctionDef) and node.name in foreign):
+            return
+        inside = inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
         if inside:
             found.append((path, node))
         for name, value in ast.iter_fields(node):
@@ -180,8 +191,7 @@ def load(mutant: Mutant, rule: Rule) -> Rule:
     module = ModuleType(original.__name__)
     module.__file__ = original.__file__
     exec(compile(mutant.tree, str(original.__file__), "exec"), module.__dict__)
-    changed: Rule = module.RULE
-    return changed
+    return next(changed for changed in rules_of(module) if changed.code == rule.code)
 
 
 def is_killed(rule: Rule, tmp: Path) -> bool:

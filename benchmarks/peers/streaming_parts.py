@@ -1,4 +1,4 @@
-"""What benchmarks/streaming.py measures besides its table: depth, a state larger than the GPU, a cap, and a trace."""
+"""What benchmarks/streaming.py measures besides its table: depth, a state larger than the GPU, a cap, a trace, and what is expected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from streaming_process import Course
 
 GIB = 2**30
 Figures = dict[str, Any]
+# Keys of `optimizer` that change what a streamed step does, and which of the estimate's figures is about them.
+IN_FORCE: dict[str, tuple[Figures, str]] = {
+    "nothing": ({}, "share"),
+    "clipping that never acts": ({"max_gradient_norm": 1e9}, "share"),
+    "clipping that always acts": ({"max_gradient_norm": 1e-3}, "share_if_clipped"),
+}
 
 
 def peak_gib(row: Figures, run: Figures) -> float:
@@ -134,3 +140,38 @@ def run_trace(
             continue
         print(f"{tokens} tokens a step: {describe(run['trace'])}", flush=True)
     return [], figures
+
+
+def run_expected(
+    course: Course, shape: Shape, steps: dict[int, int], names: list[str]
+) -> tuple[list[Claim], Figures]:
+    """The share of resident speed that a run expects, beside the one that it has; resident clips nothing, which costs it about 1%."""
+    tokens = min(steps)
+    runs = {"resident": course.run("resident", shape, {tokens: steps[tokens]})}
+    for what, (optimizer, _) in IN_FORCE.items():
+        runs[what] = course.run("ours", shape, {tokens: steps[tokens]}, optimizer=optimizer)
+    figures: Figures = {"runs": runs, "tokens": tokens}
+    if "failed" in runs["resident"]:
+        return [single("resident's run that ended well", 0.0, 1.0)], figures
+    resident = statistics.median(runs["resident"]["tokens"][str(tokens)]["seconds"])
+    claims = []
+    for what, (_, figure) in IN_FORCE.items():
+        if "failed" in runs[what]:
+            claims.append(single(f"runs with {what} in force that ended well", 0.0, 1.0))
+            continue
+        measured = resident / statistics.median(runs[what]["tokens"][str(tokens)]["seconds"])
+        estimate = runs[what]["told"]["outcome"]["execution"]["expected"]
+        if estimate is None:  # of a tiny model
+            print(f"{what} in force: nothing expected, {measured:.2f} of resident speed measured", flush=True)
+            continue
+        expected = estimate[figure]
+        print(
+            f"{what} in force: {expected:.2f} of resident speed expected, {measured:.2f} measured", flush=True
+        )
+        if course.device == "cuda":
+            text = f"measured speed to the expected one, {what} in force"
+            claims += [
+                single(text, measured / expected, 0.85),
+                single(text, measured / expected, 1.15, at_least=False),
+            ]
+    return claims, figures

@@ -84,7 +84,7 @@ class Watch:
 
 
 def run_whole(shape: Shape, device: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one run of the product; `options["execution"]` and `options["streaming"]` go into runconfig."""
+    """Figures of one run of the product; `options["execution"]` and `options["streaming"]` go into runconfig, `options["optimizer"]` beside AdamW's own."""
     watch = Watch(device, options)
     tokens = options["tokens"]
     batches: list[tuple[Tensor, Tensor]] = []
@@ -115,6 +115,7 @@ def run_whole(shape: Shape, device: str, options: dict[str, Any]) -> dict[str, A
         "betas": list(ADAMW["betas"]),
         "eps": ADAMW["eps"],
         "weight_decay": ADAMW["weight_decay"],
+        **options.get("optimizer", {}),
     }
     runconfig = {
         "max_steps": watch.num_steps,

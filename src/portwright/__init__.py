@@ -7,15 +7,17 @@ needs it. `port` and `verify` are packages that can be called: see portwright.ca
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.util import find_spec
 from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.10.0"
 
 _PUBLIC = {
     "check": "portwright.port.api",
-    "plan": "portwright.graph.plans.api",
+    "plan": "portwright.planning.api",
     "run": "portwright.runtime.run",
-    "PyTorchBaseModel": "portwright.runtime.base_model",
+    "PyTorchBaseModel": "portwright.base_model",
     "get_params": "portwright.job.params",
     "UserError": "portwright.errors",
     "UnsupportedError": "portwright.errors",
@@ -29,6 +31,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(_CALLABLE_PACKAGES[name])
     if name not in _PUBLIC:
         raise AttributeError(f"module 'portwright' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name == "run" and find_spec("torch") is None:  # a run.py is told in one line
+        from portwright.extras import missing
+
+        lacking = missing("torch", "run()")
+        print(f"error: {lacking}", file=sys.stderr)
+        raise SystemExit(int(lacking.status))
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

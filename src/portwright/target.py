@@ -1,8 +1,8 @@
-"""The seam between a run and the machine that executes it.
+"""The interface between a run and the machine that executes it.
 
-A vendor owns more than a step: the model's construction, the loader, backward and the optimizer, and when a
-value may be read. So a run hands a backend factories and specifications, and gets back a Session that it
-drives in stretches; docs/decisions/0001 says what taught us this shape.
+A vendor's software owns more than a step: it constructs the model, the loader and the optimizer, runs backward, and
+decides when a value may be read. So a run gives a backend factories and specifications, and gets a Session that it
+runs in stretches; docs/decisions/0001 has the reasons.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from portwright.graph.kernels import KernelTable
     from portwright.job.params import Params
     from portwright.job.vendor_env import VendorEnvironment
+    from portwright.needs import Answer
 
 Mode = Literal["train", "eval", "train_and_eval", "eval_all", "predict"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a session reports, in order, and possibly later than the step it is about.
+    """A report of a session; reports are in order, but may come later than their step.
 
     `log`: values of a logged step. `boundary`: every step up to `step` is finished and `Session.state()` may be
-    read; the session waits there until it is iterated further.
+    read; the session waits until the next event is asked for.
     """
 
     kind: Literal["log", "boundary"]
@@ -39,7 +40,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A piece of training that a session runs without being asked anything.
+    """A part of training that a session runs without calls in between.
 
     Step numbers are absolute, so that logging and saving fall on the same steps after a resume. A step is one
     update of the weights.
@@ -48,10 +49,9 @@ class Stretch:
     first_step: int  # steps done before this stretch
     last_step: int  # steps done after it
     log_steps: int  # 0: never
-    boundary_steps: int  # state may be wanted each time a multiple of this is done; 0: only at the end
-    should_stop: Callable[
-        [], bool
-    ]  # asked between steps, cheap; True ends the stretch early, with a boundary
+    boundary_steps: int  # a boundary event after each multiple of this; 0: only at the end
+    # called between steps, so it must be cheap; True ends the stretch early, with a boundary
+    should_stop: Callable[[], bool]
 
     def is_logged(self, step: int) -> bool:
         return step == self.last_step or (self.log_steps > 0 and step % self.log_steps == 0)
@@ -65,7 +65,7 @@ class Shard:
     """One named piece of a session's state, in host memory and in its canonical layout.
 
     Names are `model/<state_dict name>`, `optimizer/<parameter name>/<state name>`, `rng/<rank>/<generator>`.
-    The tensor is the receiver's to keep: later steps do not change it.
+    The receiver may keep the tensor: later steps do not change it.
     """
 
     name: str
@@ -73,44 +73,44 @@ class Shard:
 
 
 class DataStream(Protocol):
-    """Tasks that read data for the one that trains."""
+    """The tasks of a launch that read data for the task that trains."""
 
     def channel(self, name: str, job: JobSpec) -> Any:
-        """Call it right before the input is made: the others make theirs from the same random numbers."""
+        """The way to the tasks that read input `name`. Call it right before the input is made, with generators alike everywhere."""
         ...
 
     def values(self) -> dict[str, float]:
-        """What is logged of it beside a step."""
+        """Values to log beside those of a step."""
         ...
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a run asks of a backend: how to make the parts, never the parts themselves."""
+    """What a run gives a backend: functions that make the parts, never the parts themselves."""
 
     params: Params
     model_fn: Callable[..., Any]
     train_data_fn: Callable[[Any], Any] | None
     eval_data_fn: Callable[[Any], Any] | None
     mode: Mode
-    artifact_dir: Path | None = None  # where a vendor's software may leave what it makes
+    artifact_dir: Path | None = None  # where a vendor's software may put the files it makes
     stream: DataStream | None = None  # where other tasks of the launch read the data
 
 
 class Session(Protocol):
-    """A model on its target, ready to be trained and evaluated."""
+    """A model on its target, ready to be trained and evaluated; it, or the vendor's software below it, takes each batch there."""
 
     def steps_in(self, num_epochs: int) -> int | None:
-        """Steps that so many passes over the training data take; None where that is not known."""
+        """The number of steps in `num_epochs` passes over the training data; None where it is not known."""
         ...
 
     @property
     def steps_per_call(self) -> int:
-        """Steps that the device takes between two moments at which the host can look: events come at multiples of it."""
+        """Steps that the device runs before the host can read a value; events come at multiples of it."""
         ...
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
-        """The first batches of train_input or eval_input, to look at."""
+        """The first batches of train_input or eval_input, for inspection."""
         ...
 
     def train(self, stretch: Stretch) -> Iterator[Event]: ...
@@ -122,7 +122,7 @@ class Session(Protocol):
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, torch.Tensor]]: ...
 
     def state(self) -> Iterator[Shard]:
-        """Tensors of the state; read at a boundary, or before the first step."""
+        """The state's tensors; to be read at a boundary or before the first step."""
         ...
 
     def counters(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Session(Protocol):
         ...
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        """Takes back what `state` and `counters` gave; without counters only the weights count."""
+        """Loads what `state` and `counters` gave; without counters only the weights."""
         ...
 
     def close(self) -> None: ...
@@ -146,14 +146,14 @@ class Lowered:
 
 @runtime_checkable
 class CompilerSession(Protocol):
-    """A session that has a vendor's compiler to ask; a refusal is an UnsupportedError that names the user's line."""
+    """A session with a vendor's compiler; its refusal is an UnsupportedError that names the user's line."""
 
     def lower(self, phases: tuple[str, ...]) -> Lowered:
-        """Asks about the steps named, of train and eval; runs nothing."""
+        """Compiles the steps of these phases (train, eval) as far as needed to know whether they are accepted; runs nothing."""
         ...
 
     def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
-        """Goes as far as the compiler goes here, and leaves what it made in `folder`."""
+        """Compiles as far as is possible here, and leaves the result in `folder`."""
         ...
 
 
@@ -186,7 +186,7 @@ class Backend(Protocol):
 
     @property
     def emulates(self) -> str | None:
-        """The vendor's software whose rules are followed here without the software, such as "PopTorch 3.4"; None: nothing is."""
+        """The vendor's software that is emulated here, such as "PopTorch 3.4"; None: none is."""
         ...
 
     def open(self, job: JobSpec) -> Session: ...
@@ -196,13 +196,16 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Flag:
-    """A command-line flag of run.py that speaks to one target; every target accepts it, since old scripts pass them all."""
+    """A command-line flag of run.py for one target; every target accepts it, since old scripts pass them all."""
 
     names: tuple[str, ...]
     help: str
     is_switch: bool = False
     is_list: bool = False
-    chooses: bool = False  # given without a target, it means this one
+    chooses: bool = False  # without a target on the command line, the flag selects this one
+    runs_on_host: bool = (
+        False  # with the flag a step runs in this process, where tensors can be read; without it they cannot
+    )
 
     @property
     def dest(self) -> str:
@@ -217,13 +220,13 @@ class Hardware:
     """Published constants of a target's machine; what has no public source stays None."""
 
     name: str
-    memory_bytes: int  # that a step can live in: on chip, or the device's memory
+    memory_bytes: int  # for a step's tensors: on the chip, or the device's memory
     modes: tuple[ExecutionMode, ...]
-    sources: Mapping[str, str]  # field name: where its figure is from
+    sources: Mapping[str, str]  # where each figure is from, by field name
     num_cores: int | None = None
     core_memory_bytes: int | None = None
     fabric: tuple[int, int] | None = None  # usable columns and rows of cores
-    streaming_bytes: int | None = None  # memory beside the chip that weights can stream from
+    streaming_bytes: int | None = None  # memory outside the chip from which weights can stream
     io_bytes_per_second: float | None = None
     flops_per_second: float | None = None
     num_chips: int = 1
@@ -239,18 +242,26 @@ class Target:
     why_not: Callable[[], str | None]  # why it cannot run here, with the cure; None when it can
     sections: Mapping[str, type[BaseModel]] = field(default_factory=dict)  # of params.yaml
     flags: tuple[Flag, ...] = ()
-    commands: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # words that may follow the target's name, as in its vendor's scripts, and the flags that each stands for
-    has_cluster: bool = False  # the keys of runconfig that speak to a vendor's cluster matter here
-    kernels: Callable[[], KernelTable] | None = None  # None: whatever torch runs, it runs
+    # words that may follow the target's name, as in its vendor's scripts, and the flags that each stands for
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    has_cluster: bool = False  # whether runconfig's keys for a vendor's cluster matter here
+    kernels: Callable[[], KernelTable] | None = None  # None: it runs whatever torch runs
     hardware: Callable[[], Hardware] | None = None  # what `plan` measures a model against
-    environment: VendorEnvironment | None = None  # where its software lives, if not beside ours
+    environment: VendorEnvironment | None = None  # the environment with its software, if not ours
     emulator: str | None = None  # the vendor's package that `--emulate` stands in for
-    has_compiler: bool = False  # of the vendor's: torch.compile has no place there
-    preference: int = 0  # of the targets that can run here, a command without one takes the highest; 0: never
+    has_compiler: bool = False  # the vendor's own, so that torch.compile is not used
+    preference: int = 0  # a command without a target takes the runnable one with the highest; 0: never
     executions: tuple[str, ...] = ("resident",)  # values that runconfig.execution may have here, beside auto
-    execution_note: str = (
-        ""  # what to say instead where the vendor's software decides; "": others are refused
-    )
-    tensorflow_device: str | None = None  # what TensorFlow calls it, if it trains there by itself
+    execution_note: str = ""  # the message where the vendor's software decides; "": others are refused
+    tensorflow_device: str | None = None  # TensorFlow's name of it, if TensorFlow trains there by itself
+    no_tensorflow: str = "Portwright has no way to train it there"  # why not, where it does not
+    aliases: tuple[
+        str, ...
+    ] = ()  # what else people call it: the vendor, its machines; small letters and digits
+    package: str = ""  # the vendor's package; a training loop that uses it runs here unchanged
+    torch_device: str | None = None  # torch's name of it, if torch trains there by itself
+    device_types: tuple[
+        str, ...
+    ] = ()  # that torch shows for tensors on it; none where a vendor's own software holds them
+    # its answer for each need of needs.py that matters to it
+    needs: Mapping[str, Answer] = field(default_factory=dict)

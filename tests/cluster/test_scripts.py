@@ -147,11 +147,20 @@ def told_to_end(
     cluster: SlurmCluster, tmp_path: Path, container: Container | None = None, *flags: str
 ) -> CountingJob:
     """TERM reaches the programs, in a container too; they save, and the job is requeued."""
-    job = CountingJob(cluster, tmp_path, container=container)
+    # Half a minute: on a busy machine SLURM takes ten seconds to answer, and the step must still be there.
+    job = CountingJob(cluster, tmp_path, container=container, goal=150)
     job.submit(*flags)
     job.wait_at(5)
-    steps = cluster.run("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i").stdout.split()
-    cluster.run("scancel", "--signal=TERM", next(step for step in steps if step.split(".")[1].isdecimal()))
+
+    def is_told() -> bool:
+        """A busy SLURM may list a step and refuse the signal to it in the same second."""
+        listed = cluster.run("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i").stdout
+        steps = [step for step in listed.split() if step.split(".")[1].isdecimal()]
+        return any(
+            cluster.run("scancel", "--signal=TERM", step, check=False).returncode == 0 for step in steps
+        )
+
+    cluster.wait(is_told, 25, lambda: job.log)
     return job
 
 

@@ -27,6 +27,39 @@ def words(folder: Path, _: Path) -> None:
             (place / f"{name}.txt").write_text(text)
 
 
+def waves(folder: Path, _: Path) -> None:
+    """Sine waves as a saved array, fewer and shorter than the project's own."""
+    import torch
+
+    starts = np.random.RandomState(2).randint(-80, 80, 8).reshape(8, 1)
+    torch.save(np.sin((np.arange(40) + starts) / 20.0).astype("float64"), folder / "traindata.pt")
+
+
+def cora(folder: Path, project: Path) -> None:
+    """A citation graph in the format of Cora, and the archive that its address would give, from a `requests` beside the script."""
+    import io
+    import tarfile
+
+    rng = random.Random(0)
+    rows = [
+        "\t".join([str(100 + number), *rng.choices("01", weights=(9, 1), k=30), f"class{number % 7}"])
+        for number in range(1800)
+    ]
+    edges = [f"{100 + rng.randrange(1800)}\t{100 + rng.randrange(1800)}" for _ in range(3000)]
+    place = folder / "cora"
+    place.mkdir()
+    (place / "cora.content").write_text("\n".join(rows) + "\n")
+    (place / "cora.cites").write_text("\n".join(edges) + "\n")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as made:
+        made.add(place, "cora")
+    (folder / "cora.tgz").write_bytes(archive.getvalue())
+    (project / "requests.py").write_text(
+        "import contextlib, types\n\n\ndef get(url, stream=False):\n"
+        "    return contextlib.nullcontext(types.SimpleNamespace(raw=open('cora.tgz', 'rb')))\n"
+    )
+
+
 def characters(folder: Path, _: Path) -> None:
     """One file of text, text.txt (character models)."""
     rng = random.Random(0)

@@ -48,6 +48,9 @@ class Project:
     no_cuda: bool = False
     old_names: bool = False
     no_graph: bool = False
+    one_gpu: bool = False
+    env: str = ""
+    smaller: Mapping[str, str] = field(default_factory=dict)  # literals that no option sets, for both copies
 
     @property
     def folder(self) -> str:
@@ -72,12 +75,14 @@ class Result:
     """What became of a project; None stands for what was not asked."""
 
     name: str
+    check: str = ""  # the verdict of `check` on what is run
+    check_reason: str = ""
     findings: int = 0
     fixed: int = 0
     left: int = 0
     second_port_changes: int | None = None
     compiles: bool | None = None
-    verified: bool | None = None
+    verdict: str = ""  # of `verify`: equal, different or cannot tell
     steps: int = 0
     difference: str = ""
     accepted_before: bool | None = None
@@ -88,13 +93,17 @@ class Result:
     failure: str = ""
     seconds: float = 0.0
 
+    @property
+    def verified(self) -> bool:
+        return self.verdict == "equal"
 
-def load() -> list[Project]:
+
+def load(name: str = "projects.toml") -> list[Project]:
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
-    with (HERE / "projects.toml").open("rb") as file:
+    with (HERE / name).open("rb") as file:
         entries: list[dict[str, Any]] = tomllib.load(file)["project"]
     for entry in entries:
         lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
@@ -124,6 +133,12 @@ def prepare(project: Project, corpus: Path, scratch: Path) -> Path:
         shutil.copyfile(path, target)
     if project.driver:
         shutil.copyfile(HERE / "drivers" / project.driver, original / project.start)
+    for old, new in project.smaller.items():
+        script = original / project.start
+        text = script.read_text()
+        if old not in text:
+            raise Failure(f"{project.start} has no {old}")
+        script.write_text(text.replace(old, new))
     work = place / "work" / "here"
     work.mkdir(parents=True)
     if project.data:
@@ -157,9 +172,9 @@ def command(project: Project, copy: str) -> str:
     options += ["--no-cuda"] if project.no_cuda and copy == "original" else []
     options += ["--old-names"] if project.old_names else []
     options += ["--no-graph"] if project.no_graph else []
-    if options:
-        return shlex.join([str(HERE / "launch.py"), *options, "--", script]) + f" {project.args}".rstrip()
-    return f"{script} {project.args}".rstrip()
+    options += ["--one-gpu"] if project.one_gpu else []
+    start = shlex.join([str(HERE / "launch.py"), *options, "--", script]) if options else script
+    return f"{project.env} {start} {project.args}".strip()
 
 
 def _call(
@@ -179,6 +194,16 @@ def portwright(
     arguments: Sequence[Any], cwd: Path, env: Mapping[str, str], limit_seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     return _call([sys.executable, "-m", "portwright.cli", *arguments], cwd, env, limit_seconds)
+
+
+def ask_verdict(project: Project, place: Path, env: Mapping[str, str], result: Result) -> None:
+    """What `check` says of the file that is run."""
+    said = portwright(["check", f"original/{project.start}", "-t", "csx", "--json"], place, env)
+    if said.returncode not in (0, 1) or not said.stdout:
+        raise Failure(f"check ended with {said.returncode}: {said.stderr[-400:]}")
+    (entry,) = json.loads(said.stdout)["entries"]
+    (verdict,) = entry["verdicts"]
+    result.check, result.check_reason = verdict["verdict"], _words("; ".join(verdict["reasons"][:1]), place)
 
 
 def check_and_port(place: Path, env: Mapping[str, str], result: Result) -> None:
@@ -227,9 +252,10 @@ def verify(project: Project, place: Path, env: Mapping[str, str], result: Result
     if said.returncode not in (0, 1):
         raise Failure(f"verify ended with {said.returncode}: {said.stderr.strip()[-400:]}")
     answer = json.loads(said.stdout)
-    result.verified, result.steps = bool(answer["equal"]), int(answer["steps"])
+    result.verdict, result.steps = str(answer["verdict"]), int(answer["steps"])
     if not result.verified:
-        result.difference = str((answer["first_difference"] or {}).get("reason", ""))[:300]
+        reason = (answer["first_difference"] or {}).get("reason") or answer["why_unsure"]
+        result.difference = _words(str(reason), place)
 
 
 def ask(project: Project, place: Path, packages: Path | None, copy: str) -> tuple[bool | None, str]:
@@ -284,6 +310,7 @@ def run(
     env = environment(packages)
     try:
         place = prepare(project, corpus, scratch)
+        ask_verdict(project, place, env, result)
         check_and_port(place, env, result)
         verify(project, place, env, result)
         if front_end:
@@ -294,16 +321,22 @@ def run(
     return result
 
 
+def _when() -> dict[str, str]:
+    """The day, and the commit of what is run."""
+    commit = _call(["git", "rev-parse", "--short", "HEAD"], HERE, os.environ, 60).stdout.strip()
+    return {"commit": commit, "date": time.strftime("%Y-%m-%d")}
+
+
 class Failure(Exception):
     """Something that must not happen, whatever the project."""
 
 
 def has_front_end() -> bool:
     from portwright.discover import find_targets
-    from portwright.job.hand_over import where
+    from portwright.job.vendor_env import find_usable
 
     environment = find_targets()["CSX"].environment
-    return environment is not None and where(environment) is not None
+    return environment is not None and find_usable(environment) is not None
 
 
 def main() -> int:
@@ -338,10 +371,10 @@ def main() -> int:
             result = run(project, corpus, scratch, packages, front_end, before)
         known[project.name] = asdict(result)
         options.json.write_text(
-            json.dumps({"steps": NUM_STEPS, "projects": known}, indent=1, sort_keys=True) + "\n"
+            json.dumps({**_when(), "steps": NUM_STEPS, "projects": known}, indent=1, sort_keys=True) + "\n"
         )
         print(
-            f"{project.name}: {result.failure or ''} verified {result.verified} {result.difference}"
+            f"{project.name}: {result.failure or ''} check: {result.check}, verify: {result.verdict} {result.difference}"
             f" accepted {result.accepted_before} -> {result.accepted_after} {result.words_after}"
             f" ({result.seconds:.0f} s)",
             flush=True,

@@ -118,7 +118,7 @@ def test_from_check_to_a_port_that_computes_the_same_and_back(project: Path) -> 
 
 def test_documents(project: Path) -> None:
     checked = json.loads(portwright(project, "check", "train.py", "-t", "csx", "--json").stdout)
-    assert list(checked) == ["findings", "summary"]
+    assert list(checked) == ["findings", "entries", "summary"]
     assert list(checked["findings"][0]) == [
         "code", "path", "line", "column", "message", "cure", "safety", "targets",
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_documents(project: Path) -> None:
     assert len(sarif["runs"][0]["results"]) >= len(checked["findings"])
     page = portwright(project, "check", "train.py", "--format", "html", "--out", "page.html")
     assert page.stdout == ""
-    assert (project / "page.html").read_text().startswith("<!doctype html>")
+    assert (project / "page.html").read_text().startswith("<!DOCTYPE html>")
     # The copy is not checked with the project that it is a copy of.
     assert {
         f["path"] for f in json.loads(portwright(project, "check", ".", "--json").stdout)["findings"]
@@ -145,7 +145,8 @@ def test_documents(project: Path) -> None:
 def test_statuses_and_errors(project: Path) -> None:
     (project / "fine.py").write_text("x = 1\n")
     fine = portwright(project, "check", "fine.py")
-    assert (fine.returncode, fine.stdout) == (0, "No findings.\n")
+    assert fine.returncode == 1
+    assert "cannot tell, because no training loop was found in fine.py" in fine.stdout
     assert portwright(project, "port", "fine.py", "-t", "csx").returncode == 0
     for arguments, says in [
         (("check", "no.py"), "does not exist"),

@@ -143,6 +143,14 @@ def test_an_installed_cerebras_is_not_shadowed(tmp_path: Path, run: Run) -> None
     assert done.stdout.split() == ["portwright.compat.modelzoo_layers", "2"]
 
 
+def test_the_run_of_seed_003(tmp_path: Path, outcome: Outcome) -> None:
+    """Seed 003, whose folder is that of release 2.2: "python run.py CPU/GPU --mode train --params configs/params.yaml"."""
+    folder = STYLE / "release_2_2"
+    words = ("CPU", "--mode", "train", "--params", folder / "configs" / "params.yaml", "--model_dir", "m")
+    assert outcome(folder / "run.py", *words, "-D", "runconfig.max_steps=2", cwd=tmp_path)["step"] == 2
+    assert weights(tmp_path / "m" / "checkpoint_2")["model.encoder.word_embeddings.weight"].shape == (26, 16)
+
+
 def test_an_installed_model_zoo_with_its_sdk_goes_first(tmp_path: Path, run: Run) -> None:
     for name, text in (("pytorch", ""), ("modelzoo", ""), ("modelzoo/layers", "EmbeddingLayer = 'its own'")):
         folder = tmp_path / "site" / "cerebras" / name
@@ -170,7 +178,7 @@ def test_without_compat_nothing_is_lent(tmp_path: Path, run_cli: Run) -> None:
         ),
         ("from modelzoo.common.pytorch.layers import Transformr", "cannot import name 'Transformr'"),
         ("import modelzoo.transformers.pytorch.gpt2.model", "docs/compat.md"),
-        ("import not_installed_anywhere", "pip install not_installed_anywhere"),
+        ("import not_installed_anywhere", "neither installed nor beside the script"),
         ("from json import nothing", "cannot import name 'nothing' from 'json'"),
     ],
 )

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from stores import write_store
 from warm_python import WarmPython
-
-from portwright.data.store_writer import write_store
 
 DATA = """
 from pathlib import Path
@@ -151,7 +150,7 @@ def test_bench_of_a_store_and_of_a_model(store_folder: Path, run_cli) -> None:
         (("bench", ".", "--params", "none.yaml"), "none.yaml"),
         (("check", "nowhere"), "there is no folder nowhere"),
         (("check", "configs"), "holds no manifest.json"),
-        (("pack", "nowhere.h5", "--out", "x"), "there is no nowhere.h5"),
+        (("pack", "nowhere.h5", "--out", "x"), "'nowhere.h5' does not exist"),
     ],
 )
 def test_bad_commands_are_one_line(

@@ -66,7 +66,6 @@ def run(
         (["ipu.device_iterations=2"], 2, "log_steps is 1. Make it a multiple of 2, or take fewer steps a call (IPU: ipu.device_iterations)"),
         (["ipu.replication_factor=128"], 1, "replicas are ipu.replication_factor, blocks ipu.blocks"),
         (["ipu.available_memory_proportion={IPU7: 0.2}"], 2, "no block is on IPU7, only on IPU0"),
-        (["ipu.enable_executable_caching=/proc/nowhere"], 1, "the folder is ipu.enable_executable_caching"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_key_to_change(run: Run, overrides: list[str], status: int, told: str) -> None:

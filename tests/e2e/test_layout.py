@@ -221,3 +221,50 @@ def test_layout_runs_in_all_modes(tmp_path: Path, run_script: Any) -> None:
         outcome = json.loads(ran.stdout)
         assert 0 <= outcome["values"]["eval/accuracy"] <= 1
         assert outcome["values"]["eval/loss"] > 0
+
+
+FROM_FLAGS = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--hidden", type=int, default=16)
+args = parser.parse_args()
+loader = DataLoader(TensorDataset(torch.ones(64, 8), torch.zeros(64).long()), batch_size=4, drop_last=True)
+model = nn.Sequential(nn.Linear(8, args.hidden), nn.Linear(args.hidden, 3))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in loader:
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+"""
+
+
+def test_params_of_a_layout_reach_the_code_or_are_refused(
+    tmp_path: Path, run_script: Any, run_cli: Any
+) -> None:
+    """Seed 000: "the easiest way is to change parameter values in a YAML config file. The parameter values will be read
+    when the program starts and passed to the code function as a dictionary."
+    """
+    script = tmp_path / "train.py"
+    script.write_text(FROM_FLAGS)
+    told = make_layout(script, tmp_path / "out").literals
+    assert any(text.startswith("batch_size 4 in data.py:") for text in told)
+    assert any(text.startswith("3 of Linear(), argument 2, in model.py:") for text in told)
+    assert not any("16" in text for text in told), "it stands in params.yaml"
+    words = ("CPU", "--mode", "train", "--params", "configs/params.yaml", "--validate_only", "-D")
+    for key, status, said in (
+        ("model.hidden=32", 0, "parameters and buffers: 387"),
+        ("train_input.batch_size=64", 2, "No key of train_input is read."),
+        ("model.width=3", 2, "Valid: allow_multireplica, fp16_type, hidden, mixed_precision, to_float16."),
+    ):
+        for done in (
+            run_script(tmp_path / "out", *words, key),
+            run_cli("run", "run.py", *words, key, cwd=tmp_path / "out"),
+        ):
+            assert done.returncode == status, done.stderr
+            assert said in done.stdout + done.stderr

@@ -106,11 +106,12 @@ PLANS = {
     "several": _several,
     "hostile": hostile_plan,
     "crowded": _crowded,
-    "bare": lambda: {"target": "CSX"},
 }
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (480, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (480, "dark"), (390, "light"), (2560, "dark")]
+)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_page_is_quiet_and_nothing_leaves_its_box(
     browser: Chromium, tmp_path: Path, name: str, width: int, scheme: str
@@ -215,7 +216,8 @@ def test_a_link_into_another_target_opens_it(browser: Chromium, tmp_path: Path) 
 def test_ops_are_filtered_as_one_types(browser: Chromium, tmp_path: Path) -> None:
     plan = placed_plan()
     plan["ops"] = [
-        {"op": f"aten.{name}.default", "how": "native", "count": 1} for name in ("mm", "flip", "relu")
+        {"op": f"aten.{name}.default", "how": "native", "count": 1, "phases": [], "places": []}
+        for name in ("mm", "flip", "relu")
     ]
     browser.open(write_page(plan, tmp_path / "plan.html"))
     browser.run(
@@ -227,7 +229,7 @@ def test_ops_are_filtered_as_one_types(browser: Chromium, tmp_path: Path) -> Non
     ) == ["aten.flip.default"]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "several"])
 def test_drawings_of_their_own_keep_their_words_inside(browser: Chromium, tmp_path: Path, name: str) -> None:
     for path in write_svgs(PLANS[name](), tmp_path):
         browser.open(path)

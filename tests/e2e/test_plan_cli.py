@@ -160,6 +160,13 @@ def test_a_readable_page_for_people(model_folder: Path, plan: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_options_in_force_that_no_figure_counts_are_told(model_folder: Path, plan: Run) -> None:
+    words = ("--target", "GPU", "-D", "optimizer.max_gradient_norm=1.0", "-D", "optimizer.grad_accum_steps=4")
+    told = "not counted, though params ask for it: optimizer.grad_accum_steps, optimizer.max_gradient_norm."
+    assert told in plan(str(model_folder), *words, cwd=model_folder).stdout
+    assert "not counted" not in plan(str(model_folder), *words[:2], cwd=model_folder).stdout
+
+
 def test_data_that_is_there_is_measured(model_folder: Path, tmp_path: Path, plan_json: Json) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()

@@ -48,7 +48,7 @@ def test_a_page_is_quiet_and_fits(pages: dict[str, Path], name: str, scheme: str
     assert PROGRAM is not None
     browser = Chromium(PROGRAM, tmp_path)
     try:
-        for width in (390, 1280):
+        for width in (390, 1280, 2560):
             browser.open(pages[name], width, scheme)
             assert browser.run("document.documentElement.scrollWidth") <= width
             assert browser.complaints == []
@@ -57,6 +57,8 @@ def test_a_page_is_quiet_and_fits(pages: dict[str, Path], name: str, scheme: str
             assert drawn == 2
             wide = "[...document.querySelectorAll('svg')].every(s => s.getBoundingClientRect().width > 100)"
             assert browser.run(wide) is True
+            cells = "[...document.querySelectorAll('td, th')].filter(c => c.textContent.trim() && c.getClientRects().length)"
+            assert browser.run(f"{cells}.every(c => c.getBoundingClientRect().width > 45)"), "a letter a line"
         background = browser.run("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(21, 23, 27)")
     finally:

@@ -42,10 +42,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 def test_page(browser: Chromium, tmp_path: Path) -> None:
     for name in ("a.py", "b & c.py"):
         (tmp_path / name).write_text(SCRIPT)
-    findings, selection = check([tmp_path], use_cache=False)
+    result = check([tmp_path], use_cache=False)
+    findings = result.findings
     page = tmp_path / "report.html"
-    write_report(findings, selection.rules, "html", page)
-    for width in (1280, 400):
+    write_report(result, "html", page)
+    for width in (2560, 1280, 390):
         for scheme in ("light", "dark"):
             browser.open(page, width=width, scheme=scheme)
             assert browser.complaints == []

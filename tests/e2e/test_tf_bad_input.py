@@ -63,7 +63,7 @@ def nothing_says_how_long(f: Folder) -> None:
 
 @bad("steps_per_epoch")
 def epochs_of_unknown_length(f: Folder) -> None:
-    f.arguments = (*TRAIN, "--num_epochs", "2")
+    f.arguments = (*TRAIN[:-2], "--num_epochs", "2", "-D", "runconfig.max_steps=null")
 
 
 @bad("runconfig.precision is 'bf16'")
@@ -249,6 +249,27 @@ def model_fn_without_features(f: Folder) -> None:
     f.edit("model.py", "build_mlp(features,", "build_mlp(images,")
 
 
+@bad("SystemExit(0)")
+def model_fn_that_ends_the_process(f: Folder) -> None:
+    f.edit("model.py", "    digit = ", "    raise SystemExit(0)\n    digit = ")
+
+
+@bad("ended the training after step 2 of 4")
+def hook_that_ends_the_process(f: Folder) -> None:
+    hook = """class Leave(tf.compat.v1.train.SessionRunHook):
+    calls = 0
+    def after_run(self, context, values):
+        self.calls += 1
+        if self.calls == 3:
+            exit()
+
+
+def model_fn("""
+    f.edit("model.py", "def model_fn(", hook)
+    f.edit("model.py", "train_op=make_train_op(", "training_hooks=[Leave()], train_op=make_train_op(")
+    f.arguments = (*TRAIN, "-D", "runconfig.log_steps=1")
+
+
 # -- checkpoints and folders ---------------------------------------------------------------------------------
 
 
@@ -315,3 +336,39 @@ def test_bad_input(
             or "events" in path.name
             or path.name == ".lock"
         )
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("data", "note: the training data ended at step 22 of 40: let train_input_fn repeat() its dataset"),
+        ("hook", "note: a hook stopped the training at step 3 of 40."),
+    ],
+)
+def test_an_early_end_is_told(
+    tf_folder: Folder,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+    where: str,
+    says: str,
+) -> None:
+    """Both are ways of TensorFlow's to end a training, and so no failure."""
+    if where == "data":
+        tf_folder.edit("data.py", ".repeat()", "")
+    else:
+        tf_folder.edit(
+            "model.py",
+            "def model_fn(",
+            "class Stop(tf.compat.v1.train.SessionRunHook):\n"
+            "    calls = 0\n"
+            "    def after_run(self, context, values):\n"
+            "        self.calls += 1\n"
+            "        if self.calls == 3:\n"
+            "            context.request_stop()\n\n\n"
+            "def model_fn(",
+        )
+        tf_folder.edit(
+            "model.py", "train_op=make_train_op(", "training_hooks=[Stop()], train_op=make_train_op("
+        )
+    tf_folder.arguments = (*TRAIN[:-1], "40")
+    assert tf_folder.run() == 0
+    assert says in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,14 +72,69 @@ def test_a_difference_is_status_1_and_one_json_document(folder: Path) -> None:
     assert not (folder / "proof.json").exists()
 
 
-def test_a_port_that_fails_is_not_equal_and_an_original_that_fails_is_an_error(folder: Path) -> None:
+def test_a_program_that_fails_is_named_with_its_line_and_blames_no_rule(folder: Path) -> None:
     ported = call(folder, "train.py", "broken.py", "--steps", "3")
     assert ported.returncode == 1
-    assert "they part at step 1, the port fails" in ported.stdout
-    assert "stepp" in ported.stdout
-    original = call(folder, "broken.py", "train.py", "--steps", "3")
-    assert original.returncode == 2
-    assert original.stderr.splitlines()[-1].startswith("error: 'broken.py' failed")
+    assert re.match(r"different: the port fails before its first step, at \S+broken\.py:13\n", ported.stdout)
+    assert "has no attribute 'stepp'" in ported.stdout
+    assert "rule" not in ported.stdout
+    original = call(folder, "broken.py", "train.py", "--steps", "3", "--json")
+    assert original.returncode == 1
+    told = json.loads(original.stdout)
+    assert (told["verdict"], told["equal"], told["first_difference"]) == ("cannot tell", False, None)
+    assert re.search(
+        r"the original fails. 'broken.py' failed before its first step at \S+broken\.py:13",
+        told["why_unsure"],
+    )
+    assert "has no attribute 'stepp'" in told["notes"][0]
+
+
+def test_a_rewrite_is_to_blame_for_a_failure_only_where_it_edited_that_line(tmp_path: Path) -> None:
+    script = f"from pathlib import Path\n{SCRIPT}".replace(
+        "net = ", "text = (Path(__file__).parent / 'data.txt').read_text()\nnet = "
+    ).replace("Linear(8, 1))", "Linear(8, 1)).to('cuda')")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "data.txt").write_text("some")
+    words = ["port", "train.py", "--target", "csx", "--out", "ported"]
+    subprocess.run(
+        [sys.executable, "-m", "portwright", *words], cwd=tmp_path, capture_output=True, check=False
+    )
+    copy = tmp_path / "ported" / "train.py"
+    assert ".to('cuda')" not in copy.read_text()
+    (tmp_path / "train.py").write_text(script.replace(".to('cuda')", ""))  # which this machine need not have
+    (tmp_path / "ported" / "data.txt").unlink(missing_ok=True)
+    failed = json.loads(call(tmp_path, "train.py", "ported/train.py", "--steps", "2", "--json").stdout)
+    found = failed["first_difference"]
+    assert (found["quantity"], found["rule"]) == ("crash", None)
+    assert found["line"].endswith("train.py:7")
+
+
+def test_a_script_against_itself_ports_nothing_and_says_so(folder: Path) -> None:
+    (folder / "same").mkdir()
+    (folder / "same" / "other.py").write_text(SCRIPT)
+    for port in ("train.py", "same/other.py"):
+        done = call(folder, "train.py", port, "--steps", "2", "--html", "proof.html")
+        assert done.returncode == 0
+        said = "equal over 2 steps, bit for bit as far as it was recorded, and nothing was ported: both programs ran the same files"
+        assert done.stdout.splitlines()[0] == said
+        assert f"<h1>{said.capitalize()}" in (folder / "proof.html").read_text()
+        assert json.loads((folder / "proof.json").read_text())["nothing_ported"] is True
+    assert "nothing was ported" not in call(folder, "train.py", "renamed.py", "--steps", "2").stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [("tensorflow", "it imports TensorFlow and updated no weight of PyTorch; TensorFlow is not recorded"),
+     ("jax", "it imports JAX and"), ("json", "ended without a single step of training by PyTorch")],
+)  # fmt: skip
+def test_a_script_of_another_framework_is_named_as_such(folder: Path, module: str, said: str) -> None:
+    if module != "json":
+        (folder / f"{module}.py").write_text("")  # what it does there is not looked at
+    (folder / "other.py").write_text(f"import {module}\nprint('loss 0.1')\n")
+    done = call(folder, "other.py", "train.py")
+    assert done.returncode == 1
+    assert done.stdout.startswith("cannot tell: the original")
+    assert said in done.stdout
 
 
 def test_an_original_that_ends_early_is_compared_as_far_as_it_goes(folder: Path) -> None:
@@ -104,7 +160,7 @@ def test_a_layout_that_run_trains_is_proven_against_the_script(tmp_path: Path) -
         True,
         "CPU",
         True,
-        "off",
+        "drawn",
     )
     assert {p.name for p in tmp_path.iterdir()} == {"train.py", "ported", "proof.json"}, (
         "no run directory is left"

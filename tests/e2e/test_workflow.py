@@ -27,6 +27,28 @@ def portwright(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("makes", [True, False])
+def test_validating_and_training_agree_on_a_folder_that_is_not_there_yet(
+    model_folder: Path, run_script, makes: bool
+) -> None:
+    """Seed 000: "`data_dir`: './tfds' # Place to store data"."""
+    data, params = model_folder / "data.py", model_folder / "configs" / "params.yaml"
+    params.write_text(params.read_text().replace("train_input:\n", "train_input:\n  data_dir: './tfds'\n"))
+    work = "Path(options['data_dir']).mkdir(exist_ok=True)" if makes else "next(Path('tfds').iterdir())"
+    data.write_text(
+        data.read_text().replace(
+            '    data_dir = options.get("data_dir")\n',
+            f'    data_dir = None\n    if options.get("data_dir"):\n        {work}\n',
+        )
+    )
+    for words in (("--validate_only",), ("--max_steps", "2")):
+        ended = run_script(model_folder, "CPU", "--mode", "train", *PARAMS, *words)
+        assert ended.returncode == (0 if makes else 2), ended.stderr
+        line = "configs/params.yaml:3: train_input.data_dir: './tfds' does not exist"
+        assert (line in ended.stderr) is not makes
+        shutil.rmtree(model_folder / "tfds", ignore_errors=True)
+
+
 def test_new_train_eval_predict_resume(tmp_path: Path, run_script) -> None:
     made = portwright("new", "mymodel", "--framework", "pytorch", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

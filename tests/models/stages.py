@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from portwright.runtime.base_model import LossModule
+from portwright.base_model import LossModule
 from portwright.runtime.pipelined.cuts import choose_cuts, locate
-from portwright.runtime.pipelined.program import make_programs, weights_of
+from portwright.runtime.pipelined.program import make_programs
 from portwright.runtime.pipelined.recorder import record
-from portwright.runtime.pipelined.stand_ins import StandIns
+from portwright.runtime.pipelined.weights import StandIns, weights_of
 
 
 def run_in_stages(module: LossModule, batch: Any, num_stages: int) -> torch.Tensor:
@@ -19,7 +19,7 @@ def run_in_stages(module: LossModule, batch: Any, num_stages: int) -> torch.Tens
     tape = record(module, batch, StandIns(module.net, device), None, device)
     programs = make_programs(tape, locate(tape, choose_cuts(tape, num_stages, None)))
     assert len(programs) == num_stages
-    weights, passed = dict(weights_of(module.net)), []
+    weights, passed = weights_of(module.net), []
     given: Any = ()
     for program in programs:
         taken = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]

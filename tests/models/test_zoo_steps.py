@@ -15,8 +15,8 @@ from stages import run_in_stages
 from torch import Tensor
 from zoo import NAMES, Model, loaded
 
-from portwright.runtime.base_model import LossModule, split_loss
-from portwright.runtime.rng import seed_all
+from portwright.base_model import LossModule, split_loss
+from portwright.watching.random_states import seed_all
 
 NUM_STAGES = 3
 TOLERANCE = 1e-6  # losses are taken in float32 by some

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portwright.base_model import LossModule, make_model
 from portwright.discover import find_models
-from portwright.graph.plans import subject
 from portwright.job.arguments import parse_arguments
 from portwright.job.model_list import config_files
 from portwright.job.run_params import load_run_params
+from portwright.planning import subject
 from portwright.runtime import run as run_module
-from portwright.runtime.base_model import LossModule, make_model
 from portwright.runtime.metrics import clear_registry
-from portwright.runtime.rng import seed_all
+from portwright.watching.random_states import seed_all
 
 FOLDERS = find_models()
 NAMES = sorted(FOLDERS)
@@ -71,7 +71,7 @@ def loaded(name: str, config: Path | None = None, overrides: Sequence[str] = ())
     """A model folder up to its call of run()."""
     folder = FOLDERS[name]
     with alone(folder):
-        parts = run_module._Parts(**subject._ask(folder / "run.py", None))
+        parts = run_module.Parts(**subject._ask(folder / "run.py", None))
         words = [word for text in overrides for word in ("-D", text)]
         path = config or folder / "configs" / "params.yaml"
         parsed = parse_arguments(["CPU", "--mode", "train", "--params", str(path), *words], None)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from make_docs import pages
 
 from portwright.discover import find_models, find_targets, get_target
-from portwright.docs import pages
 from portwright.errors import UserError
 
 
@@ -112,3 +112,9 @@ def test_a_reference_models_run_lies_in_the_folder_of_the_moment(tmp_path):
     assert finished.returncode == 0, finished.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["fc_mnist_run"]
     assert (tmp_path / "fc_mnist_run" / "checkpoint_1").is_dir()
+
+
+def test_the_picture_of_a_job_is_gone_and_says_so() -> None:
+    asked = portwright("jobs", "mymodel-1", "--plot", "loss.svg")
+    assert asked.returncode == 2
+    assert "TensorBoard" in asked.stderr

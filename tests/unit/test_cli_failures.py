@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from portwright import cli, cli_launch
+from portwright import cli
+from portwright.cli import launch
 from portwright.launch import registry
 
 
@@ -53,7 +54,7 @@ def interrupt(*_: object) -> None:
 def test_ctrl_c_is_a_failure_like_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_launch, "_list_jobs", interrupt)
+    monkeypatch.setattr(launch, "_list_jobs", interrupt)
     monkeypatch.setattr(sys, "argv", ["portwright", "jobs", "--json"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

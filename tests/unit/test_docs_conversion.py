@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
+from docs_pages import conversion
+from docs_pages.conversion import conversion_page, measure_literal_changes
 
-from portwright import docs_conversion
-from portwright.docs_conversion import conversion_page, measure_literal_changes
 from portwright.models import alphabet
 
 FOLDER = Path(next(iter(alphabet.__path__)))
@@ -80,4 +80,4 @@ def test_each_change_is_measured() -> None:
 
 def test_a_step_without_a_difference_is_an_error() -> None:
     with pytest.raises(ValueError, match="is the same"):
-        list(docs_conversion._diff("cb_transformer.py", "cb_transformer.py", "TransformerModel.forward"))
+        list(conversion._diff("cb_transformer.py", "cb_transformer.py", "TransformerModel.forward"))

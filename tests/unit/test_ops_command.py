@@ -132,6 +132,31 @@ def test_a_refused_op_has_its_reason_and_cure() -> None:
     assert "aten.tril" in document["ops"][0]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_refused", "said"),
+    [
+        ("conv1d", True, "1D backward"),
+        ("torch.nn.Conv1d", True, "1D backward"),
+        ("torch.nn.ConvTranspose1d", True, "1D backward"),
+        ("torch.nn.SELU", True, "scale of 1.05"),
+        ("torch.nn.Hardsigmoid", True, "trained  refused: "),
+        ("torch.diagonal", True, "trained  refused: "),
+        ("conv2d", False, "groups is 1"),
+        ("torch.nn.ELU", False, "scale is 1"),
+        ("torch.nn.functional.pad", False, "integers are padded"),
+        ("aten.convolution", False, "groups is 1"),
+    ],
+)
+def test_the_verdict_is_about_the_name_that_was_asked(asked: str, is_refused: bool, said: str) -> None:
+    answer = find_ops(get_target("csx"), asked)
+    assert answer.is_refusal is is_refused
+    assert said in " ".join(line.strip() for line in render(answer, 300))
+
+
+def test_a_table_without_gradients_says_nothing_of_them() -> None:
+    assert not any(op.trained for op in ipu("diagonal").ops + ipu("hardsigmoid").ops)
+
+
 def test_what_has_no_row_is_refused_and_near_names_are_told() -> None:
     answer = ipu("torch.nn.Covn2d")
     assert answer.is_refusal

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 NAMES = ["check", "plan", "port", "verify", "run", "PyTorchBaseModel", "get_params", "UserError"]
-MODULES = "import portwright.port.api, portwright.verify.api, portwright.graph.plans.api"
+MODULES = "import portwright.port.api, portwright.verify.api, portwright.planning.api"
 ALL_CALLABLE = f"""
 import portwright
 for name in {NAMES}:

@@ -128,6 +128,7 @@ BY_HAND = {
     "fft_parts": lambda x: legal.fft_parts(x, x * 2),
     "stft_parts": lambda x: legal.stft_parts(x, 4),
     "magnitude": lambda x: legal.magnitude(x, x + 1),
+    "einsum": lambda x: legal.einsum("bij,bkj->bik", x[None], x[None] * 2),
     "masked_mean": lambda x: legal.masked_mean(x, x > 0),
     "masked_sum": lambda x: legal.masked_sum(x, x > 0, 1),
     "index_put": lambda x: legal.index_put(x, (torch.arange(4, device=x.device),), x * 2),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from portwright.compat.contrib_initializers import xavier_initializer
-from portwright.compat.contrib_layers import ZEROS, finish
+from portwright.compat.contrib_layers import Options
 from portwright.compat.contrib_scopes import add_arg_scope
-from portwright.compat.contrib_variables import collect, model_variable
+from portwright.compat.contrib_variables import collect
 from portwright.errors import UserError
 
 Sizes = int | Sequence[int]
@@ -34,43 +33,20 @@ def conv2d(
     padding: str = "SAME",
     data_format: str | None = None,
     rate: Sizes = 1,
-    activation_fn: Callable[..., Any] | None = tf.nn.relu,
-    normalizer_fn: Callable[..., Any] | None = None,
-    normalizer_params: Mapping[str, Any] | None = None,
-    weights_initializer: Any = None,
-    weights_regularizer: Any = None,
-    biases_initializer: Any = ZEROS,
-    biases_regularizer: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
-    trainable: bool = True,
-    scope: Any = None,
+    *given: Any,
+    **named: Any,
 ) -> Any:
     """A convolution over images."""
     _check(data_format)
-    with tf.variable_scope(scope, "Conv", [inputs], reuse=reuse) as opened:
+    options = Options(*given, **named)
+    with tf.variable_scope(options.scope, "Conv", [inputs], reuse=options.reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
-        dtype = inputs.dtype.base_dtype
-        weights = model_variable(
-            "weights", [*_two(kernel_size), inputs.shape.as_list()[-1], num_outputs], dtype,
-            weights_initializer or xavier_initializer(), weights_regularizer, trainable, variables_collections,
-        )  # fmt: skip
+        dtype, channels = inputs.dtype.base_dtype, inputs.shape.as_list()[-1]
+        weights = options.weights("weights", [*_two(kernel_size), channels, num_outputs], dtype)
         outputs = tf.nn.conv2d(
             inputs, weights, strides=[1, *_two(stride), 1], padding=padding, dilations=[1, *_two(rate), 1]
         )
-        biases = _biases(
-            num_outputs, dtype, biases_initializer, biases_regularizer, trainable, variables_collections
-        )
-        return finish(
-            outputs, normalizer_fn, normalizer_params, biases, activation_fn, outputs_collections, opened.name
-        )
-
-
-def _biases(size: int, dtype: Any, initializer: Any, *rest: Any) -> Callable[[], Any]:
-    return lambda: (
-        None if initializer is None else model_variable("biases", [size], dtype, initializer, *rest)
-    )
+        return options.finish(outputs, num_outputs, dtype, opened.name)
 
 
 @add_arg_scope
@@ -81,48 +57,26 @@ def conv2d_transpose(
     stride: Sizes = 1,
     padding: str = "SAME",
     data_format: str = "NHWC",
-    activation_fn: Callable[..., Any] | None = tf.nn.relu,
-    normalizer_fn: Callable[..., Any] | None = None,
-    normalizer_params: Mapping[str, Any] | None = None,
-    weights_initializer: Any = None,
-    weights_regularizer: Any = None,
-    biases_initializer: Any = ZEROS,
-    biases_regularizer: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
-    trainable: bool = True,
-    scope: Any = None,
+    *given: Any,
+    **named: Any,
 ) -> Any:
     """A convolution's transpose, which makes images larger."""
     _check(data_format)
-    with tf.variable_scope(scope, "Conv2d_transpose", [inputs], reuse=reuse) as opened:
+    options = Options(*given, **named)
+    with tf.variable_scope(options.scope, "Conv2d_transpose", [inputs], reuse=options.reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
         dtype, kernel, strides = inputs.dtype.base_dtype, _two(kernel_size), _two(stride)
-        weights = model_variable(
-            "weights", [*kernel, num_outputs, inputs.shape.as_list()[-1]], dtype, weights_initializer or xavier_initializer(),
-            weights_regularizer, trainable, variables_collections,
-        )  # fmt: skip
+        known = inputs.shape.as_list()
+        weights = options.weights("weights", [*kernel, num_outputs, known[-1]], dtype)
         places = tf.shape(inputs)
         added = [max(k - s, 0) if padding == "VALID" else 0 for k, s in zip(kernel, strides, strict=True)]
         shape = tf.stack(
             [places[0], *(places[axis + 1] * strides[axis] + added[axis] for axis in (0, 1)), num_outputs]
         )
         outputs = tf.nn.conv2d_transpose(inputs, weights, shape, [1, *strides, 1], padding)
-        known = inputs.shape.as_list()
-        outputs.set_shape(
-            [
-                known[0],
-                *(None if known[a + 1] is None else known[a + 1] * strides[a] + added[a] for a in (0, 1)),
-                num_outputs,
-            ]
-        )
-        biases = _biases(
-            num_outputs, dtype, biases_initializer, biases_regularizer, trainable, variables_collections
-        )
-        return finish(
-            outputs, normalizer_fn, normalizer_params, biases, activation_fn, outputs_collections, opened.name
-        )
+        sizes = [None if known[a + 1] is None else known[a + 1] * strides[a] + added[a] for a in (0, 1)]
+        outputs.set_shape([known[0], *sizes, num_outputs])
+        return options.finish(outputs, num_outputs, dtype, opened.name)
 
 
 @add_arg_scope
@@ -137,80 +91,51 @@ def separable_conv2d(
     rate: Sizes = 1,
     activation_fn: Callable[..., Any] | None = tf.nn.relu,
     normalizer_fn: Callable[..., Any] | None = None,
-    normalizer_params: Mapping[str, Any] | None = None,
+    normalizer_params: Any = None,
     weights_initializer: Any = None,
     pointwise_initializer: Any = None,
-    weights_regularizer: Any = None,
-    biases_initializer: Any = ZEROS,
-    biases_regularizer: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
-    trainable: bool = True,
-    scope: Any = None,
+    *given: Any,
+    **named: Any,
 ) -> Any:
     """A convolution of each channel, and then one across them where num_outputs is given."""
     _check(data_format)
-    with tf.variable_scope(scope, "SeparableConv2d", [inputs], reuse=reuse) as opened:
+    options = Options(activation_fn, normalizer_fn, normalizer_params, weights_initializer, *given, **named)
+    with tf.variable_scope(options.scope, "SeparableConv2d", [inputs], reuse=options.reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
         dtype, channels = inputs.dtype.base_dtype, inputs.shape.as_list()[-1]
-        first = weights_initializer or xavier_initializer()
-        depthwise = model_variable(
-            "depthwise_weights", [*_two(kernel_size), channels, depth_multiplier], dtype, first, weights_regularizer,
-            trainable, variables_collections,
-        )  # fmt: skip
+        depthwise = options.weights(
+            "depthwise_weights", [*_two(kernel_size), channels, depth_multiplier], dtype
+        )
         strides = [1, *_two(stride), 1]
         if num_outputs is None:
             outputs = tf.nn.depthwise_conv2d(inputs, depthwise, strides, padding, rate=_two(rate))
         else:
-            pointwise = model_variable(
-                "pointwise_weights", [1, 1, depth_multiplier * channels, num_outputs], dtype,
-                pointwise_initializer or first, weights_regularizer, trainable, variables_collections,
-            )  # fmt: skip
+            across = [1, 1, depth_multiplier * channels, num_outputs]
+            pointwise = options.weights("pointwise_weights", across, dtype, pointwise_initializer)
             outputs = tf.nn.separable_conv2d(inputs, depthwise, pointwise, strides, padding, rate=_two(rate))
-        biases = _biases(
-            num_outputs or depth_multiplier * channels, dtype, biases_initializer, biases_regularizer, trainable,
-            variables_collections,
-        )  # fmt: skip
-        return finish(
-            outputs, normalizer_fn, normalizer_params, biases, activation_fn, outputs_collections, opened.name
-        )
+        return options.finish(outputs, num_outputs or depth_multiplier * channels, dtype, opened.name)
 
 
-@add_arg_scope
-def max_pool2d(
-    inputs: Any,
-    kernel_size: Sizes,
-    stride: Sizes = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: Any = None,
-    scope: Any = None,
-) -> Any:
-    """The largest of each window."""
-    _check(data_format)
-    with tf.name_scope(scope, "MaxPool2D", [inputs]) as name:
-        pooled = tf.nn.max_pool2d(inputs, [1, *_two(kernel_size), 1], [1, *_two(stride), 1], padding)
-        return collect(outputs_collections, name, pooled)
+def _pool(function: str, name: str, pool: Callable[..., Any]) -> Callable[..., Any]:
+    def pooled(
+        inputs: Any,
+        kernel_size: Sizes,
+        stride: Sizes = 2,
+        padding: str = "VALID",
+        data_format: str = "NHWC",
+        outputs_collections: Any = None,
+        scope: Any = None,
+    ) -> Any:
+        _check(data_format)
+        with tf.name_scope(scope, name, [inputs]) as opened:
+            found = pool(inputs, [1, *_two(kernel_size), 1], [1, *_two(stride), 1], padding)
+            return collect(outputs_collections, opened, found)
+
+    pooled.__name__ = function  # arg_scope finds it by this name, and repeat uses it for scopes
+    return add_arg_scope(pooled)
 
 
-@add_arg_scope
-def avg_pool2d(
-    inputs: Any,
-    kernel_size: Sizes,
-    stride: Sizes = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: Any = None,
-    scope: Any = None,
-) -> Any:
-    """The mean of each window."""
-    _check(data_format)
-    with tf.name_scope(scope, "AvgPool2D", [inputs]) as name:
-        pooled = tf.nn.avg_pool2d(inputs, [1, *_two(kernel_size), 1], [1, *_two(stride), 1], padding)
-        return collect(outputs_collections, name, pooled)
-
-
-convolution = convolution2d = conv2d
-convolution2d_transpose = conv2d_transpose
+max_pool2d = _pool("max_pool2d", "MaxPool2D", tf.nn.max_pool2d)
+avg_pool2d = _pool("avg_pool2d", "AvgPool2D", tf.nn.avg_pool2d)
+convolution2d = conv2d
 separable_convolution2d = separable_conv2d

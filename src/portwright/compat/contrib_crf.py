@@ -8,33 +8,18 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 
-def crf_unary_score(tag_indices: Any, sequence_lengths: Any, inputs: Any) -> Any:
-    """The sum of the scores of each sequence's tags."""
-    mask = tf.sequence_mask(sequence_lengths, tf.shape(tag_indices)[1], dtype=inputs.dtype)
-    chosen = tf.gather(inputs, tf.cast(tag_indices, tf.int32), axis=2, batch_dims=2)
-    return tf.reduce_sum(chosen * mask, 1)
-
-
-def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> Any:
-    """The sum of the scores of each sequence's steps from tag to tag."""
+def _score(inputs: Any, tag_indices: Any, lengths: Any, transition_params: Any) -> Any:
+    """The score of each sequence of tags, and of its steps from tag to tag; 0 for an empty one."""
     tags = tf.cast(tag_indices, tf.int32)
+    chosen = tf.gather(inputs, tags, axis=2, batch_dims=2)
+    mask = tf.sequence_mask(lengths, tf.shape(tags)[1], dtype=inputs.dtype)
     steps = tf.gather_nd(transition_params, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
-    mask = tf.sequence_mask(
-        tf.maximum(tf.cast(sequence_lengths, tf.int32) - 1, 0), tf.shape(tags)[1] - 1, dtype=steps.dtype
-    )
-    return tf.reduce_sum(steps * mask, 1)
+    step_mask = tf.sequence_mask(tf.maximum(lengths - 1, 0), tf.shape(tags)[1] - 1, dtype=steps.dtype)
+    return tf.reduce_sum(chosen * mask, 1) + tf.reduce_sum(steps * step_mask, 1)
 
 
-def crf_sequence_score(inputs: Any, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> Any:
-    """The score of each sequence of tags; 0 for an empty one."""
-    return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
-        tag_indices, sequence_lengths, transition_params
-    )
-
-
-def crf_log_norm(inputs: Any, sequence_lengths: Any, transition_params: Any) -> Any:
+def _log_norm(inputs: Any, lengths: Any, transition_params: Any) -> Any:
     """The logarithm of the sum over all sequences of tags; 0 for an empty one."""
-    lengths = tf.cast(sequence_lengths, tf.int32)
     steps = tf.transpose(inputs, [1, 0, 2])
 
     def advance(state: Any, element: Any) -> Any:
@@ -50,12 +35,13 @@ def crf_log_norm(inputs: Any, sequence_lengths: Any, transition_params: Any) -> 
 def crf_log_likelihood(
     inputs: Any, tag_indices: Any, sequence_lengths: Any, transition_params: Any = None
 ) -> tuple[Any, Any]:
-    """The log likelihood of each sequence of tags, and the transitions, which are made where none are given."""
+    """The log likelihood of each sequence of tags, and the transition weights, which are created unless given."""
     if transition_params is None:
         num_tags = inputs.shape.as_list()[2]
         transition_params = tf.get_variable("transitions", [num_tags, num_tags])
-    score = crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params)
-    return score - crf_log_norm(inputs, sequence_lengths, transition_params), transition_params
+    lengths = tf.cast(sequence_lengths, tf.int32)
+    score = _score(inputs, tag_indices, lengths, transition_params)
+    return score - _log_norm(inputs, lengths, transition_params), transition_params
 
 
 def crf_decode(potentials: Any, transition_params: Any, sequence_length: Any) -> tuple[Any, Any]:

@@ -69,22 +69,6 @@ def l2_regularizer(scale: float, scope: str | None = None) -> Regularizer:
     return lambda weights: scale * tf.nn.l2_loss(weights)
 
 
-def l1_l2_regularizer(scale_l1: float = 1.0, scale_l2: float = 1.0, scope: str | None = None) -> Regularizer:
-    """Both together."""
-    return sum_regularizer([l1_regularizer(scale_l1), l2_regularizer(scale_l2)])
-
-
-def sum_regularizer(regularizer_list: Sequence[Regularizer | None], scope: str | None = None) -> Regularizer:
-    """The sum of several."""
-    kept = [one for one in regularizer_list if one is not None]
-
-    def total(weights: Any) -> Any:
-        parts = [part for part in (one(weights) for one in kept) if part is not None]
-        return tf.add_n(parts) if parts else None
-
-    return total
-
-
 def apply_regularization(regularizer: Regularizer, weights_list: Sequence[Any] | None = None) -> Any:
     """The sum over weights, those of the graph where none are named, which is also added to its losses."""
     weights = tf.get_collection(tf.GraphKeys.WEIGHTS) if weights_list is None else weights_list

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -12,7 +12,6 @@ from portwright.compat.contrib_scopes import add_arg_scope
 from portwright.compat.contrib_variables import collect, model_variable
 from portwright.errors import UserError, suggest
 
-ZEROS = tf.zeros_initializer()
 OPTIMIZER_SUMMARIES = ("learning_rate", "loss", "gradients", "gradient_norm")
 _OPTIMIZERS = {
     "Adagrad": tf.train.AdagradOptimizer,
@@ -24,86 +23,64 @@ _OPTIMIZERS = {
 }
 
 
-def finish(
-    outputs: Any,
-    normalizer_fn: Callable[..., Any] | None,
-    normalizer_params: Mapping[str, Any] | None,
-    biases: Callable[[], Any],
-    activation_fn: Callable[..., Any] | None,
-    outputs_collections: Any,
-    name: str,
-) -> Any:
-    """What every layer ends with: a norm or a bias, an activation, and a place among the graph's outputs."""
-    if normalizer_fn is not None:
-        outputs = normalizer_fn(outputs, **(normalizer_params or {}))
-    else:
-        bias = biases()
-        if bias is not None:
+class Options(NamedTuple):
+    """The arguments that every layer with weights ends with, and what they do."""
+
+    activation_fn: Callable[..., Any] | None = tf.nn.relu
+    normalizer_fn: Callable[..., Any] | None = None
+    normalizer_params: Mapping[str, Any] | None = None
+    weights_initializer: Any = None
+    weights_regularizer: Any = None
+    biases_initializer: Any = tf.zeros_initializer()
+    biases_regularizer: Any = None
+    reuse: Any = None
+    variables_collections: Any = None
+    outputs_collections: Any = None
+    trainable: bool = True
+    scope: Any = None
+
+    def weights(self, name: str, shape: list[int], dtype: Any, initializer: Any = None) -> Any:
+        made = initializer or self.weights_initializer or xavier_initializer()
+        return model_variable(
+            name, shape, dtype, made, self.weights_regularizer, self.trainable, self.variables_collections
+        )
+
+    def finish(self, outputs: Any, num_outputs: int, dtype: Any, name: str) -> Any:
+        """Applies a norm or a bias, and an activation, and adds the output to the graph's collections."""
+        if self.normalizer_fn is not None:
+            outputs = self.normalizer_fn(outputs, **(self.normalizer_params or {}))
+        elif self.biases_initializer is not None:
+            bias = model_variable(
+                "biases", [num_outputs], dtype, self.biases_initializer, self.biases_regularizer, self.trainable,
+                self.variables_collections,
+            )  # fmt: skip
             outputs = tf.nn.bias_add(outputs, bias)
-    if activation_fn is not None:
-        outputs = activation_fn(outputs)
-    return collect(outputs_collections, name, outputs)
+        if self.activation_fn is not None:
+            outputs = self.activation_fn(outputs)
+        return collect(self.outputs_collections, name, outputs)
 
 
 @add_arg_scope
-def fully_connected(
-    inputs: Any,
-    num_outputs: int,
-    activation_fn: Callable[..., Any] | None = tf.nn.relu,
-    normalizer_fn: Callable[..., Any] | None = None,
-    normalizer_params: Mapping[str, Any] | None = None,
-    weights_initializer: Any = None,
-    weights_regularizer: Any = None,
-    biases_initializer: Any = ZEROS,
-    biases_regularizer: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
-    trainable: bool = True,
-    scope: Any = None,
-) -> Any:
+def fully_connected(inputs: Any, num_outputs: int, *given: Any, **named: Any) -> Any:
     """A dense layer over the last axis."""
-    with tf.variable_scope(scope, "fully_connected", [inputs], reuse=reuse) as opened:
+    options = Options(*given, **named)
+    with tf.variable_scope(options.scope, "fully_connected", [inputs], reuse=options.reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
-        size = inputs.shape.as_list()[-1]
+        size, dtype = inputs.shape.as_list()[-1], inputs.dtype.base_dtype
         if size is None:
             raise UserError(f"the last axis of {inputs} has no size.", "Set it: x.set_shape([None, SIZE]).")
-        weights = model_variable(
-            "weights", [size, num_outputs], inputs.dtype.base_dtype, weights_initializer or xavier_initializer(),
-            weights_regularizer, trainable, variables_collections,
-        )  # fmt: skip
-
-        def biases() -> Any:
-            if biases_initializer is None:
-                return None
-            return model_variable(
-                "biases", [num_outputs], inputs.dtype.base_dtype, biases_initializer, biases_regularizer, trainable,
-                variables_collections,
-            )  # fmt: skip
-
+        weights = options.weights("weights", [size, num_outputs], dtype)
         outputs = (
             tf.tensordot(inputs, weights, [[inputs.shape.ndims - 1], [0]])
             if inputs.shape.ndims > 2
             else inputs @ weights
         )
-        return finish(
-            outputs, normalizer_fn, normalizer_params, biases, activation_fn, outputs_collections, opened.name
-        )
+        return options.finish(outputs, num_outputs, dtype, opened.name)
 
 
 def linear(*args: Any, **kwargs: Any) -> Any:
     """A dense layer without activation."""
     return fully_connected(*args, **{"activation_fn": None, **kwargs})
-
-
-def relu(*args: Any, **kwargs: Any) -> Any:
-    """A dense layer with relu."""
-    return fully_connected(*args, **{"activation_fn": tf.nn.relu, **kwargs})
-
-
-def relu6(*args: Any, **kwargs: Any) -> Any:
-    """A dense layer with relu6."""
-    return fully_connected(*args, **{"activation_fn": tf.nn.relu6, **kwargs})
 
 
 @add_arg_scope
@@ -181,15 +158,8 @@ def embed_sequence(
         return tf.nn.embedding_lookup(table, ids)
 
 
-@add_arg_scope
-def unit_norm(inputs: Any, dim: int, epsilon: float = 1e-7, scope: Any = None) -> Any:
-    """Vectors of length one along an axis."""
-    with tf.variable_scope(scope, "UnitNorm", [inputs]):
-        return inputs / tf.sqrt(epsilon + tf.reduce_sum(tf.square(inputs), dim, keepdims=True))
-
-
 def repeat(inputs: Any, repetitions: int, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """One layer several times over, each in a scope of its own."""
+    """Applies a layer several times, each time in its own scope."""
     scope = kwargs.pop("scope", None)
     with tf.variable_scope(scope, "Repeat", [inputs]):
         name = getattr(layer, "__name__", "repeat")
@@ -201,7 +171,7 @@ def repeat(inputs: Any, repetitions: int, layer: Callable[..., Any], *args: Any,
 
 
 def stack(inputs: Any, layer: Callable[..., Any], stack_args: Any, **kwargs: Any) -> Any:
-    """A layer once for each set of arguments."""
+    """Applies a layer once for each set of arguments."""
     scope = kwargs.pop("scope", None)
     with tf.variable_scope(scope, "Stack", [inputs]):
         name = scope if isinstance(scope, str) else layer.__name__
@@ -231,13 +201,22 @@ def optimize_loss(
     if gradient_noise_scale is not None:
         raise UserError("optimize_loss does not add gradient noise.", "Leave gradient_noise_scale out.")
     with tf.variable_scope(name, "OptimizeLoss", [loss, global_step]):
-        global_step = tf.train.get_or_create_global_step() if global_step is None else global_step
+        global_step = tf.train.get_global_step() if global_step is None else global_step
         updates = set(tf.get_collection(tf.GraphKeys.UPDATE_OPS) if update_ops is None else update_ops)
         with tf.control_dependencies(list(updates)):
             loss = tf.identity(loss)
-        rate = learning_rate
+        rate, shown = (
+            learning_rate,
+            ("loss", "learning_rate", "global_gradient_norm") if summaries is None else summaries,
+        )
+        if isinstance(rate, float):
+            rate = tf.get_variable(
+                "learning_rate", [], trainable=False, initializer=tf.constant_initializer(rate)
+            )
         if rate is not None and learning_rate_decay_fn is not None:
             rate = learning_rate_decay_fn(rate, global_step)
+            if "learning_rate" in shown:
+                tf.summary.scalar("learning_rate", rate)
         made = _make_optimizer(optimizer, rate)
         pairs = made.compute_gradients(
             loss,
@@ -253,18 +232,24 @@ def optimize_loss(
                 (g if g is None or not (m := by_name.get(v.op, by_name.get(v.name))) else g * m, v)
                 for g, v in pairs
             ]
+        _show_norm(pairs, shown, "gradient_norm")
         if callable(clip_gradients):
             pairs = clip_gradients(pairs)
         elif clip_gradients is not None:
             gradients, weights = zip(*pairs, strict=True)
             pairs = list(zip(tf.clip_by_global_norm(gradients, clip_gradients)[0], weights, strict=True))
-        if rate is not None and (summaries is None or "learning_rate" in summaries):
-            tf.summary.scalar("learning_rate", rate)
-        if summaries is None or "loss" in summaries:
+        if "loss" in shown:
             tf.summary.scalar("loss", loss)
+        if clip_gradients is not None:
+            _show_norm(pairs, shown, "clipped_gradient_norm")
         step = made.apply_gradients(pairs, global_step if increment_global_step else None, name="train")
         with tf.control_dependencies([step]):
             return tf.identity(loss)
+
+
+def _show_norm(pairs: Any, shown: Any, name: str) -> None:
+    if {"global_gradient_norm", "gradient_norm"} & set(shown):
+        tf.summary.scalar(f"global_norm/{name}", tf.global_norm([gradient for gradient, _ in pairs]))
 
 
 def _make_optimizer(optimizer: Any, rate: Any) -> Any:

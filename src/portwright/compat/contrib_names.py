@@ -1,4 +1,4 @@
-"""What is lent of tf.contrib: data. Names that TensorFlow still has elsewhere point there, the rest to files of ours."""
+"""The table of the names lent as tf.contrib: each points to its new place in TensorFlow, or to a module of Portwright."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _V1 = "tensorflow.compat.v1"
 
 
 def _from(place: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Names at a place, and others that are called differently there."""
+    """Maps names to their place; `renamed` are those with another name there."""
     if place == _OURS:
         return {
             name: f"{_OURS}.{_PLACES[there]}:{there}"
@@ -23,19 +23,19 @@ def _from(place: str, *names: str, **renamed: str) -> dict[str, str]:
 _INITIALIZERS_AND_REGULARIZERS = _from(
     f"{_HERE}.contrib_initializers",
     "xavier_initializer", "xavier_initializer_conv2d", "variance_scaling_initializer", "l1_regularizer",
-    "l2_regularizer", "l1_l2_regularizer", "sum_regularizer", "apply_regularization",
+    "l2_regularizer", "apply_regularization",
 )  # fmt: skip
 _LAYERS = {
     **_INITIALIZERS_AND_REGULARIZERS,
     **_from(
         f"{_HERE}.contrib_layers",
-        "fully_connected", "linear", "relu", "relu6", "flatten", "dropout", "one_hot_encoding", "embed_sequence",
-        "optimize_loss", "OPTIMIZER_SUMMARIES", "repeat", "softmax", "stack", "unit_norm",
+        "fully_connected", "linear", "flatten", "dropout", "one_hot_encoding", "embed_sequence",
+        "optimize_loss", "OPTIMIZER_SUMMARIES", "repeat", "softmax", "stack",
     ),
     **_from(
         f"{_HERE}.contrib_convolutions",
-        "conv2d", "convolution", "convolution2d", "conv2d_transpose", "convolution2d_transpose", "separable_conv2d",
-        "separable_convolution2d", "max_pool2d", "avg_pool2d",
+        "conv2d", "convolution2d", "conv2d_transpose", "separable_conv2d", "separable_convolution2d", "max_pool2d",
+        "avg_pool2d",
     ),
     **_from(f"{_HERE}.contrib_norms", "batch_norm", "layer_norm", "instance_norm", "group_norm"),
 }  # fmt: skip
@@ -51,7 +51,7 @@ _FRAMEWORK = {
             "init_from_checkpoint", "load_checkpoint", "load_variable", "list_variables"),
     **_from(_V1, "argsort", "sort"),
     **_from(_V1, "is_tensor", "nest"),
-    "zero_initializer": f"{_HERE}.contrib_variables:zero_initializer",
+    "zero_initializer": f"{_V1}:zeros_initializer",
 }  # fmt: skip
 _RNN_CELLS = (
     "BasicLSTMCell", "BasicRNNCell", "DeviceWrapper", "DropoutWrapper", "GRUCell", "LSTMCell", "LSTMStateTuple", "MultiRNNCell",
@@ -79,8 +79,7 @@ _TABLE: dict[str, Attributes] = {
     "compiler.jit": {"experimental_jit_scope": "tensorflow.xla.experimental:jit_scope"},
     "crf": _from(
         f"{_HERE}.contrib_crf",
-        "crf_binary_score", "crf_decode", "crf_log_likelihood", "crf_log_norm", "crf_sequence_score", "crf_unary_score",
-        "viterbi_decode",
+        "crf_decode", "crf_log_likelihood", "viterbi_decode",
     ),
     "data": {
         **_from(
@@ -92,10 +91,7 @@ _TABLE: dict[str, Attributes] = {
             "make_saveable_from_iterator", "rejection_resample", "dense_to_sparse_batch", "AUTOTUNE",
         ),
         **_from(f"{_V1}:data", "Dataset", "TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "Iterator"),
-        **_from(
-            f"{_HERE}.contrib_data",
-            "batch_and_drop_remainder", "padded_batch_and_drop_remainder", "assert_element_shape",
-        ),
+        **_from(f"{_HERE}.contrib_data", "batch_and_drop_remainder"),
         **_from(_OURS, "CheckpointInputPipelineHook"),
     },
     "distribute": {
@@ -106,7 +102,7 @@ _TABLE: dict[str, Attributes] = {
         ),
         "AllReduceCrossDeviceOps": f"{_V1}:distribute:HierarchicalCopyAllReduce",
     },
-    "eager": _from(_V1, "enable_eager_execution", "GradientTape", "Variable", "executing_eagerly", "py_func", defun="function"),
+    "eager": _from(_V1, "enable_eager_execution", "GradientTape", "Variable", "executing_eagerly", py_func="py_function", defun="function"),
     "estimator": {
         **_from(f"{_OURS}.experimental", *_STOPPING),
         **_from(_OURS, "add_metrics", "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),
@@ -115,9 +111,10 @@ _TABLE: dict[str, Attributes] = {
             regression_head="RegressionHead", multi_label_head="MultiLabelHead", multi_head="MultiHead",
             poisson_regression_head="PoissonRegressionHead", logistic_regression_head="LogisticRegressionHead",
         ),
-        **_from(f"{_HERE}.contrib_estimator", "TowerOptimizer", "replicate_model_fn", "clip_gradients_by_norm"),
+        **_from(f"{_HERE}.contrib_estimator", "clip_gradients_by_norm"),
     },
     "framework": _FRAMEWORK,
+    "framework.nest": _from(f"{_V1}:nest", "assert_same_structure", "flatten", "map_structure", "pack_sequence_as"),
     "hooks": _from(f"{_V1}:train", "ProfilerHook"),
     "layers": {**_LAYERS, "initializers": f"{_HERE}.contrib_initializers", "regularizers": f"{_HERE}.contrib_initializers"},
     "learn": _from(_OURS, "RunConfig", "ModeKeys"),
@@ -126,21 +123,17 @@ _TABLE: dict[str, Attributes] = {
         "MutableDenseHashTable": "tensorflow.python.ops.lookup_ops:DenseHashTable",
     },
     "losses": _from(
-        f"{_V1}:losses", "absolute_difference", "add_loss", "compute_weighted_loss", "cosine_distance", "get_losses",
-        "get_regularization_losses", "get_total_loss", "hinge_loss", "log_loss", "mean_squared_error",
+        f"{_HERE}.contrib_losses", "get_losses", "get_regularization_losses", "get_total_loss", "log_loss",
+        "mean_squared_error", "softmax_cross_entropy",
     ),
     "metrics": _from(
         f"{_HERE}.contrib_metrics",
-        "accuracy", "aggregate_metric_map", "aggregate_metrics", "confusion_matrix", "f1_score", "streaming_accuracy",
-        "streaming_auc", "streaming_concat", "streaming_false_negatives", "streaming_false_positives", "streaming_mean",
-        "streaming_mean_absolute_error", "streaming_mean_iou", "streaming_mean_squared_error", "streaming_mean_tensor", "streaming_pearson_correlation",
-        "streaming_precision", "streaming_recall", "streaming_root_mean_squared_error", "streaming_true_negatives",
-        "streaming_true_positives",
+        "accuracy", "aggregate_metric_map", "streaming_accuracy", "streaming_concat", "streaming_mean", "streaming_mean_iou",
+        "streaming_mean_squared_error", "streaming_pearson_correlation",
     ),
     "opt": _from(
         f"{_HERE}.contrib_optimizers",
-        "AdamWOptimizer", "DecoupledWeightDecayExtension", "LazyAdamOptimizer", "MomentumWOptimizer",
-        "extend_with_decoupled_weight_decay",
+        "AdamWOptimizer", "LazyAdamOptimizer", "extend_with_decoupled_weight_decay",
     ),
     "predictor": _from(f"{_HERE}.contrib_predictor", "from_estimator", "from_saved_model"),
     "rnn": {
@@ -148,8 +141,7 @@ _TABLE: dict[str, Attributes] = {
         **_from(f"{_V1}:nn", "static_bidirectional_rnn", "static_rnn", "static_state_saving_rnn"),
         **_from(
             f"{_HERE}.contrib_rnn",
-            "FusedRNNCell", "LSTMBlockCell", "LSTMBlockFusedCell", "TimeReversedFusedRNN", "stack_bidirectional_dynamic_rnn",
-            "transpose_batch_time",
+            "LSTMBlockCell", "LSTMBlockFusedCell", "TimeReversedFusedRNN", "stack_bidirectional_dynamic_rnn",
         ),
     },
     "seq2seq": _from(f"{_HERE}.contrib_rnn", "sequence_loss"),
@@ -157,15 +149,15 @@ _TABLE: dict[str, Attributes] = {
         **_LAYERS,
         **_FRAMEWORK,
         "layers": "tensorflow.contrib.layers",
-        "losses": "tensorflow.compat.v1:losses",
+        "losses": "tensorflow.contrib.losses",
+        "metrics": "tensorflow.contrib.metrics",
         "model_analyzer": f"{_HERE}.contrib_variables",
         "utils": f"{_HERE}.contrib_variables",
     },
     "summary": _from(
         f"{_HERE}.contrib_summary",
-        "all_summary_ops", "always_record_summaries", "audio", "create_file_writer", "flush", "generic", "graph", "histogram",
-        "image", "initialize", "never_record_summaries", "record_summaries_every_n_global_steps", "scalar",
-        "should_record_summaries",
+        "all_summary_ops", "always_record_summaries", "audio", "create_file_writer", "flush", "histogram", "image", "initialize",
+        "record_summaries_every_n_global_steps", "scalar",
     ),
     "tpu": {
         **_from(
@@ -179,9 +171,10 @@ _TABLE: dict[str, Attributes] = {
         "cross_replica_sum": f"{_HERE}.contrib_tpu:cross_replica_sum",
         "AsyncCheckpointSaverHook": f"{_V1}:train:CheckpointSaverHook",
     },
-    "training": _from(
-        f"{_HERE}.contrib_training", "HParams", "checkpoints_iterator", "clip_gradient_norms", "create_train_op"
-    ),
+    "training": {
+        **_from(f"{_HERE}.contrib_training", "HParams", "create_train_op"),
+        **_from(f"{_V1}:train", "checkpoints_iterator"),
+    },
 }  # fmt: skip
 
 
@@ -199,10 +192,29 @@ def contrib_modules() -> dict[str, Attributes]:
     return found
 
 
-_CURES = {  # by the part of tf.contrib, what took its place
+_CURES = {  # beginning of a name below tf.contrib (the longest match counts): its replacement
     "seq2seq": "Write the decoder with tf.while_loop, or with tf.keras.layers.",
     "cudnn_rnn": "Use tf.keras.layers.LSTM or GRU, which choose cuDNN themselves.",
+    "crf": "Compute it from crf_log_likelihood and crf_decode, which are lent.",
+    "data.assert_element_shape": "Use dataset.map with tf.ensure_shape.",
+    "data.padded_batch_and_drop_remainder": "Use dataset.padded_batch(..., drop_remainder=True).",
+    "estimator.TowerOptimizer": "Leave it out, and pass train_distribute=tf.distribute.MirroredStrategy() to RunConfig.",
+    "estimator.replicate_model_fn": "Leave it out, and pass train_distribute=tf.distribute.MirroredStrategy() to RunConfig.",
     "layers": "Use tf.compat.v1.layers or tf.feature_column.",
+    "layers.convolution": "Use conv2d of the same package.",
+    "layers.convolution2d_transpose": "Use conv2d_transpose of the same package.",
+    "layers.l1_l2_regularizer": "Use tf.keras.regularizers.L1L2.",
+    "layers.relu": "Use tf.contrib.layers.fully_connected, whose activation is relu.",
+    "layers.relu6": "Use tf.contrib.layers.fully_connected(..., activation_fn=tf.nn.relu6).",
+    "layers.unit_norm": "Use tf.math.l2_normalize.",
+    "losses": "Use the loss of this name in tf.compat.v1.losses, whose labels come first.",
+    "metrics": "Use tf.compat.v1.metrics, whose labels come first.",
+    "metrics.confusion_matrix": "Use tf.math.confusion_matrix.",
+    "metrics.f1_score": "Compute it from tf.compat.v1.metrics.precision and recall.",
+    "opt": "Use an optimizer of tf.compat.v1.train, or extend_with_decoupled_weight_decay, which is lent.",
+    "rnn.transpose_batch_time": "Use tf.transpose(x, [1, 0, 2]).",
+    "summary": "Use tf.compat.v1.summary.",
+    "training.clip_gradient_norms": "Use tf.clip_by_norm on each gradient.",
     "slim": "pip install tf_slim and write 'import tf_slim as slim'.",
     "learn": "Use tf.estimator.",
     "lite": "Use tf.lite.",
@@ -215,7 +227,10 @@ _CURES = {  # by the part of tf.contrib, what took its place
 
 
 def cure_for(name: str) -> str:
-    """What to do where the code uses a part that is not lent."""
-    parts = name.split(".")
-    known = _CURES.get(parts[2], "") if parts[:2] == ["tensorflow", "contrib"] and len(parts) > 2 else ""
-    return known or "Write this part with what TensorFlow has today; docs/compat.md says what is lent."
+    """The cure in the error for a part of tf.contrib that is not lent."""
+    inner = name.removeprefix("tensorflow.contrib.") if name.startswith("tensorflow.contrib.") else ""
+    while inner:
+        if inner in _CURES:
+            return _CURES[inner]
+        inner = inner.rpartition(".")[0]
+    return "Write this part with what TensorFlow has today; docs/compat.md says what is lent."

@@ -14,12 +14,20 @@ from portwright.errors import UserError
 _LAYER_EPSILON = 1e-12  # contrib's; float16 would round it to nothing, and had 1e-3
 
 
-def _act(outputs: Any, activation_fn: Callable[..., Any] | None, collections: Any, name: str) -> Any:
+def _activate(outputs: Any, activation_fn: Callable[..., Any] | None, collections: Any, name: str) -> Any:
     return collect(collections, name, outputs if activation_fn is None else activation_fn(outputs))
 
 
-def _initializer(given: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    return (given or {}).get(name, default)
+def _beta_and_gamma(
+    shape: Any, dtype: Any, center: bool, scale: bool, trainable: bool, collections: Any
+) -> Any:
+    """The variables beta and gamma of a norm, each None if it is not wanted."""
+    return (
+        model_variable(name, shape, dtype, start, None, trainable, collections) if is_there else None
+        for name, start, is_there in (
+            ("beta", tf.zeros_initializer(), center), ("gamma", tf.ones_initializer(), scale),
+        )
+    )  # fmt: skip
 
 
 @add_arg_scope
@@ -36,7 +44,7 @@ def layer_norm(
     begin_params_axis: int = -1,
     scope: Any = None,
 ) -> Any:
-    """Norms over the axes from one on; gamma and beta have the shape of those from another on."""
+    """Normalizes over the axes from `begin_norm_axis` on; gamma and beta have the shape of those from `begin_params_axis` on."""
     with tf.variable_scope(scope, "LayerNorm", [inputs], reuse=reuse) as opened:
         inputs = tf.convert_to_tensor(inputs)
         rank = inputs.shape.ndims
@@ -48,20 +56,12 @@ def layer_norm(
                 f"layer_norm of {inputs} begins at axis {max(first_norm, first_param)}.", f"It has {rank}."
             )
         shape = inputs.shape[first_param:]
-        beta = gamma = None
-        if center:
-            beta = model_variable(
-                "beta", shape, dtype, tf.zeros_initializer(), None, trainable, variables_collections
-            )
-        if scale:
-            gamma = model_variable(
-                "gamma", shape, dtype, tf.ones_initializer(), None, trainable, variables_collections
-            )
+        beta, gamma = _beta_and_gamma(shape, dtype, center, scale, trainable, variables_collections)
         mean, variance = tf.nn.moments(inputs, list(range(first_norm, rank)), keep_dims=True)
         epsilon = 1e-3 if dtype == tf.float16 else _LAYER_EPSILON
         outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, epsilon)
         outputs.set_shape(inputs.shape)
-        return _act(outputs, activation_fn, outputs_collections, opened.name)
+        return _activate(outputs, activation_fn, outputs_collections, opened.name)
 
 
 @add_arg_scope
@@ -90,7 +90,7 @@ def batch_norm(
     renorm_decay: float = 0.99,
     adjustment: Any = None,
 ) -> Any:
-    """Norms over the batch; its moving averages are updated by ops of a collection, or at once where that is None."""
+    """Batch normalization; ops in `updates_collections` update the moving averages, or, if that is None, the call itself."""
     if renorm or batch_weights is not None or adjustment is not None or zero_debias_moving_mean:
         raise UserError(
             "batch_norm has renorm, batch_weights, adjustment or zero_debias_moving_mean.", "Leave them out."
@@ -104,7 +104,7 @@ def batch_norm(
 
         def make(name: str, default: Any, is_trained: bool) -> Any:
             return model_variable(
-                name, [size], dtype, _initializer(param_initializers, name, default), (param_regularizers or {}).get(name),
+                name, [size], dtype, (param_initializers or {}).get(name, default), (param_regularizers or {}).get(name),
                 is_trained, variables_collections,
             )  # fmt: skip
 
@@ -116,7 +116,7 @@ def batch_norm(
 
         def of_batch() -> tuple[Any, Any]:
             mean, variance = tf.nn.moments(tf.cast(inputs, dtype), axes)
-            if fused is not False and rank == 4:  # the fused kernel's moving variance is unbiased
+            if fused is not False and rank in (2, 4):  # the fused kernel's moving variance is unbiased
                 count = tf.cast(tf.size(inputs) / size, dtype)
                 unbiased = variance * (count / tf.maximum(count - 1.0, 1.0))
             else:
@@ -132,7 +132,8 @@ def batch_norm(
                 for update in updates:
                     tf.add_to_collections(updates_collections, update)
                 return mean, variance
-            with tf.control_dependencies(updates):  # inside a condition: an op outside could not depend on it
+            # In the branch of a tf.cond: an op outside could not depend on the updates.
+            with tf.control_dependencies(updates):
                 return tf.identity(mean), tf.identity(variance)
 
         if is_training is True or is_training is False:
@@ -153,7 +154,7 @@ def batch_norm(
         )
         outputs = tf.cast(outputs, inputs.dtype)
         outputs.set_shape(inputs.shape)
-        return _act(outputs, activation_fn, outputs_collections, opened.name)
+        return _activate(outputs, activation_fn, outputs_collections, opened.name)
 
 
 def _over_groups(name: str, inputs: Any, groups: int | None, epsilon: float, options: dict[str, Any]) -> Any:
@@ -161,14 +162,9 @@ def _over_groups(name: str, inputs: Any, groups: int | None, epsilon: float, opt
         inputs = tf.convert_to_tensor(inputs)
         size = inputs.shape.as_list()[-1]
         dtype = inputs.dtype.base_dtype
-        collections, trainable = options["variables_collections"], options["trainable"]
-        beta = gamma = None
-        if options["center"]:
-            beta = model_variable("beta", [size], dtype, tf.zeros_initializer(), None, trainable, collections)
-        if options["scale"]:
-            gamma = model_variable(
-                "gamma", [size], dtype, tf.ones_initializer(), None, trainable, collections
-            )
+        beta, gamma = _beta_and_gamma(
+            [size], dtype, options["center"], options["scale"], options["trainable"], options["variables_collections"]
+        )  # fmt: skip
         if groups is None:
             grouped, axes = inputs, list(range(1, inputs.shape.ndims - 1))
         else:
@@ -182,7 +178,7 @@ def _over_groups(name: str, inputs: Any, groups: int | None, epsilon: float, opt
         outputs = outputs if gamma is None else outputs * gamma
         outputs = outputs if beta is None else outputs + beta
         outputs.set_shape(inputs.shape)
-        return _act(outputs, options["activation_fn"], options["outputs_collections"], opened.name)
+        return _activate(outputs, options["activation_fn"], options["outputs_collections"], opened.name)
 
 
 @add_arg_scope

@@ -58,24 +58,6 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, tf.train.AdamOptimizer):  # 
         )  # fmt: skip
 
 
-class MomentumWOptimizer(DecoupledWeightDecayExtension, tf.train.MomentumOptimizer):  # type: ignore[misc]
-    """Momentum with decoupled weight decay."""
-
-    def __init__(
-        self,
-        weight_decay: Any,
-        learning_rate: Any,
-        momentum: Any,
-        use_locking: bool = False,
-        name: str = "MomentumW",
-        use_nesterov: bool = False,
-    ) -> None:
-        super().__init__(
-            weight_decay, learning_rate=learning_rate, momentum=momentum, use_locking=use_locking, name=name,
-            use_nesterov=use_nesterov,
-        )  # fmt: skip
-
-
 def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
     """A class like the given one with decoupled weight decay."""
 

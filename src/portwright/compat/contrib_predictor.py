@@ -1,4 +1,4 @@
-"""tf.contrib.predictor: a saved model, or an estimator's, as a function of arrays."""
+"""tf.contrib.predictor: calls a saved model, or an estimator's model, on arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of tf.contrib.rnn and tf.contrib.seq2seq had kernels or loops of its own."""
+"""The parts of tf.contrib.rnn and tf.contrib.seq2seq that had their own kernels or loops."""
 
 from __future__ import annotations
 
@@ -10,22 +10,8 @@ import tensorflow.compat.v1 as tf
 from portwright.errors import UnsupportedError
 
 
-class FusedRNNCell:
-    """A recurrent layer that takes a whole sequence, time first: cell(inputs, initial_state, dtype, sequence_length)."""
-
-    def __call__(
-        self,
-        inputs: Any,
-        initial_state: Any = None,
-        dtype: Any = None,
-        sequence_length: Any = None,
-        scope: Any = None,
-    ) -> tuple[Any, Any]:
-        raise NotImplementedError
-
-
-class LSTMBlockFusedCell(FusedRNNCell):
-    """An LSTM in one kernel; its variables are `lstm_fused_cell/kernel` and `bias`, gates in the order i, c, f, o."""
+class LSTMBlockFusedCell:
+    """An LSTM in one kernel over a sequence, time first; its variables are `lstm_fused_cell/kernel` and `bias`, gates in the order i, c, f, o."""
 
     def __init__(
         self,
@@ -39,7 +25,7 @@ class LSTMBlockFusedCell(FusedRNNCell):
     ) -> None:
         self._num_units, self._forget_bias, self._clip = num_units, forget_bias, cell_clip
         self._use_peephole, self._reuse, self._name = use_peephole, reuse, name
-        self._scope: Any = None  # of the first call: later ones share its variables, as a layer's do
+        self._scope: Any = None  # the scope of the first call, whose variables later calls share
 
     @property
     def num_units(self) -> int:
@@ -88,8 +74,8 @@ class LSTMBlockFusedCell(FusedRNNCell):
             return outputs, state
 
 
-class TimeReversedFusedRNN(FusedRNNCell):
-    """Runs another from each sequence's end to its beginning."""
+class TimeReversedFusedRNN:
+    """Runs another fused RNN from each sequence's end to its beginning."""
 
     def __init__(self, cell: Any) -> None:
         self._cell = cell
@@ -160,12 +146,6 @@ def stack_bidirectional_dynamic_rnn(
             states_fw.append(state_fw)
             states_bw.append(state_bw)
     return inputs, tuple(states_fw), tuple(states_bw)
-
-
-def transpose_batch_time(x: Any) -> Any:
-    """The first two axes the other way round."""
-    x = tf.convert_to_tensor(x)
-    return tf.transpose(x, [1, 0, *range(2, x.shape.ndims)])
 
 
 def sequence_loss(

@@ -15,7 +15,7 @@ _keys: set[str] = set()
 
 
 def arg_scope_func_key(op: Any) -> str:
-    """What a scope knows a function by."""
+    """The key of a function in a scope."""
     key = getattr(op, "_key_op", None)
     return str(key if key is not None else (f"{op.__module__}.{op.__name__}"))
 
@@ -34,13 +34,13 @@ def add_arg_scope(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_arg_scope(func: Callable[..., Any]) -> bool:
-    """Whether arg_scope knows a function."""
+    """Whether arg_scope can set a function's arguments."""
     return arg_scope_func_key(func) in _keys
 
 
 @contextmanager
 def arg_scope(list_ops_or_scope: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> Iterator[Scope]:
-    """Defaults for the functions of a list, or again those of a scope that was kept."""
+    """Sets defaults for the functions of a list, or again those of a scope kept from an earlier block."""
     if isinstance(list_ops_or_scope, Mapping):
         if kwargs:
             raise UserError(

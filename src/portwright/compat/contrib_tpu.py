@@ -1,4 +1,4 @@
-"""What tf.contrib.tpu did across shards, of which there is one here."""
+"""The functions of tf.contrib.tpu across shards; here there is one shard."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""tf.contrib.training: hyperparameters, and what trained before Estimators did."""
+"""tf.contrib.training: hyperparameters, and functions that train without an Estimator."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -90,11 +90,11 @@ class HParams:
         return self.override_from_dict(json.loads(values_json))
 
     def values(self) -> dict[str, Any]:
-        """All of them."""
+        """All names and values."""
         return {name: self.__dict__[name] for name in self._types}
 
     def to_json(self, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-        """All of them as JSON; functions are left out."""
+        """All names and values as JSON; functions are left out."""
         kept = {name: value for name, value in self.values().items() if not callable(value)}
         return json.dumps(kept, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -133,24 +133,6 @@ def _as(name: str, kind: type, value: Any) -> Any:
         raise ValueError(f"hyperparameter '{name}' is of type {kind.__name__}; received {value!r}") from error
 
 
-def checkpoints_iterator(
-    checkpoint_dir: str,
-    min_interval_secs: float = 0,
-    timeout: float | None = None,
-    timeout_fn: Callable[[], bool] | None = None,
-) -> Iterator[str]:
-    """The newest checkpoint of a folder, again and again as there are new ones."""
-    found: Iterator[str] = tf.train.checkpoints_iterator(
-        checkpoint_dir, min_interval_secs, timeout, timeout_fn
-    )
-    return found
-
-
-def clip_gradient_norms(gradients_to_variables: Any, max_norm: float) -> list[Any]:
-    """Each gradient cut to a norm of its own."""
-    return [(g if g is None else tf.clip_by_norm(g, max_norm), v) for g, v in gradients_to_variables]
-
-
 def create_train_op(
     total_loss: Any,
     optimizer: Any,
@@ -183,7 +165,7 @@ def create_train_op(
     if transform_grads_fn is not None:
         pairs = transform_grads_fn(pairs)
     if clip_gradient_norm > 0:
-        pairs = clip_gradient_norms(pairs, clip_gradient_norm)
+        pairs = [(g if g is None else tf.clip_by_norm(g, clip_gradient_norm), v) for g, v in pairs]
     applied = optimizer.apply_gradients(pairs, global_step=step)
     if check_numerics:
         total_loss = tf.check_numerics(total_loss, "LossTensor is inf or nan")

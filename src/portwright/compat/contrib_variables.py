@@ -36,9 +36,8 @@ def model_variable(
     **unused: Any,
 ) -> Any:
     """A variable that is part of the model, and listed as such."""
-    if isinstance(
-        collections, Mapping
-    ):  # by the kind of variable: contrib's conv2d and batch_norm take it so
+    # A dict from kind of variable to collections, as contrib's conv2d and batch_norm take it.
+    if isinstance(collections, Mapping):
         collections = collections.get(name)
     named = {collections} if isinstance(collections, str) else set(collections or ())
     with tf.device(device or ""):
@@ -73,12 +72,12 @@ def get_variables(
 
 
 def get_model_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
-    """Those of the model."""
+    """The model variables in a scope, with an ending."""
     return get_variables(scope, suffix, tf.GraphKeys.MODEL_VARIABLES)
 
 
 def get_trainable_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
-    """Those that are trained."""
+    """The trainable variables in a scope, with an ending."""
     return get_variables(scope, suffix, tf.GraphKeys.TRAINABLE_VARIABLES)
 
 
@@ -93,7 +92,7 @@ def get_variables_by_suffix(suffix: str, scope: Any = None) -> list[Any]:
 
 
 def get_unique_variable(var_op_name: str) -> Any:
-    """The one of this name."""
+    """The only variable with this name; an error if there is none or several."""
     found = [v for v in tf.global_variables() if v.op.name == var_op_name]
     if len(found) != 1:
         raise UserError(f"{len(found)} variables are called '{var_op_name}'.", "Give the whole name of one.")
@@ -106,7 +105,7 @@ def filter_variables(
     exclude_patterns: Sequence[str] | None = None,
     reg_search: bool = True,
 ) -> list[Any]:
-    """Those that match any of the first patterns and none of the second."""
+    """The variables that match any of the first patterns and none of the second."""
     match = re.search if reg_search else re.match
     return [
         v
@@ -130,7 +129,7 @@ def get_variables_to_restore(
 def assign_from_checkpoint(
     model_path: str, var_list: Any, ignore_missing_vars: bool = False
 ) -> tuple[Any, dict[Any, Any]]:
-    """An op, and what to feed it, that give variables their values of a checkpoint."""
+    """An op that assigns a checkpoint's values to variables, and the feed_dict that it needs."""
     named = var_list if isinstance(var_list, Mapping) else {v.op.name: v for v in var_list}
     reader = tf.train.load_checkpoint(model_path)
     feeds, ops = {}, []
@@ -149,7 +148,7 @@ def assign_from_checkpoint(
 def assign_from_checkpoint_fn(
     model_path: str, var_list: Any, ignore_missing_vars: bool = False, reshape_variables: bool = False
 ) -> Callable[[Any], None] | None:
-    """A function of a session that does it."""
+    """A function that takes a session and assigns a checkpoint's values to variables."""
     named = dict(var_list) if isinstance(var_list, Mapping) else {v.op.name: v for v in var_list}
     if not named:
         raise UserError("there are no variables to restore.", "Give var_list.")
@@ -163,7 +162,7 @@ def assign_from_checkpoint_fn(
 
 
 def analyze_vars(variables: Sequence[Any], print_info: bool = False) -> tuple[int, int]:
-    """Numbers and bytes of all variables."""
+    """The numbers of elements and bytes of all variables."""
     sizes = [v.shape.num_elements() or 0 for v in variables]
     total_bytes = sum(size * v.dtype.size for size, v in zip(sizes, variables, strict=True))
     if print_info:
@@ -173,11 +172,8 @@ def analyze_vars(variables: Sequence[Any], print_info: bool = False) -> tuple[in
 
 
 def convert_collection_to_dict(collection: str, clear_collection: bool = False) -> OrderedDict[str, Any]:
-    """What layers put into a collection, by the names of their scopes."""
+    """The outputs in a collection, by the names of their layers' scopes."""
     found = OrderedDict((getattr(t, "alias", t.op.name), t) for t in tf.get_collection(collection))
     if clear_collection:
         tf.get_default_graph().clear_collection(collection)
     return found
-
-
-zero_initializer = tf.zeros_initializer

@@ -1,10 +1,10 @@
-"""What is lent under the names of tf.estimator, of Cerebras's TensorFlow packages and of the model zoo: data, and its finder."""
+"""The table of the names lent as tf.estimator, Cerebras's TensorFlow packages and the model zoo, and its finder."""
 
 from __future__ import annotations
 
 from portwright.compat.contrib_names import contrib_modules, cure_for
 from portwright.compat.finder import Attributes, LendingFinder
-from portwright.tensorflow import _PLACES
+from portwright.tensorflow import _NAMES, _PLACES
 
 _HERE = "portwright.compat"
 _OURS = "portwright.tensorflow"
@@ -13,21 +13,10 @@ _BASE = (
     "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig", "TrainSpec", "VocabInfo", "WarmStartSettings",
     "add_metrics", "classifier_parse_example_spec", "regressor_parse_example_spec", "train_and_evaluate",
 )  # fmt: skip
-_HOOKS = (
-    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
-    "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext",
-    "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
-)  # fmt: skip
-_CANNED = tuple(
-    f"{family}{kind}"
-    for family in ("Baseline", "DNN", "DNNLinearCombined", "Linear")
-    for kind in ("Classifier", "Regressor", "Estimator")
-)
-_HEADS = (
-    "Head", "BinaryClassHead", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
-    "PoissonRegressionHead", "RegressionHead",
-)  # fmt: skip
-_EXPORTERS = ("BestExporter", "Exporter", "FinalExporter", "LatestExporter")
+_CANNED = tuple(_NAMES["canned.estimators"].split())
+_HOOKS = tuple(name for name in _NAMES["hooks"].split() if name != "CheckpointInputPipelineHook")
+_EXPORTERS = tuple(_NAMES["exporters"].split())
+_HEADS = tuple(name for name in _PLACES if name.endswith("Head"))
 _EXPORT = (
     "ClassificationOutput", "EvalOutput", "ExportOutput", "PredictOutput", "RegressionOutput", "ServingInputReceiver",
     "TensorServingInputReceiver", "build_parsing_serving_input_receiver_fn", "build_raw_serving_input_receiver_fn",
@@ -41,7 +30,7 @@ _EXPERIMENTAL = (
     "call_logit_fn", "dnn_logit_fn_builder", "linear_logit_fn_builder",
 )  # fmt: skip
 _INPUTS = ("numpy_input_fn", "pandas_input_fn")
-_PARTS = {  # of portwright.tensorflow that hold names of their own
+_PARTS = {  # name: its module, for names that portwright.tensorflow itself does not export
     **dict.fromkeys(_EXPERIMENTAL, "experimental"),
     **dict.fromkeys(_EXPORT, "export"),
     **dict.fromkeys(_INPUTS, "inputs"),
@@ -56,7 +45,7 @@ _TPU: Attributes = {
 
 
 def place_of(name: str) -> str:
-    """Where a public name is defined: some modules have the name of what they hold, and hide it once they are loaded."""
+    """The module that defines a public name; the package itself will not do, since a loaded module hides an object of its name."""
     return f"{_OURS}.{_PARTS.get(name) or _PLACES[name]}:{name}"
 
 
@@ -69,7 +58,7 @@ _CANNED_V1: Attributes = {name: f"{_OURS}.canned.v1:{name}" for name in _CANNED}
 
 
 def _tf_estimator(package: str, canned: Attributes) -> dict[str, Attributes]:
-    """The public package; the canned estimators of version 1 take its optimizers, and sum their losses."""
+    """The modules of tf.estimator under a package's name; `canned` are its ready-made Estimators, of version 1 or 2."""
     parts = ("experimental", "export", "inputs", "tpu")
     return {
         package: {
@@ -85,7 +74,7 @@ def _tf_estimator(package: str, canned: Attributes) -> dict[str, Attributes]:
 
 
 def _private_estimator(package: str) -> dict[str, Attributes]:
-    """Where the classes were defined: code imports them from there, to subclass or to check them."""
+    """The private modules that defined the classes: some code imports them from there."""
     modules: dict[str, Attributes] = {
         "canned.baseline": _of_ours(*(n for n in _CANNED if n.startswith("Baseline"))),
         "canned.dnn": _of_ours("DNNClassifier", "DNNRegressor", "DNNEstimator", "dnn_logit_fn_builder"),
@@ -109,10 +98,10 @@ def _private_estimator(package: str) -> dict[str, Attributes]:
         "inputs.inputs": _of_ours(*_INPUTS),
         "inputs.numpy_io": _of_ours("numpy_input_fn"),
         "inputs.pandas_io": _of_ours("pandas_input_fn"),
-        "keras_lib": {"model_to_estimator": f"{_HERE}.estimator_parts:keras_model_to_estimator"},
+        "keras_lib": {"model_to_estimator": f"{_HERE}.estimator_lend:keras_model_to_estimator"},
         "mode_keys": _of_ours("ModeKeys"),
         "model_fn": {**_of_ours("EstimatorSpec", "call_logit_fn"), "ModeKeys": place_of("ModeKeys")},
-        "run_config": {**_of_ours("RunConfig"), "TaskType": f"{_HERE}.estimator_parts:TaskType"},
+        "run_config": {**_of_ours("RunConfig"), "TaskType": f"{_HERE}.estimator_lend:TaskType"},
         "tpu.tpu_config": {n: _TPU[n] for n in ("InputPipelineConfig", "RunConfig", "TPUConfig")},
         "tpu.tpu_estimator": {n: _TPU[n] for n in ("TPUEstimator", "TPUEstimatorSpec")},
         "training": _of_ours("TrainSpec", "EvalSpec", "train_and_evaluate"),
@@ -128,7 +117,6 @@ def _private_estimator(package: str) -> dict[str, Attributes]:
 
 
 def _cerebras() -> dict[str, Attributes]:
-    messages = f"{_HERE}.cerebras_messages"
     helpers = f"{_HERE}.cerebras_tf"
     return {
         "cerebras.tf": {},
@@ -136,8 +124,7 @@ def _cerebras() -> dict[str, Attributes]:
         "cerebras.tf.cs_estimator_spec": _of_ours("CSEstimatorSpec"),
         "cerebras.tf.run_config": _of_ours("CSRunConfig"),
         "cerebras.tf.host_call": {
-            name: f"{_OURS}.host_call:{name}"
-            for name in ("host_call_to_eval_metric_ops", "validate_host_call")
+            name: f"{_OURS}.spec:{name}" for name in ("host_call_to_eval_metric_ops", "validate_host_call")
         },
         "cerebras.tf.summary": {
             name: f"{helpers}:{name}" for name in ("cs1_disable_summaries", "cs1_enable_summaries")
@@ -149,21 +136,19 @@ def _cerebras() -> dict[str, Attributes]:
         "cerebras.pb": {},
         "cerebras.pb.common": {},
         "cerebras.pb.common.tri_state_pb2": {
-            n: f"{messages}:{n}" for n in ("TS_DISABLED", "TS_ENABLED", "TS_UNSET")
+            n: f"{helpers}:{n}" for n in ("TS_DISABLED", "TS_ENABLED", "TS_UNSET")
         },
-        "cerebras.pb.common.cerebras_type_pb2": {
-            n: f"{messages}:{n}" for n in ("T_CB16", "T_FP16", "T_FP32")
-        },
+        "cerebras.pb.common.cerebras_type_pb2": {n: f"{helpers}:{n}" for n in ("T_CB16", "T_FP16", "T_FP32")},
         "cerebras.pb.stack": {},
-        "cerebras.pb.stack.autogen_pb2": {n: f"{messages}:{n}" for n in ("AP_DISABLED", "AP_ENABLED")},
-        "cerebras.pb.stack.full_pb2": {"FullConfig": f"{messages}:FullConfig"},
+        "cerebras.pb.stack.autogen_pb2": {n: f"{helpers}:{n}" for n in ("AP_DISABLED", "AP_ENABLED")},
+        "cerebras.pb.stack.full_pb2": {"FullConfig": f"{helpers}:FullConfig"},
         "cerebras.pb.tf": {},
-        "cerebras.pb.tf.csconfig_pb2": {"CSConfig": f"{messages}:CSConfig"},
+        "cerebras.pb.tf.csconfig_pb2": {"CSConfig": f"{helpers}:CSConfig"},
     }
 
 
 def _zoo(package: str) -> dict[str, Attributes]:
-    """The model zoo's part that every run.py needs; `common` was its name before release 1.6."""
+    """The part of the model zoo that every run.py imports; before release 1.6 it was called `common`."""
     run = f"{_HERE}.zoo_run_utils"
     return {
         f"{package}.tf": {},
@@ -174,8 +159,8 @@ def _zoo(package: str) -> dict[str, Attributes]:
         f"{package}.tf.estimator.utils": {
             "cs_disable_summaries": f"{_HERE}.cerebras_tf:cs1_disable_summaries",
             "cs_enable_summaries": f"{_HERE}.cerebras_tf:cs1_enable_summaries",
-            "host_call_to_eval_metric_ops": f"{_OURS}.host_call:host_call_to_eval_metric_ops",
-            "validate_host_call": f"{_OURS}.host_call:validate_host_call",
+            "host_call_to_eval_metric_ops": f"{_OURS}.spec:host_call_to_eval_metric_ops",
+            "validate_host_call": f"{_OURS}.spec:validate_host_call",
         },
         f"{package}.tf.run_utils": {
             name: f"{run}:{name}"
@@ -197,7 +182,7 @@ _OLD_PRECISION = {
 }
 
 
-# A package of its own until Keras took it back.
+# keras_preprocessing was a separate package, which is now part of Keras.
 _KERAS_PREPROCESSING = {
     part: {name: f"tf_keras.preprocessing.{part}:{name}" for name in names}
     for part, names in {
@@ -219,7 +204,7 @@ def make_finder() -> LendingFinder:
         **{name: held for package in private for name, held in _private_estimator(package).items()},
         "tensorflow_estimator": {
             "estimator": "tensorflow.estimator",
-            "__version__": f"{_HERE}.estimator_parts:VERSION",
+            "__version__": f"{_HERE}.estimator_lend:VERSION",
         },
         "tensorflow_estimator.python": {"estimator": private[0]},
         f"{private[0]}.api": {},
@@ -260,5 +245,5 @@ def make_finder() -> LendingFinder:
 
 
 def _is_own_on_disk(name: str) -> bool:
-    """Cerebras's SDK for PyTorch brings packages of the same first name, and none of these."""
+    """Whether a package on the disk is used instead: Cerebras's SDK for PyTorch has packages that begin with these names."""
     return name.partition(".")[0] in ("modelzoo", "common", "cerebras", "keras_preprocessing")

@@ -1,7 +1,6 @@
-"""The import finder that lends old names: a module that code of another time imports is made of our objects.
+"""The import finder that lends old names: when old code imports a removed module, it makes one of Portwright's objects.
 
-It is installed only when compatibility is asked for, goes before Python's own finders, and answers for the names it
-was given and nothing else.
+It is installed only with --compat, comes before Python's own finders, and answers only for the names it was given.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
+from portwright.compat.tensorflow_evidence import is_users_file
 from portwright.errors import UserError, suggest
 
 Attributes = Mapping[str, str]
@@ -21,13 +21,13 @@ Attributes = Mapping[str, str]
 
 
 class LendingFinder(MetaPathFinder):
-    """Finds lent modules, and packages that must exist for them.
+    """Finds lent modules, and the packages above them.
 
-    `lent` maps module names to what they hold. Under a name in `whole` nothing comes from the disk; elsewhere
-    a lent module gives way to one on the disk if `prefer_disk` says so of its name. Packages above a lent module
-    are those of the disk, namespace packages of several folders too; where there is none, an empty one stands in.
-    `added` are names that installed modules once had: they are put into them again, where they are missing.
-    `cure` says what to do instead of a name that is not lent; with it, the error names the user's line too.
+    `lent` maps module names to their contents. Modules under a name in `whole` are never taken from the disk; another
+    lent module is, if it exists there and `prefer_disk` returns True for its name. Packages above a lent module are
+    those on the disk, also namespace packages of several folders; a missing one is replaced by an empty package.
+    `added` are names that installed modules once had, and that are added to them where they are missing.
+    `cure` gives the advice for a name that is not lent; with it, the error also names the user's line.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LendingFinder(MetaPathFinder):
                 is_package=is_package,
             )
             if is_package and not self._is_whole(fullname):
-                # What is not lent may still lie in the package's folder on the disk.
+                # Submodules that are not lent may still be in the package's folder on the disk.
                 on_disk = PathFinder.find_spec(fullname, path, target)
                 spec.submodule_search_locations = list(
                     getattr(on_disk, "submodule_search_locations", None) or []
@@ -72,8 +72,6 @@ class LendingFinder(MetaPathFinder):
             parent = fullname.rpartition(".")[0]
             names = [name for name in self._lent if name.rpartition(".")[0] == parent]
             if self._cure is not None:
-                from portwright.compat.not_lent import NotLentModuleError, users_line
-
                 raise NotLentModuleError(
                     f"{users_line()}{fullname} is not among the modules that Portwright lends.",
                     f"{self._cure(fullname)} {suggest(fullname, names)}",
@@ -96,7 +94,7 @@ class LendingFinder(MetaPathFinder):
         return any(name == top or name.startswith(f"{top}.") for top in self._whole)
 
     def install(self) -> None:
-        """Goes before the other finders; a module that was imported from elsewhere already is an error."""
+        """Puts the finder before all others; a lent module that was imported from elsewhere already is an error."""
         for name in self._lent:
             there = sys.modules.get(name)
             if there is not None and self._is_whole(name) and not isinstance(there.__loader__, _LentLoader):
@@ -107,7 +105,7 @@ class LendingFinder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Takes the finder and what it lent out again."""
+        """Removes the finder and the modules that it lent."""
         sys.meta_path.remove(self)
         for name, module in list(sys.modules.items()):
             if isinstance(getattr(module, "__loader__", None), _LentLoader) and (
@@ -117,7 +115,7 @@ class LendingFinder(MetaPathFinder):
 
 
 class _LentLoader(Loader):
-    """Makes a module whose objects are found when they are first asked for."""
+    """Makes a module whose objects are imported at their first use."""
 
     def __init__(self, attributes: Attributes, cure: Callable[[str], str] | None = None) -> None:
         self._attributes = attributes
@@ -132,8 +130,6 @@ class _LentLoader(Loader):
         def find(attribute: str) -> Any:
             if attribute not in attributes:
                 if cure is not None and not attribute.startswith("__"):
-                    from portwright.compat.not_lent import NotLentError, users_line
-
                     whole = f"{name}.{attribute}"
                     raise NotLentError(
                         f"{users_line()}{whole} is not among what Portwright lends.",
@@ -152,13 +148,13 @@ class _LentLoader(Loader):
 
 
 class _AddingLoader(Loader):
-    """Loads an installed module, and then adds what it no longer has."""
+    """Loads an installed module, and then adds names that it no longer has."""
 
     def __init__(self, loader: Loader, attributes: Attributes) -> None:
         self._loader, self._attributes = loader, attributes
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # where its source is, and the like
+        return getattr(self._loader, name)  # such as get_source
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -181,3 +177,29 @@ def _resolve(place: str) -> Any:
 def _parents_of(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+class NotLentError(UserError, AttributeError):
+    """A UserError for the command line, and an AttributeError for code that asks with hasattr."""
+
+    def __init__(self, message: str, cure: str = "") -> None:
+        UserError.__init__(self, message, cure)
+
+
+class NotLentModuleError(UserError, ModuleNotFoundError):
+    """A UserError for the command line, and a ModuleNotFoundError for code that tries an import."""
+
+    def __init__(self, message: str, cure: str = "", name: str = "") -> None:
+        UserError.__init__(self, message, cure)
+        self.name = name
+
+
+def users_line() -> str:
+    """`file:line: ` of the innermost frame in the user's code, or "" without one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_globals.get("__file__")
+        if path is not None and frame.f_code.co_filename == path and is_users_file(path):
+            return f"{path}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# From where they are defined: this module is put into keras.mixed_precision while that is still being loaded.
+# Imported from the private module: keras.mixed_precision is still being loaded when this module is added to it.
 from tf_keras.src.mixed_precision import loss_scale_optimizer, policy  # type: ignore[import-untyped]
 
 LossScaleOptimizer = loss_scale_optimizer.LossScaleOptimizer
@@ -25,7 +25,7 @@ class Policy(policy.Policy):  # type: ignore[misc]
 
 
 def set_policy(policy_or_name: Any) -> None:
-    """Makes a policy, or its name, that of all layers made from here on."""
+    """Sets the policy, given as such or by name, of all layers made later."""
     policy.set_global_policy(policy_or_name)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from portwright.errors import PortwrightError, UserError, suggest
+from portwright.job.blame import blame
 
 LIBRARIES = ("modelzoo", "estimator")
 _LENT_ROOTS = ("modelzoo", "common", "cerebras", "tensorflow", "tensorflow_estimator")
@@ -19,9 +21,9 @@ def check_library(library: str) -> None:
 
 
 def lend(library: str, script: str = "") -> Callable[[], None]:
-    """From here on, imports of the library's names in this process find Portwright's objects.
+    """Makes later imports of the library's names in this process find Portwright's objects.
 
-    `script` is the program that asks. What is returned takes the finders out again; what was imported stays.
+    `script` is the program that imports them. Returns a function that removes the finders again.
     """
     check_library(library)
     if library == "estimator":
@@ -38,7 +40,7 @@ def lend(library: str, script: str = "") -> Callable[[], None]:
 
 
 def explain_import_error(script: Path, error: ImportError) -> PortwrightError:
-    """What to tell a user whose script imports something that is neither lent nor installed."""
+    """The error to show when a script imports a name that is neither lent nor installed."""
     if isinstance(error, PortwrightError):
         return error
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
@@ -51,18 +53,37 @@ def explain_import_error(script: Path, error: ImportError) -> PortwrightError:
             f"{where}: {text}.",
             "docs/compat.md says what is lent; everything else must lie where the script finds it.",
         )
-    if isinstance(error, ModuleNotFoundError):
+    place = _place_of(package)
+    if isinstance(error, ModuleNotFoundError) and place is None:
         return UserError(
-            f"{where} imports '{error.name}', which is not installed.",
-            f"Install it, such as by pip install {package}.",
+            f"{where} imports '{error.name}', which is neither installed nor beside the script.",
+            f"The script's README or requirements tell what has it: a package that is called '{package}' can be somebody else's.",
         )
-    return UserError(
-        f"{where}: {error}.", f"Install a release of {package or 'it'} that has it, or see --debug."
-    )
+    what = f"there is no module '{error.name}' in {place}"
+    what = what if isinstance(error, ModuleNotFoundError) else str(error)
+    return UserError(f"{where}: {what}.", f"Take a release of {package or 'it'} that has it, or see --debug.")
+
+
+def explain_error(script: Path) -> Callable[[Exception], PortwrightError]:
+    """The error to show when a script that uses lent names fails."""
+
+    def explain(error: Exception) -> PortwrightError:
+        return explain_import_error(script, error) if isinstance(error, ImportError) else blame(error)
+
+    return explain
+
+
+def _place_of(package: str) -> str | None:
+    """The path of an importable package; None if there is none."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or package)
 
 
 def explain_syntax_error(error: SyntaxError) -> UserError:
-    """What to tell a user whose file this Python cannot read: old code is often Python 2's."""
+    """The error to show for a file with a syntax error: old code is often Python 2."""
     return UserError(
         f"{error.filename}:{error.lineno}: {error.msg}.",
         "If the code is Python 2's, turn it with lib2to3 or by hand first; otherwise mend the line.",

@@ -1,4 +1,4 @@
-"""`modelzoo.common.pytorch.PyTorchBaseModel`: the taught base class with what release 1.6's subclasses count on."""
+"""`modelzoo.common.pytorch.PyTorchBaseModel`, with the methods that subclasses written for release 1.6 use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from portwright.compat.modelzoo_modes import modes
+from portwright import base_model
+from portwright.compat.modelzoo_cb_model import modes
 from portwright.errors import UserError
-from portwright.runtime import base_model
 
-# Steps of a run that Portwright does itself; a subclass that overrides one would find its code never called.
+# Methods whose work Portwright does itself: an override in a subclass would never be called.
 _NOT_CALLED = {
     "_configure_lr_scheduler": "Describe the learning rate in params.yaml (optimizer.learning_rate).",
     "get_lr_scheduler": "Describe the learning rate in params.yaml (optimizer.learning_rate).",
@@ -84,7 +84,7 @@ class PyTorchBaseModel(base_model.PyTorchBaseModel):
 
     @property
     def duplicate_params_map(self) -> Mapping[str, set[str]]:
-        """For each name of a tensor that has several: all of its names."""
+        """For each name of a shared tensor: all names of that tensor."""
         names: dict[int, set[str]] = {}
         for members in (self.model.named_parameters, self.model.named_buffers):
             for name, tensor in members(remove_duplicate=False):
@@ -127,7 +127,7 @@ class PyTorchBaseModel(base_model.PyTorchBaseModel):
 
 
 def _with_own_batch(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Hands a model a dict of its own: the zoo's take keys out of it, and the session may want to look again."""
+    """Gives a model a copy of the batch: the zoo's models remove keys from it, and the session may read it again."""
 
     @functools.wraps(call)
     def with_own_batch(self: Any, data: Any) -> Any:

@@ -1,24 +1,117 @@
-"""The model zoo's encoder and decoder layers: ours with the zoo's defaults, argument order and masks."""
+"""The model zoo's attention, encoder and decoder layers, and smaller parts, as subclasses of Portwright's."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from portwright import layers
-from portwright.compat.modelzoo_attention import XAVIER, merge_padding, rename_attention
-from portwright.layers.activations import Activation
-from portwright.layers.attention import RotaryEmbedding
-from portwright.layers.block_parts import Device
-from portwright.layers.blocks import LayerPast
-from portwright.layers.initializers import InitializerSpec
+from portwright.layers.bias import attn_mask_to_4d, combine_masks
+from portwright.layers.multi_query import check_kv_groups
+
+XAVIER = "xavier_uniform"
+
+
+def _as_mask(mask: Tensor | None) -> Tensor | None:
+    """Turns the zoo's integer masks, in which values other than 0 are masked, into bool masks."""
+    return mask if mask is None or mask.is_floating_point() else mask.bool()
+
+
+def merge_padding(attn_mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Merges a padding mask of three or four dimensions, as the zoo allows, into the attention mask."""
+    attn_mask, padding = _as_mask(attn_mask), _as_mask(padding)
+    if padding is None or padding.dim() < 3:
+        return attn_mask, padding
+    padding = padding[:, None] if padding.dim() == 3 else padding
+    if attn_mask is None:
+        return padding, None
+    return combine_masks(attn_mask_to_4d(attn_mask, padding.shape[0], 1), padding), None
+
+
+def merge_masks(arguments: dict[str, Any], mask: str, padding: str) -> None:
+    """Merges the two masks of these names in the arguments of a call."""
+    arguments[mask], arguments[padding] = merge_padding(arguments.get(mask), arguments.get(padding))
+
+
+def by_name(order: str, given: Sequence[Any], named: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The arguments of a call by name; `order` names those that the zoo takes by position."""
+    names = order.split()
+    if len(given) > len(names):
+        raise TypeError(
+            f"{len(given)} arguments were given by position, and there are {len(names)}: {order}."
+        )
+    placed = dict(zip(names, given, strict=False))
+    if twice := placed.keys() & named.keys():
+        raise TypeError(f"got multiple values for {', '.join(sorted(twice))}.")
+    return {**defaults, **placed, **named}
+
+
+_INIT = """embed_dim num_heads dropout batch_first add_bias_kv add_zero_attn kdim vdim use_projection_bias use_ffn_bias
+    attention_initializer output_layer_initializer attention_type device"""
+_FORWARD = """q k v attn_mask key_padding_mask need_weights average_attn_weights past_kv cache_present_kv past_kv_self_attn
+    position_bias rotary_position_embedding_helper layer_idx position_ids"""
+
+
+class MultiheadAttention(layers.MultiheadAttention):
+    """The zoo's attention: `forward` returns a tensor, or a pair with the attention weights or the keys and values to cache."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        arguments = by_name(
+            _INIT, given, named, batch_first=True, use_ffn_bias=False, attention_initializer=XAVIER
+        )
+        arguments["use_projection_bias"] = bool(arguments.get("use_projection_bias"))
+        super().__init__(**{"bias": False, **arguments})
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        arguments = by_name(_FORWARD, given, named, need_weights=False, cache_present_kv=False)
+        arguments.pop("layer_idx", None)
+        query, key, value = (arguments.pop(name) for name in "qkv")
+        need_weights, gives_cache = arguments["need_weights"], arguments.pop("cache_present_kv")
+        merge_masks(arguments, "attn_mask", "key_padding_mask")
+        output, weights, present = super().forward(query, key, value, cache_present_kv=True, **arguments)
+        if gives_cache:
+            return output, present
+        return (output, weights) if need_weights else output
+
+    def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
+        rename_attention(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class MultiQueryAttention(MultiheadAttention):
+    """The zoo's attention with keys and values shared by groups of heads."""
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
+    ) -> None:
+        self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+
+
+def rename_attention(
+    state_dict: MutableMapping[str, Any], prefix: str, attention: layers.MultiheadAttention
+) -> None:
+    """Joins the zoo's three input matrices into Portwright's one, and renames the output projection."""
+    for kind in ("weight", "bias"):
+        names = [f"{prefix}proj_{part}_dense_layer.{kind}" for part in "qkv"]
+        if all(name in state_dict for name in names):
+            parts = [state_dict.pop(name) for name in names]
+            if kind == "bias" or attention.in_proj_weight is not None:
+                state_dict[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
+            else:
+                for part, tensor in zip("qkv", parts, strict=True):
+                    state_dict[f"{prefix}{part}_proj_weight"] = tensor
+        output = state_dict.pop(f"{prefix}proj_output_dense_layer.{kind}", None)
+        if output is not None:
+            state_dict[f"{prefix}out_proj.{kind}"] = output
 
 
 class _ZooBlock(nn.Module):
-    """What the zoo's layers have in common: how they read checkpoints."""
+    """The base class of the zoo's layers, which reads the zoo's checkpoints."""
 
     def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
         for name in ("self_attn", "multihead_attn"):
@@ -37,74 +130,31 @@ class _ZooBlock(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+_LAST_ARGUMENTS = """attention_dropout_rate attention_type use_projection_bias_in_attention use_ffn_bias_in_attention use_ffn_bias
+    attention_initializer ffn_initializer"""
+_FIRST_ARGUMENTS = (
+    "d_model nhead dim_feedforward dropout activation layer_norm_eps batch_first norm_first device"
+)
+DEFAULTS: dict[str, Any] = {
+    "activation": "gelu", "batch_first": True, "use_projection_bias_in_attention": False, "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": False, "attention_initializer": XAVIER, "ffn_initializer": XAVIER,
+}  # fmt: skip
+
+
 class TransformerEncoderLayer(_ZooBlock, layers.TransformerEncoderLayer):
     """The zoo's encoder layer."""
 
     has_ff_layer1_dropout = False
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = "gelu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = True,
-        norm_first: bool = False,
-        device: Device = None,
-        attention_dropout_rate: float | None = None,
-        attention_type: str = "scaled_dot_product",
-        use_projection_bias_in_attention: bool = False,
-        use_ffn_bias_in_attention: bool = False,
-        use_ffn_bias: bool = False,
-        attention_initializer: InitializerSpec = XAVIER,
-        ffn_initializer: InitializerSpec = XAVIER,
-        **options: Any,
-    ) -> None:
-        options.setdefault("use_ff_layer1_dropout", self.has_ff_layer1_dropout)
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            True,
-            device,
-            attention_dropout_rate=attention_dropout_rate,
-            attention_type=attention_type,
-            use_projection_bias_in_attention=use_projection_bias_in_attention,
-            use_ffn_bias_in_attention=use_ffn_bias_in_attention,
-            use_ffn_bias=use_ffn_bias,
-            attention_initializer=attention_initializer,
-            ffn_initializer=ffn_initializer,
-            **options,
-        )
+    def __init__(self, *given: Any, **named: Any) -> None:
+        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
+        super().__init__(**by_name(f"{_FIRST_ARGUMENTS} {_LAST_ARGUMENTS}", given, named, **own))
 
-    def forward(  # type: ignore[override]
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        rotary_position_embedding_helper: RotaryEmbedding | None = None,
-        self_attn_position_bias: Tensor | None = None,
-        *,
-        is_causal: bool = False,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
-        src_mask, src_key_padding_mask = merge_padding(src_mask, src_key_padding_mask)
-        return super().forward(
-            src,
-            src_mask,
-            src_key_padding_mask,
-            is_causal,
-            rotary_position_embedding_helper=rotary_position_embedding_helper,
-            self_attn_position_bias=self_attn_position_bias,
-            position_ids=position_ids,
-        )
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        order = "src src_mask src_key_padding_mask rotary_position_embedding_helper self_attn_position_bias"
+        arguments = by_name(order, given, named)
+        merge_masks(arguments, "src_mask", "src_key_padding_mask")
+        return super().forward(**arguments)
 
 
 class TransformerDecoderLayer(_ZooBlock, layers.TransformerDecoderLayer):
@@ -112,88 +162,57 @@ class TransformerDecoderLayer(_ZooBlock, layers.TransformerDecoderLayer):
 
     has_ff_layer1_dropout = False
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = "gelu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = True,
-        norm_first: bool = False,
-        device: Device = None,
-        add_cross_attention: bool = True,
-        attention_dropout_rate: float | None = None,
-        attention_type: str = "scaled_dot_product",
-        use_projection_bias_in_attention: bool = False,
-        use_ffn_bias_in_attention: bool = False,
-        use_ffn_bias: bool = False,
-        attention_initializer: InitializerSpec = XAVIER,
-        ffn_initializer: InitializerSpec = XAVIER,
-        **options: Any,
-    ) -> None:
-        options.setdefault("use_ff_layer1_dropout", self.has_ff_layer1_dropout)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
         super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            True,
-            device,
-            add_cross_attention=add_cross_attention,
-            attention_dropout_rate=attention_dropout_rate,
-            attention_type=attention_type,
-            use_projection_bias_in_attention=use_projection_bias_in_attention,
-            use_ffn_bias_in_attention=use_ffn_bias_in_attention,
-            use_ffn_bias=use_ffn_bias,
-            attention_initializer=attention_initializer,
-            ffn_initializer=ffn_initializer,
-            **options,
+            **by_name(f"{_FIRST_ARGUMENTS} add_cross_attention {_LAST_ARGUMENTS}", given, named, **own)
         )
 
-    def forward(  # type: ignore[override]
-        self,
-        tgt: Tensor,
-        memory: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        rotary_position_embedding_helper: RotaryEmbedding | None = None,
-        past_kv: LayerPast | None = None,
-        cache_present_kv: bool = False,
-        self_attn_position_bias: Tensor | None = None,
-        cross_attn_position_bias: Tensor | None = None,
-        layer_idx: int | None = None,
-        *,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
-        position_ids: Tensor | None = None,
-    ) -> Any:
-        tgt_mask, tgt_key_padding_mask = merge_padding(tgt_mask, tgt_key_padding_mask)
-        memory_mask, memory_key_padding_mask = merge_padding(memory_mask, memory_key_padding_mask)
-        return super().forward(
-            tgt,
-            memory,
-            tgt_mask,
-            memory_mask,
-            tgt_key_padding_mask,
-            memory_key_padding_mask,
-            tgt_is_causal,
-            memory_is_causal,
-            rotary_position_embedding_helper=rotary_position_embedding_helper,
-            past_kv=past_kv,
-            cache_present_kv=cache_present_kv,
-            self_attn_position_bias=self_attn_position_bias,
-            cross_attn_position_bias=cross_attn_position_bias,
-            position_ids=position_ids,
-        )
+    def forward(self, *given: Any, **named: Any) -> Any:
+        arguments = by_name(f"{DECODED} past_kv cache_present_kv {BIASES} layer_idx", given, named)
+        arguments.pop("layer_idx", None)
+        merge_masks(arguments, "tgt_mask", "tgt_key_padding_mask")
+        merge_masks(arguments, "memory_mask", "memory_key_padding_mask")
+        return super().forward(**arguments)
+
+
+DECODED = """tgt memory tgt_mask memory_mask tgt_key_padding_mask memory_key_padding_mask
+    rotary_position_embedding_helper"""
+BIASES = "self_attn_position_bias cross_attn_position_bias"
 
 
 class GPTJDecoderLayer(layers.GPTJDecoderLayer, TransformerDecoderLayer):
     """The zoo's layer of GPT-J, and with `use_untied_layer_norm` of GPT-NeoX."""
+
+
+def get_clones(module: nn.Module, count: int) -> nn.ModuleList:
+    """Copies of a module, with weights of their own."""
+    return nn.ModuleList(copy.deepcopy(module) for _ in range(count))
+
+
+def variance_scaling_(
+    tensor: Tensor, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal"
+) -> Tensor:
+    spec = {"name": "variance_scaling", "scale": scale, "mode": mode, "distribution": distribution}
+    return layers.get_initializer(spec)(tensor)
+
+
+def _named(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: layers.get_initializer(name)(tensor)
+
+
+lecun_normal_ = _named("lecun_normal")
+lecun_uniform_ = _named("lecun_uniform")
+
+
+class RotaryPositionEmbeddingHelper(layers.RotaryPositionEmbeddingHelper):
+    """Portwright's class, which as in release 1.6 can be given the length of the sequence with the cached part."""
+
+    def rotate_tensor(  # type: ignore[override]
+        self,
+        x: Tensor,
+        real_seq_length: int | None = None,
+        offset: int = 0,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        return super().rotate_tensor(x, offset=offset, position_ids=position_ids)

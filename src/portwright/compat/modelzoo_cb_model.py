@@ -1,42 +1,30 @@
-"""`modelzoo.common.pytorch.cb_model`: what the model zoo's code asks of the device that it runs on.
+"""`modelzoo.common.pytorch.cb_model`: the functions by which the model zoo's code asks about its device.
 
-It is never told of a Cerebras system, whatever the target, since what stands behind that answer are the SDKs of
-release 1.6. The data of a run are shared among its processes by Portwright's loader, a part of every batch for each,
-so code that asks how many streamers there are learns that it is the only one.
+The answer is never a Cerebras system, whatever the target: code that expects one would use the SDKs of release 1.6.
+Portwright's loader gives each process of a run a part of every batch, so the number of streamers is always one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def use_cs() -> bool:
-    return False
+def _always(answer: Any) -> Callable[[], Any]:
+    return lambda: answer
 
 
-def is_wse_device() -> bool:
-    return False
-
-
-def is_appliance() -> bool:
-    return False
-
-
-def is_streamer() -> bool:
-    return True
-
-
-def is_receiver() -> bool:
-    return True
-
-
-def is_sync_mode() -> bool:
-    return True
+use_cs = is_wse_device = is_appliance = _always(False)
+is_streamer = is_receiver = is_sync_mode = _always(True)
+get_streaming_rank = _always(0)
+num_streamers = num_receivers = num_tasks = _always(1)
 
 
 def is_master_ordinal(local: bool = False) -> bool:
@@ -47,22 +35,6 @@ def get_ordinal() -> int:
     return torch.distributed.get_rank() if _has_processes() else 0
 
 
-def get_streaming_rank() -> int:
-    return 0
-
-
-def num_streamers() -> int:
-    return 1
-
-
-def num_receivers() -> int:
-    return 1
-
-
-def num_tasks() -> int:
-    return 1
-
-
 def rendezvous(tag: str, payload: Any = b"", replicas: Sequence[int] = ()) -> list[Any]:
     """Waits for the other processes of the run; gives the payloads of all streamers, of which there is one."""
     if _has_processes():
@@ -71,7 +43,7 @@ def rendezvous(tag: str, payload: Any = b"", replicas: Sequence[int] = ()) -> li
 
 
 def step_closure(function: _Function) -> _Function:
-    """Runs a function when the step is over; here that is at once."""
+    """Runs a function after the step; here it runs at once."""
     return function
 
 
@@ -94,3 +66,38 @@ def to_cpu(value: Any) -> Any:
 
 def _has_processes() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class modes:
+    """Names of the modes."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    TRAIN_AND_EVAL = "train_and_eval"
+    INFERENCE = "inference"
+
+    @staticmethod
+    def get_modes() -> tuple[str, ...]:
+        return modes.TRAIN, modes.EVAL, modes.TRAIN_AND_EVAL, modes.INFERENCE
+
+    @staticmethod
+    def is_valid(mode: str) -> bool:
+        return mode in modes.get_modes()
+
+
+class StripPadding(nn.Module):
+    """Tells a wafer which positions are padding and need no work (`enable_vts`); the values are the same."""
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        return values
+
+
+cbtorch: Any = SimpleNamespace(nn=SimpleNamespace(StripPadding=StripPadding))
+amp: Any = SimpleNamespace(get_init_params=dict)
+AP_DISABLED = None
+
+
+@contextlib.contextmanager
+def name_scope(name: str) -> Iterator[None]:
+    """Does nothing; it names a part of the graph for Cerebras's compiler."""
+    yield None

@@ -1,4 +1,4 @@
-"""What `modelzoo.common.pytorch.utils` and `input_utils` give to data processors and models, in our own code."""
+"""The functions of `modelzoo.common.pytorch.utils` and `input_utils` for data processors and models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from portwright.base_model import split_loss
 from portwright.errors import UserError
 from portwright.job.params import get_params as read_params
-from portwright.runtime.base_model import split_loss
 
 
 class BufferedShuffleDataset(IterableDataset[Any]):
@@ -90,8 +90,13 @@ def _check_buckets(buckets: list[int], element_length_fn: Callable[[Any], int] |
         )
 
 
+def get_streaming_batch_size(effective_batch_size: int) -> int:
+    """The batch size for a loader: that of the whole batch, since Portwright gives each process its part."""
+    return effective_batch_size
+
+
 def get_input_dtype(to_float16: bool) -> torch.dtype:
-    """float16 where it was asked for and a GPU can use it, else float32."""
+    """float16 if it is requested and there is a GPU, else float32."""
     return torch.float16 if to_float16 and torch.cuda.is_available() else torch.float32
 
 
@@ -129,7 +134,7 @@ def visit_structure(
 
 
 def extract_loss(model_outputs: Any) -> torch.Tensor:
-    """The loss out of what a model returned."""
+    """The loss in a model's result."""
     return split_loss(model_outputs)[0]
 
 

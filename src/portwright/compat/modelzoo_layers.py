@@ -1,36 +1,31 @@
-"""The model zoo's layers: ours with the zoo's defaults, argument order and results.
+"""The model zoo's layers: Portwright's with the zoo's defaults, argument order and results.
 
-Against torch.nn's, and ours, they take the batch first, use gelu, have no biases but in norms, give a bare tensor
-unless more is asked for, and stacks draw each layer's weights anew. Releases from 2.0 on also drop out between the
-two products of the feed-forward: `LAYERS_1` and `LAYERS_2` say which class a release means by a name. Both read
-checkpoints of either, whose queries, keys and values are three matrices.
+Unlike torch.nn's and Portwright's, they take the batch first, use gelu, have biases only in norms, return a bare tensor
+unless more is requested, and initialise each layer of a stack separately. Releases from 2.0 on also have a dropout
+between the two products of the feed-forward: `LAYERS_1` and `LAYERS_2` map names to a release's classes. Both read
+checkpoints of either release, whose queries, keys and values are three matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from portwright import layers
-from portwright.compat.modelzoo_attention import (
-    XAVIER,
+from portwright.compat.modelzoo_blocks import (
+    DECODED,
+    DEFAULTS,
+    GPTJDecoderLayer,
     MultiheadAttention,
     MultiQueryAttention,
-    merge_padding,
-)
-from portwright.compat.modelzoo_blocks import (
-    GPTJDecoderLayer,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
+    by_name,
+    merge_masks,
 )
 from portwright.layers import RelativePositionEmbeddingLayer
-from portwright.layers.activations import Activation
-from portwright.layers.attention import RotaryEmbedding
-from portwright.layers.block_parts import Device
-from portwright.layers.blocks import LayerPast
-from portwright.layers.initializers import InitializerSpec
 
 __all__ = [
     "LAYERS_1",
@@ -51,7 +46,7 @@ __all__ = [
 
 
 class EmbeddingLayer(layers.EmbeddingLayer):
-    """The zoo's embedding: its sinusoids, and rotary positions that are left to whoever makes the helper."""
+    """The zoo's embedding: with its sinusoids; for rotary positions the caller makes the helper."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("sinusoid_variant", "modelzoo")
@@ -66,7 +61,7 @@ class EmbeddingLayer(layers.EmbeddingLayer):
         past_length: int = 0,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """As ours, but segments that there is no table for are passed over."""
+        """As Portwright's, but without a table of segments, segment ids are ignored."""
         segment_ids = segment_ids if self.segment_embeddings is not None else None
         return super().forward(input_ids, segment_ids, past_length, position_ids)
 
@@ -74,58 +69,25 @@ class EmbeddingLayer(layers.EmbeddingLayer):
 class SingleFeedForwardLayer(layers.SingleFeedForwardLayer):
     """One of the zoo's dense layers, without a bias by default."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        use_bias: bool = False,
-        activation: str | Activation | None = None,
-        dropout: float | None = None,
-        device: Device = None,
-    ) -> None:
-        super().__init__(in_features, out_features, use_bias, activation, dropout, device)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        order = "in_features out_features use_bias activation dropout device"
+        super().__init__(**by_name(order, given, named, use_bias=False))
+
+
+_FEED_FORWARD = """input_unit layers_units layers_activation layers_dropout_rates use_bias kernel_initializer bias_initializer
+    output_layer_initializer device"""
 
 
 class FeedForwardNetwork(layers.FeedForwardNetwork):
     """The zoo's dense layers, without biases by default; from 2.0 on their arguments come as one config object."""
 
-    def __init__(
-        self,
-        input_unit: Any,
-        layers_units: Sequence[int] = (),
-        layers_activation: Sequence[str | Activation | None] | None = None,
-        layers_dropout_rates: Sequence[float | None] | None = None,
-        use_bias: bool = False,
-        kernel_initializer: InitializerSpec = XAVIER,
-        bias_initializer: InitializerSpec = "zeros",
-        output_layer_initializer: InitializerSpec | None = None,
-        device: Device = None,
-    ) -> None:
-        if isinstance(input_unit, int):
-            super().__init__(
-                input_unit,
-                layers_units,
-                layers_activation,
-                layers_dropout_rates,
-                use_bias,
-                kernel_initializer,
-                bias_initializer,
-                output_layer_initializer,
-                device,
-            )
-            return
-        config = input_unit
-        super().__init__(
-            config.input_unit,
-            config.layers_units,
-            getattr(config, "layers_activation", None),
-            getattr(config, "layers_dropout_rates", None),
-            getattr(config, "use_bias", False),
-            getattr(config, "kernel_initializer", XAVIER),
-            getattr(config, "bias_initializer", "zeros"),
-            getattr(config, "output_layer_initializer", None),
-            getattr(config, "device", None),
-        )
+    def __init__(self, *given: Any, **named: Any) -> None:
+        arguments = by_name(_FEED_FORWARD, given, named, layers_units=(), use_bias=False)
+        config = arguments["input_unit"]
+        if not isinstance(config, int):
+            held = {name: getattr(config, name) for name in _FEED_FORWARD.split() if hasattr(config, name)}
+            arguments = {"use_bias": False, **held}
+        super().__init__(**arguments)
 
 
 class TransformerEncoder(layers.TransformerEncoder):
@@ -141,27 +103,11 @@ class TransformerEncoder(layers.TransformerEncoder):
         super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor)
         _draw_each(self.layers)
 
-    def forward(  # type: ignore[override]
-        self,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        rotary_position_embedding_helper: RotaryEmbedding | None = None,
-        self_attn_position_bias: Tensor | None = None,
-        *,
-        is_causal: bool | None = None,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
-        mask, src_key_padding_mask = merge_padding(mask, src_key_padding_mask)
-        return super().forward(
-            src,
-            mask,
-            src_key_padding_mask,
-            is_causal,
-            rotary_position_embedding_helper=rotary_position_embedding_helper,
-            self_attn_position_bias=self_attn_position_bias,
-            position_ids=position_ids,
-        )
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        order = "src mask src_key_padding_mask rotary_position_embedding_helper self_attn_position_bias"
+        arguments = by_name(order, given, named)
+        merge_masks(arguments, "mask", "src_key_padding_mask")
+        return super().forward(**arguments)
 
 
 class TransformerDecoder(layers.TransformerDecoder):
@@ -171,42 +117,16 @@ class TransformerDecoder(layers.TransformerDecoder):
         super().__init__(decoder_layer, num_layers, norm)
         _draw_each(self.layers)
 
-    def forward(  # type: ignore[override]
-        self,
-        tgt: Tensor,
-        memory: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        rotary_position_embedding_helper: RotaryEmbedding | None = None,
-        *,
-        past_kv: Sequence[LayerPast] | None = None,
-        cache_present_kv: bool = False,
-        self_attn_position_bias: Tensor | None = None,
-        cross_attn_position_bias: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        tgt_is_causal: bool | None = None,
-        memory_is_causal: bool = False,
-    ) -> Any:
-        tgt_mask, tgt_key_padding_mask = merge_padding(tgt_mask, tgt_key_padding_mask)
-        memory_mask, memory_key_padding_mask = merge_padding(memory_mask, memory_key_padding_mask)
-        return super().forward(
-            tgt,
-            memory,
-            tgt_mask,
-            memory_mask,
-            tgt_key_padding_mask,
-            memory_key_padding_mask,
-            tgt_is_causal,
-            memory_is_causal,
-            rotary_position_embedding_helper=rotary_position_embedding_helper,
-            past_kv=past_kv,
-            cache_present_kv=cache_present_kv,
-            self_attn_position_bias=self_attn_position_bias,
-            cross_attn_position_bias=cross_attn_position_bias,
-            position_ids=position_ids,
-        )
+    def forward(self, *given: Any, **named: Any) -> Any:
+        arguments = by_name(DECODED, given, named)
+        merge_masks(arguments, "tgt_mask", "tgt_key_padding_mask")
+        merge_masks(arguments, "memory_mask", "memory_key_padding_mask")
+        return super().forward(**arguments)
+
+
+_TRANSFORMER = """d_model nhead num_encoder_layers num_decoder_layers dim_feedforward dropout activation custom_encoder
+    custom_decoder layer_norm_eps batch_first norm_first attention_type use_projection_bias_in_attention
+    use_ffn_bias_in_attention use_ffn_bias attention_initializer ffn_initializer device"""
 
 
 class Transformer(layers.Transformer):
@@ -215,60 +135,29 @@ class Transformer(layers.Transformer):
     _encoder_layer: type[TransformerEncoderLayer] = TransformerEncoderLayer
     _decoder_layer: type[TransformerDecoderLayer] = TransformerDecoderLayer
 
-    def __init__(
-        self,
-        d_model: int = 512,
-        nhead: int = 8,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = "gelu",
-        custom_encoder: Any | None = None,
-        custom_decoder: Any | None = None,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = True,
-        norm_first: bool = False,
-        attention_type: str = "scaled_dot_product",
-        use_projection_bias_in_attention: bool = False,
-        use_ffn_bias_in_attention: bool = False,
-        use_ffn_bias: bool = False,
-        attention_initializer: InitializerSpec = XAVIER,
-        ffn_initializer: InitializerSpec = XAVIER,
-        device: Device = None,
-    ) -> None:
+    def __init__(self, *given: Any, **named: Any) -> None:
         nn.Module.__init__(self)
-        of_layer: dict[str, Any] = {
-            "dim_feedforward": dim_feedforward,
-            "dropout": dropout,
-            "activation": activation,
-            "layer_norm_eps": layer_norm_eps,
-            "batch_first": batch_first,
-            "norm_first": norm_first,
-            "attention_type": attention_type,
-            "use_projection_bias_in_attention": use_projection_bias_in_attention,
-            "use_ffn_bias_in_attention": use_ffn_bias_in_attention,
-            "use_ffn_bias": use_ffn_bias,
-            "attention_initializer": attention_initializer,
-            "ffn_initializer": ffn_initializer,
-            "device": device,
-        }
-        if custom_encoder is None:
-            norm = nn.LayerNorm(d_model, eps=layer_norm_eps, device=device)
-            layer = self._encoder_layer(d_model, nhead, **of_layer)
-            custom_encoder = TransformerEncoder(layer, num_encoder_layers, norm)
-        self.encoder = custom_encoder
-        if custom_decoder is None:
-            norm = nn.LayerNorm(d_model, eps=layer_norm_eps, device=device)
-            decoder_layer = self._decoder_layer(d_model, nhead, **of_layer)
-            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
-        self.decoder = custom_decoder
-        self.d_model = d_model
-        self.nhead = nhead
-        self.batch_first = batch_first
+        options = by_name(
+            _TRANSFORMER, given, named, d_model=512, nhead=8, num_encoder_layers=6, num_decoder_layers=6,
+            layer_norm_eps=1e-5, **DEFAULTS,
+        )  # fmt: skip
+        if unknown := options.keys() - set(_TRANSFORMER.split()):
+            raise TypeError(f"Transformer has no argument {', '.join(sorted(unknown))}.")
+        counts = [options.pop(f"num_{side}_layers") for side in ("encoder", "decoder")]
+        made = [options.pop(f"custom_{side}", None) for side in ("encoder", "decoder")]
+        norm = {"eps": options["layer_norm_eps"], "device": options.get("device")}
+        kinds = ((TransformerEncoder, self._encoder_layer), (TransformerDecoder, self._decoder_layer))
+        self.encoder, self.decoder = (
+            given_one
+            if given_one is not None
+            else stack(layer(**options), count, nn.LayerNorm(options["d_model"], **norm))
+            for (stack, layer), count, given_one in zip(kinds, counts, made, strict=True)
+        )
+        self.d_model, self.nhead = options["d_model"], options["nhead"]
+        self.batch_first = options["batch_first"]
 
     def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
-        # The zoo registers the norms of its stacks twice; the stacks read them under their own names.
+        # The zoo registers the norms of its stacks twice; the second names are dropped.
         for name in [
             name
             for name in state_dict
@@ -303,18 +192,7 @@ class _Transformer2(Transformer):
 
 
 LAYERS_1: dict[str, type[nn.Module]] = {
-    "EmbeddingLayer": EmbeddingLayer,
-    "FeedForwardNetwork": FeedForwardNetwork,
-    "GPTJDecoderLayer": GPTJDecoderLayer,
-    "MultiQueryAttention": MultiQueryAttention,
-    "MultiheadAttention": MultiheadAttention,
-    "RelativePositionEmbeddingLayer": RelativePositionEmbeddingLayer,
-    "SingleFeedForwardLayer": SingleFeedForwardLayer,
-    "Transformer": Transformer,
-    "TransformerDecoder": TransformerDecoder,
-    "TransformerDecoderLayer": TransformerDecoderLayer,
-    "TransformerEncoder": TransformerEncoder,
-    "TransformerEncoderLayer": TransformerEncoderLayer,
+    name: globals()[name] for name in __all__ if not name.startswith("LAYERS")
 }
 LAYERS_2: dict[str, type[nn.Module]] = {
     **LAYERS_1,

@@ -1,4 +1,4 @@
-"""`modelzoo.common.pytorch.metrics`: CBMetric for metrics of one's own, and those that differ from Portwright's."""
+"""`modelzoo.common.pytorch.metrics`: CBMetric for user-defined metrics, and the metrics that differ from Portwright's."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
 
 @dataclass
 class DeviceOutputs:
-    """What a metric's device part hands to its host part."""
+    """The values that a metric's device part passes to its host part."""
 
     args: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class CBMetric(Metric):
-    """A metric in two parts: `update_on_device` gives tensors, `update_on_host` takes them in host memory.
+    """A metric in two parts: `update_on_device` returns tensors, `update_on_host` takes them in host memory.
 
     Its state is its own, so a run in several processes cannot add it up: that is an error, not one process's value.
     """
@@ -50,7 +50,7 @@ class CBMetric(Metric):
         self.init_state()
 
     def init_state(self) -> None:
-        """Makes the state, once."""
+        """Creates the state; called once."""
 
     def update_on_device(self, *args: Any, **kwargs: Any) -> DeviceOutputs:
         """Computes what the host part needs; by default it gets the arguments as they are."""
@@ -58,7 +58,7 @@ class CBMetric(Metric):
 
     @abstractmethod
     def update_on_host(self, *args: Any, **kwargs: Any) -> None:
-        """Takes one batch in."""
+        """Adds one batch."""
 
     @abstractmethod
     def compute(self) -> Any:
@@ -112,7 +112,7 @@ def get_all_metrics() -> dict[str, Metric]:
 
 
 def divide_no_nan(num: Tensor, denom: Tensor) -> Tensor:
-    """num / denom, and 0 where the denominator is."""
+    """num / denom, and 0 where denom is 0."""
     return torch.where(denom == 0, 0.0, num / denom.where(denom != 0, 1))
 
 
@@ -188,7 +188,7 @@ _NO_WORDS = {"[pad]", "[cls]", "[sep]", *string.punctuation}
 
 
 def _chosen(choice: Tensor, starts: Tensor, weights: Tensor, ids: Tensor) -> list[int]:
-    """The ids of the sentences that are chosen and count."""
+    """The ids of the chosen sentences, without those that the weights leave out."""
     ends = starts.roll(-1)
     chosen: list[int] = []
     for start, end, picked in zip(starts.tolist(), ends.tolist(), (choice * weights).tolist(), strict=True):

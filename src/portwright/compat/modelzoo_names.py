@@ -1,4 +1,4 @@
-"""What is lent under the model zoo's names: data, and the function that lends it."""
+"""The table of the names lent as the model zoo's, and its finder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ _LAYERS_2 = {
     "GPTJDecoderLayer": ("GPTJDecoderLayer",),
     "MultiQueryAttentionLayer": ("MultiQueryAttention",),
 }
-# Those of 2.x that have no defaults of their own there.
+# The layers of 2.x whose defaults are Portwright's.
 _PLAIN_LAYERS_2 = {
     "AlibiPositionEmbeddingLayer": "AlibiPositionEmbeddingLayer",
     "FixedPositionEmbeddingLayer": "FixedPositionEmbeddingLayer",
     "RMSNorm": "RMSNorm",
     "RotaryPositionEmbeddingHelper": "RotaryPositionEmbeddingHelper",
 }
+_MASKS_2 = (
+    "create_2D_autoregressive_mask", "create_broadcasted_autoregressive_mask", "get_extended_attention_mask",
+    "make_key_padding_mask_broadcastable", "make_sparse_mask_broadcastable",
+)  # fmt: skip
 _ACTIVATIONS = {
     "ACT2FN": "portwright.layers.activations:ACTIVATIONS",
     "get_activation": "portwright.layers:get_activation",
@@ -42,7 +46,7 @@ _INITIALIZERS = {"create_initializer": "portwright.layers:get_initializer"}
 _WEIGHT_INITIALIZERS = {
     "trunc_normal_": "torch.nn.init:trunc_normal_",
     **{
-        name: f"{_HERE}.modelzoo_parts:{name}"
+        name: f"{_HERE}.modelzoo_blocks:{name}"
         for name in ("variance_scaling_", "lecun_normal_", "lecun_uniform_")
     },
 }
@@ -91,7 +95,7 @@ _DROPPED: dict[str, Attributes] = {
 
 
 def _layers(package: str, modules: dict[str, tuple[str, ...]], table: str) -> dict[str, Attributes]:
-    """A package of layers: every class in the package itself, and in the module that it stood in."""
+    """A package of layers: every class is in the package itself, and in the module that defined it."""
     places = {name: f"{_HERE}.modelzoo_layers:{table}:{name}" for names in modules.values() for name in names}
     found: dict[str, Attributes] = {package: places}
     for module, names in modules.items():
@@ -99,21 +103,35 @@ def _layers(package: str, modules: dict[str, tuple[str, ...]], table: str) -> di
     return found
 
 
+def _optim(package: str) -> dict[str, Attributes]:
+    """The optimizers and schedules in release 1.6's modules, from which the demo of 2.2 imports them too."""
+    ours = "portwright.optim"
+    optimizers = {name: f"{ours}:{name}" for name in _OPTIMIZERS}
+    return {
+        f"{package}.optim": {**optimizers, "lr_scheduler": f"{ours}.lr_scheduler"},
+        f"{package}.optim.lr_scheduler": {name: f"{ours}.lr_scheduler:{name}" for name in _SCHEDULERS},
+        **{
+            f"{package}.optim.{module}": {name: optimizers[name] for name in names}
+            for module, names in _OPTIMIZER_MODULES.items()
+        },
+    }
+
+
 def _release_1() -> dict[str, Attributes]:
-    optimizers = {name: f"{_HERE}.modelzoo_optim:{name}" for name in _OPTIMIZERS}
     metrics = {
         **_OWN_METRICS,
         **{n: place for module in _METRIC_MODULES.values() for n, place in module.items()},
     }
     return {
+        **_optim(_ZOO),
         _ZOO: {
             "cb_model": f"{_HERE}.modelzoo_cb_model",
             **{
-                name: f"{_HERE}.modelzoo_modes:{name}"
+                name: f"{_HERE}.modelzoo_cb_model:{name}"
                 for name in ("modes", "amp", "cbtorch", "name_scope", "AP_DISABLED")
             },
         },
-        # It would refuse to start beside the packages of today, none of which the models need.
+        # The original would refuse today's versions of packages that the models do not need.
         "modelzoo.transformers.pytorch.huggingface_common.dependency_versions_check": {
             "dep_version_check": f"{_HERE}.old_calls:dep_version_check"
         },
@@ -127,13 +145,13 @@ def _release_1() -> dict[str, Attributes]:
         f"{_ZOO}.loss_utils": {"extract_loss": f"{_HERE}.modelzoo_data:extract_loss"},
         **_layers(f"{_ZOO}.layers", _LAYERS_1, "LAYERS_1"),
         f"{_ZOO}.layers.utils": {
-            "_get_clones": f"{_HERE}.modelzoo_parts:get_clones",
+            "_get_clones": f"{_HERE}.modelzoo_blocks:get_clones",
             "_get_activation_fn": "portwright.layers:get_activation",
         },
         f"{_ZOO}.model_utils": {},
         f"{_ZOO}.model_utils.GPTLMHeadModelLoss": {"GPTLMHeadModelLoss": _LOSSES["GPTLMHeadModelLoss"]},
         f"{_ZOO}.model_utils.RotaryPositionEmbeddingHelper": {
-            "RotaryPositionEmbeddingHelper": f"{_HERE}.modelzoo_parts:RotaryPositionEmbeddingHelper"
+            "RotaryPositionEmbeddingHelper": f"{_HERE}.modelzoo_blocks:RotaryPositionEmbeddingHelper"
         },
         f"{_ZOO}.model_utils.activations": _ACTIVATIONS,
         f"{_ZOO}.model_utils.create_initializer": _INITIALIZERS,
@@ -142,12 +160,6 @@ def _release_1() -> dict[str, Attributes]:
         **{f"{_ZOO}.metrics.{module}": names for module, names in _METRIC_MODULES.items()},
         f"{_ZOO}.metrics.metric_utils": {
             name: f"{_HERE}.modelzoo_metrics:{name}" for name in ("divide_no_nan", "compute_confusion_matrix")
-        },
-        f"{_ZOO}.optim": {**optimizers, "lr_scheduler": f"{_HERE}.modelzoo_lr_scheduler"},
-        f"{_ZOO}.optim.lr_scheduler": {name: f"{_HERE}.modelzoo_lr_scheduler:{name}" for name in _SCHEDULERS},
-        **{
-            f"{_ZOO}.optim.{module}": {n: optimizers[n] for n in names}
-            for module, names in _OPTIMIZER_MODULES.items()
         },
     }
 
@@ -165,6 +177,24 @@ def _release_2() -> dict[str, Attributes]:
         f"{package}.layers.create_initializer": _INITIALIZERS,
         f"{package}.layers.weight_initializers": _WEIGHT_INITIALIZERS,
         f"{package}.losses": _LOSSES,
+        **_optim(f"{package}.common.pytorch"),
+        f"{package}.common.input_utils": {
+            name: f"{_HERE}.modelzoo_data:{name}" for name in ("bucketed_batch", "get_streaming_batch_size")
+        },
+        f"{package}.common.pytorch_utils": {
+            "BufferedShuffleDataset": f"{_HERE}.modelzoo_data:BufferedShuffleDataset"
+        },
+        f"{package}.common.run_utils": {
+            "main": f"{_HERE}.modelzoo_run:main",
+            "run": "portwright.runtime.run:run",
+        },
+        f"{package}.common.utils.run.cli_pytorch": {
+            "get_params_from_args": f"{_HERE}.modelzoo_run:get_params_from_args"
+        },
+        f"{package}.common.utils.model.transformer_utils": {
+            "smooth_loss": "portwright.losses:smooth_loss",
+            **{name: f"portwright.layers:{name}" for name in _MASKS_2},
+        },
         **{f"{package}.losses.{name}": {name: place} for name, place in _LOSSES.items()},
         demo: {},
         f"{demo}.cb_transformer": {
@@ -191,5 +221,5 @@ def _is_own_on_disk(name: str) -> bool:
         return True
     try:
         return find_spec("cerebras.pytorch") is not None
-    except ModuleNotFoundError:  # there is no cerebras at all
+    except ModuleNotFoundError:  # no package `cerebras` is installed
         return False

@@ -1,4 +1,4 @@
-"""`modelzoo.common.pytorch.run_utils`: run() with what release 1.6 put into params before a model's code saw them."""
+"""`run_utils` of the model zoo: run() with the params that release 1.6 added for a model's code, and 2.2's main()."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from portwright.job.arguments import Arguments, parse_arguments
 from portwright.job.logs import Console
+from portwright.job.run_params import load_run_params
 from portwright.runtime.run import run as run_portwright
 
-# In release 1.6 mixed precision was for GPUs; elsewhere it said so and computed in float32.
+# In release 1.6 mixed precision was for GPUs; on other devices it printed a note and computed in float32.
 _WITHOUT_MIXED_PRECISION = ("CPU",)
 
 
@@ -37,15 +38,34 @@ def run(
     )
 
 
+def get_params_from_args(
+    run_dir: str | None = None, extra_args_parser_fn: Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """The params that the command line names, for `main`; `run_dir` has no effect."""
+    return load_run_params(parse_arguments(sys.argv[1:], extra_args_parser_fn), None).values
+
+
+def main(
+    params: dict[str, Any],
+    model_fn: Callable[..., Any],
+    train_data_fn: Callable[[Any], Any] | None = None,
+    eval_data_fn: Callable[[Any], Any] | None = None,
+    script: str | None = None,
+    extra_args_parser_fn: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """run() on params that were read before; `script` has no effect."""
+    return run_portwright(model_fn, train_data_fn, eval_data_fn, lambda _: params, extra_args_parser_fn)
+
+
 def with_release_defaults(
     default_params_fn: Callable[[dict[str, Any]], Any] | None,
     read_arguments: Callable[[], Arguments],
     note: Callable[[str], None],
 ) -> Callable[[dict[str, Any]], Any]:
-    """A function of defaults that first completes params as release 1.6 did, and then calls the model's own.
+    """A function of defaults that first completes params as release 1.6 did, and then calls the model's own function.
 
-    The command line stands in runconfig, AdamW does not correct its bias unless told to, and a model with mixed
-    precision computes in float32 where 1.6 did.
+    It adds the command line to runconfig, turns AdamW's bias correction off unless it is set, and makes a model with
+    mixed precision compute in float32 on the devices where 1.6 did.
     """
 
     @functools.wraps(default_params_fn or run)

@@ -1,4 +1,4 @@
-"""What torch and others took, or had, when release 1.6 was written, and do no longer."""
+"""Calls and names that torch and other packages have dropped since release 1.6."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def accept_old_calls() -> None:
 
 
 def dep_version_check(pkg: str, hint: str | None = None) -> None:
-    """Checks nothing: the versions that release 1.6 asks for are those of its year."""
+    """Checks nothing: the versions that release 1.6 requires are outdated."""
 
 
 class _Dropped:
-    """A class that its package dropped: it can be imported, and says so when it is used."""
+    """A class that its package dropped: importing it works, using it raises an error that says so."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UserError(

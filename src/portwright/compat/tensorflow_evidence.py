@@ -1,4 +1,4 @@
-"""Which of TensorFlow's two APIs a file was written for, read from its source.
+"""Finds out from its source which of TensorFlow's two APIs a file was written for.
 
 A name or an argument that only one of them has decides. Most files of a program have none of either; they go with
 the program, that is with the files that its first script leads to.
@@ -19,8 +19,8 @@ from typing import Any
 
 _MISSING = object()
 _ONLY_V1_PACKAGES = ("contrib", "examples", "models")  # folders that TensorFlow 1 shipped
-_KEEPS = ("estimator", "python", "compat", "core")  # in both, or under neither's promise
-# Of a file that imports tensorflow.compat.v1 itself: what was a habit of TensorFlow 1.15, or works only without eager execution.
+_NO_EVIDENCE = ("estimator", "python", "compat", "core")  # parts of both APIs, or private ones
+# Names that, in a file that imports tensorflow.compat.v1, show code of TensorFlow 1.15 or work only without eager execution.
 _HABITS_OF_115 = ("placeholder", "placeholder_with_default", "Session", "InteractiveSession", "app", "flags")
 
 
@@ -33,13 +33,13 @@ class Api(Enum):
 
 
 def judge_file(path: str, v1: ModuleType, v2: ModuleType) -> Api:
-    """What a file's own names say; `v1` and `v2` are the two APIs as they are installed, without what is lent."""
+    """The API that a file's own names show; `v1` and `v2` are the installed APIs, without lent names."""
     tree = _parse(path)
     return Api.EITHER if tree is None else judge(tree, v1, v2)
 
 
 def judge(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Api:
-    """A name of TensorFlow 1 alone outweighs all others, since it cannot work otherwise."""
+    """The API that a file's names show; one name that only TensorFlow 1 has decides, since it works with no other."""
     found = Api.EITHER
     for verdict in _verdicts(tree, v1, v2):
         if verdict is Api.V1:
@@ -50,7 +50,7 @@ def judge(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Api:
 
 
 def judge_program(script: str, v1: ModuleType, v2: ModuleType) -> Api:
-    """What the first script and the files that it leads to say together; the first that says TensorFlow 1 decides."""
+    """The API of a script and the files that it imports: TensorFlow 1 if one of them was written for it."""
     waiting, seen, found = [script], {script}, Api.EITHER
     while waiting:
         path = waiting.pop(0)
@@ -74,7 +74,7 @@ def _parse(path: str) -> ast.AST | None:
     try:
         return ast.parse(Path(path).read_bytes(), path)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # Python says so itself, and better, when it runs the file
+        return None  # Python reports the error itself when it runs the file
 
 
 def _verdicts(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Iterator[Api]:
@@ -126,8 +126,8 @@ def _verdict(chain: tuple[str, ...], v1: ModuleType, v2: ModuleType) -> Api:
     if chain[0] in _ONLY_V1_PACKAGES:
         return Api.V1
     if chain[:2] == ("compat", "v1"):
-        return Api.V2  # code of TensorFlow 1 had no need to say it
-    if chain[0] in _KEEPS or chain[0].startswith("_") or chain[:2] == ("keras", "estimator"):
+        return Api.V2  # code written for TensorFlow 1 does not write tf.compat.v1
+    if chain[0] in _NO_EVIDENCE or chain[0].startswith("_") or chain[:2] == ("keras", "estimator"):
         return Api.EITHER
     in_v1, in_v2 = _find(v1, chain), _find(v2, chain)
     if (in_v1 is _MISSING) == (in_v2 is _MISSING):
@@ -136,7 +136,7 @@ def _verdict(chain: tuple[str, ...], v1: ModuleType, v2: ModuleType) -> Api:
 
 
 def _verdict_of_call(chain: tuple[str, ...], keywords: list[str], v1: ModuleType, v2: ModuleType) -> Api:
-    if not keywords or chain[0] in _KEEPS:
+    if not keywords or chain[0] in _NO_EVIDENCE:
         return Api.EITHER
     in_v1, in_v2 = _find(v1, chain), _find(v2, chain)
     if in_v1 is _MISSING or in_v2 is _MISSING or in_v1 is in_v2:
@@ -156,7 +156,7 @@ def _find(api: ModuleType, chain: tuple[str, ...]) -> Any:
     for name in chain:
         try:
             found = getattr(found, name, _MISSING)
-        except Exception:  # a lazy module whose package is missing: then it says nothing about the file
+        except Exception:  # a lazy module whose package is missing
             return _MISSING
         if found is _MISSING:
             return _MISSING
@@ -164,7 +164,7 @@ def _find(api: ModuleType, chain: tuple[str, ...]) -> Any:
 
 
 def _parameters(function: Any) -> frozenset[str] | None:
-    """The names that a call may use; None where it takes any."""
+    """The keywords that a function takes; None if it takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -175,7 +175,7 @@ def _parameters(function: Any) -> frozenset[str] | None:
 
 
 def _imported_files(tree: ast.AST, path: Path) -> Iterator[str]:
-    """Files beside the script or on the user's own path that it imports, as far as the source says."""
+    """The files that a script's import statements name, beside the script or on the user's own path."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -223,7 +223,7 @@ def _existing(*paths: Path) -> Iterator[str]:
 
 @cache
 def is_users_file(path: str) -> bool:
-    """Neither of Python, nor of an installed package, nor of Portwright."""
+    """Whether a file belongs neither to Python, nor to an installed package, nor to Portwright."""
     if path.startswith("<"):
         return False
     full = Path(path).resolve()

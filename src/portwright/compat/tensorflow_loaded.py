@@ -1,4 +1,4 @@
-"""What is given back to TensorFlow and Keras once they are loaded: parts that they dropped, and the ways of TensorFlow 1."""
+"""Adds to TensorFlow and Keras, once they are loaded, parts that they dropped, and switches to TensorFlow 1's behaviour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from portwright.errors import UserError
 
 
 class AfterLoading(MetaPathFinder):
-    """Calls a function with each of some modules as soon as it is loaded."""
+    """Calls a function with a module as soon as that is loaded; `then` gives the function by the module's name."""
 
     def __init__(self, then: Mapping[str, Callable[[Any], None]]) -> None:
         self._then = dict(then)
@@ -48,7 +48,7 @@ class _ThenLoader(Loader):
         self._loader, self._then = loader, then
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # where its source is, and the like
+        return getattr(self._loader, name)  # such as get_source
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -59,7 +59,7 @@ class _ThenLoader(Loader):
 
 
 def give_back_to_tensorflow(tensorflow: Any) -> None:
-    """tf.estimator, also under tf.compat, and tf.compat.v1.contrib."""
+    """Adds tf.estimator, also under tf.compat, and tf.compat.v1.contrib."""
     tensorflow.estimator = importlib.import_module("tensorflow.estimator")
     of_v1 = importlib.import_module("tensorflow.compat.v1.estimator")
     for version in ("v1", "v2"):
@@ -75,7 +75,7 @@ def give_back_to_tensorflow(tensorflow: Any) -> None:
 
 
 def _let_flags_be_defined_again() -> None:
-    """absl.logging took flags such as --log_dir in 2019; scripts that are older define their own."""
+    """Lets a script define flags such as --log_dir, which absl.logging defines itself since 2019."""
     from absl import flags
     from absl import logging as absl_logging
 
@@ -84,7 +84,7 @@ def _let_flags_be_defined_again() -> None:
 
 
 def give_back_to_keras(tf_keras: Any) -> None:
-    """Layers are again as before: their policy's types may be set, convolutions have no groups, a graph's seed counts."""
+    """Restores old behaviour of layers: dtypes may be set, convolutions take no groups, initializers use the graph's seed."""
     layer = importlib.import_module("tf_keras.src.engine.base_layer").Layer
     for name in ("compute_dtype", "variable_dtype", "dtype_policy"):
         there = vars(layer)[name]
@@ -97,7 +97,7 @@ def give_back_to_keras(tf_keras: Any) -> None:
 
 
 def _from_the_graphs_seed(create: Callable[..., int]) -> Callable[..., int]:
-    """Initializers without a seed of their own draw from their graph's again, and not from Python's generator."""
+    """Makes initializers without a seed use the graph's seed again, instead of Python's generator."""
 
     drawn: weakref.WeakKeyDictionary[Any, random.Random] = weakref.WeakKeyDictionary()
 
@@ -113,7 +113,7 @@ def _from_the_graphs_seed(create: Callable[..., int]) -> Callable[..., int]:
 
 
 def _without_groups(init: Callable[..., None]) -> Callable[..., None]:
-    """Lets a layer be made with arguments in the order of before 2.3, when there were no groups before the activation."""
+    """Accepts positional arguments in the order before TensorFlow 2.3, which had no `groups` before the activation."""
 
     @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,16 +135,16 @@ def _setter(name: str) -> Callable[[Any, Any], None]:
 
 
 def behave_as_v1() -> None:
-    """Graphs instead of eager execution, dimensions with .value, and what else TensorFlow 1 did otherwise."""
+    """Switches to TensorFlow 1's behaviour: graphs instead of eager execution, dimensions with .value, and so on."""
     import tensorflow as tf
 
     log = logging.getLogger("tensorflow")
     level = log.level
-    log.setLevel(logging.ERROR)  # it advises against what we ask for
+    log.setLevel(logging.ERROR)  # TensorFlow warns against these calls
     try:
         tf.compat.v1.disable_v2_behavior()
-        # Version 1's own kind of variable is left out: in TensorFlow 2 a loop's gradient that waits for an update of
-        # one (BatchNorm's, before minimize) never runs, and the step is skipped without a word.
+        # Variables stay resource variables: with version 1's, a loop's gradient that depends on their update (BatchNorm's,
+        # before minimize) never runs in TensorFlow 2, and the step is skipped without an error.
         tf.compat.v1.enable_resource_variables()
     except (ValueError, RuntimeError) as error:
         raise UserError(

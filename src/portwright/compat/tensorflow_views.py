@@ -1,7 +1,7 @@
-"""What `import tensorflow` gives to a user's file: the API that the file was written for.
+"""Makes `import tensorflow` in a user's file return the API that the file was written for.
 
-Nothing in the file changes, so that its lines stay where they are: the import statement itself is answered, and only in
-files of the user. TensorFlow's own files and installed packages get what is installed.
+The file is not changed, so that line numbers stay: its import statement returns another module. TensorFlow's own files and
+installed packages get the installed TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from portwright.compat.not_lent import NotLentError, NotLentModuleError, users_line
+from portwright.compat.finder import NotLentError, NotLentModuleError, users_line
 from portwright.compat.tensorflow_evidence import Api, is_users_file, judge_file, judge_program
 from portwright.errors import UserError
 
-VERSION_1 = (
-    "1.15.5"  # what a file of TensorFlow 1 reads as tf.__version__: the last release of the API that it gets
-)
-_PRIVATE_KERAS = (
-    "tensorflow.python.keras"  # was Keras itself until 2.5; what lies there now is a remnant beside tf_keras
-)
+VERSION_1 = "1.15.5"  # tf.__version__ in a file written for TensorFlow 1: the last release of that API
+_PRIVATE_KERAS = "tensorflow.python.keras"  # was Keras itself until 2.5; today it is an unused remnant
 
 
 class View(ModuleType):
-    """A module whose names are those of several modules, the first that has one."""
+    """A module that looks names up in several modules, in order."""
 
     def __init__(
         self, name: str, sources: Callable[[], Sequence[Any]], own: Mapping[str, Callable[[], Any]]
@@ -63,7 +59,7 @@ def _version() -> str:
 
 
 class ImportGate:
-    """Answers the imports of TensorFlow and Keras in files of the user; all others go the usual way."""
+    """Handles the imports of TensorFlow and Keras in the user's files; all other imports are Python's own."""
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -82,7 +78,7 @@ class ImportGate:
 
     @property
     def program(self) -> Api:
-        """What the program was written for, as far as the files read so far say."""
+        """The API that the program was written for, as far as the files read so far show."""
         if self._program is None:
             self._program = judge_program(self._script, *self._apis())
             self._behave()
@@ -93,7 +89,7 @@ class ImportGate:
         return tensorflow.compat.v1, tensorflow
 
     def api_of(self, path: str) -> Api:
-        """The API of one file: its own evidence, and the program's where it has none."""
+        """The API of one file; EITHER where its names do not show it: then the program's is used."""
         program = self.program
         if path not in self._of_file:
             found = self._of_file[path] = judge_file(path, *self._apis())
@@ -126,7 +122,7 @@ class ImportGate:
         return self._import(name, globals, locals, fromlist or (), level)
 
     def _keras(self, name: str, *rest: Any) -> Any:
-        """Keras as a package of its own: version 3 today, whose layers an Estimator cannot use."""
+        """Handles `import keras`: tf_keras for TensorFlow 1; an error otherwise, since an Estimator cannot use Keras 3's layers."""
         if self.program is not Api.V1:
             raise UserError(
                 f"{users_line()}'import {name}' gives Keras 3, whose layers an Estimator cannot train.",
@@ -149,14 +145,14 @@ class ImportGate:
             return self._import(name, *rest)
         if keras is None and name != "tensorflow":
             try:
-                self._import(name, *rest)  # a submodule, for it to be there
+                self._import(name, *rest)  # loads the submodule
             except ModuleNotFoundError:
                 if not self._has(self._view_of(api), name):
                     raise
         return self._view_of(api)
 
     def _imported(self, name: str, path: str, rest: Any) -> Any:
-        """What `from tensorflow.a.b import c` takes c from; None where it is the view of the whole."""
+        """The module of `from tensorflow.a.b import c`; None if the view of tensorflow itself serves."""
         fromlist = rest[2]
         if not fromlist or name == "tensorflow":
             return None
@@ -183,7 +179,7 @@ class ImportGate:
         v1, v2 = self._apis()
         own: dict[str, Callable[[], Any]] = {"compat": lambda: v2.compat, "python": _python}
         if api is Api.V2:
-            self._v2 = self._v2 or _like(v2, View("tensorflow", lambda: (v2,), own))
+            self._v2 = self._v2 or _with_module_attributes(v2, View("tensorflow", lambda: (v2,), own))
             return self._v2
         own_1: dict[str, Callable[[], Any]] = {
             **own,
@@ -194,18 +190,18 @@ class ImportGate:
             "VERSION": lambda: VERSION_1,
         }
         if api is Api.V1:
-            self._v1 = self._v1 or _like(v2, View("tensorflow", lambda: (v1, v2), own_1))
+            self._v1 = self._v1 or _with_module_attributes(v2, View("tensorflow", lambda: (v1, v2), own_1))
             return self._v1
 
         def sources() -> Sequence[Any]:
             return (self._view_of(Api.V1 if self.program is Api.V1 else Api.V2),)
 
-        self._either = self._either or _like(v2, View("tensorflow", sources, {}))
+        self._either = self._either or _with_module_attributes(v2, View("tensorflow", sources, {}))
         return self._either
 
 
 def _check_lent(module: Any, names: Sequence[str]) -> None:
-    """Python would only say that a name cannot be imported, and not what to do."""
+    """Raises an error with a cure for a name that is not lent; Python's own ImportError has none."""
     for name in names:
         try:
             if name != "*":
@@ -214,8 +210,8 @@ def _check_lent(module: Any, names: Sequence[str]) -> None:
             raise NotLentModuleError(error.message, error.cure, f"{module.__name__}.{name}") from None
 
 
-def _like(real: ModuleType, view: View) -> View:
-    """What tools ask of a module: where it lies, and its submodules."""
+def _with_module_attributes(real: ModuleType, view: View) -> View:
+    """Gives a view the attributes of the real module that tools and the import system read, and returns it."""
     view.__dict__.update(
         {n: getattr(real, n, None) for n in ("__file__", "__path__", "__spec__", "__package__")}
     )
@@ -232,7 +228,7 @@ def _keras_2(path: str) -> ModuleType:
 
 
 def _own_keras(name: str) -> ModuleType | None:
-    """Keras 2 for a file that imports it from inside TensorFlow, where it once lay."""
+    """Keras 2 for a file that imports tensorflow.python.keras, its place until 2.5; None for other names."""
     if name != _PRIVATE_KERAS and not name.startswith(f"{_PRIVATE_KERAS}."):
         return None
     path = name.removeprefix(_PRIVATE_KERAS)

@@ -1,4 +1,4 @@
-"""Model zoo 1.6's common.tf.run_utils, for folders that were taken out of the zoo without it."""
+"""Model zoo 1.6's common.tf.run_utils, for model folders that were copied from the zoo without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
-from portwright.compat.cerebras_messages import CSConfig
+from portwright.compat.cerebras_tf import CSConfig
 from portwright.errors import UserError
 
 Params = dict[str, Any]
@@ -26,7 +26,7 @@ def is_cs(params: Params) -> bool:
 
 
 def check_env(params: Params) -> None:
-    """Refuses what a Cerebras machine cannot do."""
+    """Refuses settings that a Cerebras machine does not support."""
     mode = params["mode"]
     if not is_cs(params):
         return
@@ -55,7 +55,7 @@ def save_params(params: Params, model_dir: str | None, fname: str = "params.yaml
 
 
 def update_params_from_args(args: Any, params: Params) -> None:
-    """The command line goes before the file; eval_steps of 0 or less mean all."""
+    """Overrides params by the command line; eval_steps of 0 or less stand for all."""
     for name, value in (vars(args) if args else {}).items():
         params[name] = value if value is not None else params.get(name)
     if params.get("eval_steps") is not None and params["eval_steps"] <= 0:
@@ -67,7 +67,7 @@ def update_params_from_args(args: Any, params: Params) -> None:
 
 
 def create_warm_start_settings(runconfig_params: Params, exclude_string: str | None = None) -> Any:
-    """Settings to start from runconfig's checkpoint_path, without weights whose name has the string; None without one."""
+    """Settings to start from runconfig's checkpoint_path, without weights whose names contain the string; None without a path."""
     path = runconfig_params.get("checkpoint_path")
     if path is None:
         return None
@@ -106,7 +106,7 @@ def get_csconfig(params: Params) -> CSConfig:
 
 
 def get_predict_directory(model_dir: str) -> str:
-    """Where predictions of an earlier run lie."""
+    """The folder with the predictions of an earlier run."""
     folder = Path(model_dir) / "predict"
     if not folder.is_dir():
         raise UserError(f"there are no predictions in {model_dir}.", "Run with --mode predict first.")
@@ -114,7 +114,7 @@ def get_predict_directory(model_dir: str) -> str:
 
 
 def save_predictions(model_dir: str, outputs: Iterable[Any], name: str = "outputs.npz") -> None:
-    """Writes what predict() gave into the folder predict/."""
+    """Writes the results of predict() into the folder predict/."""
     folder = Path(model_dir) / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     kept = list(outputs)

@@ -1,7 +1,7 @@
 """The input pipeline.
 
-Names load on first use: draws, stores and readers of files need numpy alone, so that preparing data and TensorFlow
-runs do without torch.
+Names load on first use: draws, stores and readers of files need only numpy, so that preparing data and TensorFlow
+runs never import torch.
 """
 
 from __future__ import annotations
@@ -10,45 +10,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from portwright.data.draws import Draws
-    from portwright.data.file_dataset import FileDataset
-    from portwright.data.gather import ArrayDataset, GatherDataset
-    from portwright.data.loader import ResumableLoader
-    from portwright.data.manifest import Field
-    from portwright.data.store import Store
-    from portwright.data.store_dataset import StoreDataset
-    from portwright.data.store_writer import StoreWriter
+    from portwright.data.draws import Draws as Draws
+    from portwright.data.gather import ArrayDataset as ArrayDataset
+    from portwright.data.gather import FileDataset as FileDataset
+    from portwright.data.gather import GatherDataset as GatherDataset
+    from portwright.data.gather import StoreDataset as StoreDataset
+    from portwright.data.loader import ResumableLoader as ResumableLoader
+    from portwright.data.manifest import Field as Field
+    from portwright.data.store import Store as Store
+    from portwright.data.store_writer import StoreWriter as StoreWriter
 
-_PUBLIC = {
-    "ArrayDataset": "portwright.data.gather",
-    "Draws": "portwright.data.draws",
-    "FileDataset": "portwright.data.file_dataset",
-    "Field": "portwright.data.manifest",
-    "GatherDataset": "portwright.data.gather",
-    "ResumableLoader": "portwright.data.loader",
-    "Store": "portwright.data.store",
-    "StoreDataset": "portwright.data.store_dataset",
-    "StoreWriter": "portwright.data.store_writer",
+_MODULES = {
+    "ArrayDataset": "gather",
+    "Draws": "draws",
+    "Field": "manifest",
+    "FileDataset": "gather",
+    "GatherDataset": "gather",
+    "ResumableLoader": "loader",
+    "Store": "store",
+    "StoreDataset": "gather",
+    "StoreWriter": "store_writer",
 }
-__all__ = [
-    "ArrayDataset",
-    "Draws",
-    "Field",
-    "FileDataset",
-    "GatherDataset",
-    "ResumableLoader",
-    "Store",
-    "StoreDataset",
-    "StoreWriter",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(
-            f"module 'portwright.data' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
-"""What a user's loader does in the wrong order or slowly, where that can be seen for certain, and what to do instead.
+"""Advice on a user's loader: steps that it certainly does in the wrong order or slowly, and what to do instead.
 
-Only what is known is told: the stages of pipelines that say what they are (torch's data pipes, WebDataset, HuggingFace's
-iterable data sets), and what lies in a data set's attributes. Code is not guessed at, and no sample is read.
+The advice comes from the stages of pipelines that name them (torch's data pipes, WebDataset, HuggingFace's iterable
+data sets) and from a data set's attributes. No code is analysed and no sample is read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from portwright.data.fetch import inside
-from portwright.data.file_dataset import FileDataset
-from portwright.data.gather import ArrayDataset, GatherDataset
-from portwright.data.store_dataset import StoreDataset
+from portwright.data.gather import FileDataset, GatherDataset, RecordDataset
 
 Kind = Literal["batch", "shuffle", "map", "cache", "repeat", "shard", "take"]
 ORDER = "shard, interleave, cache, shuffle, repeat, batch, map, prefetch"
 
-_SMALL_BUFFER = 1000  # samples; smaller ones are told of unless they hold the whole data set
-_MANY_ROWS = 1000
+_SMALL_BUFFER = 1000  # samples; a smaller shuffle buffer is reported, unless it holds the whole data set
+_MIN_ROWS_TO_GATHER = 1000
+_LINKS = ("datapipe", "_datapipe", "source_datapipe", "ex_iterable")  # hold the stage that a stage reads
 _HUGGINGFACE_BATCH = "_batch_fn"  # what IterableDataset.batch maps
 _KINDS: dict[str, Kind] = {
     _HUGGINGFACE_BATCH: "batch",
@@ -45,12 +44,12 @@ _KINDS: dict[str, Kind] = {
 @dataclass(frozen=True)
 class Stage:
     kind: Kind
-    name: str  # as its maker calls it
+    name: str  # as its library calls it
     buffer_size: int | None = None
 
 
 def advise(data: Any, *, is_training: bool) -> Iterator[str]:
-    """One line for each thing to change, with its cure."""
+    """Yields one line for each change that would help."""
     if not isinstance(data, DataLoader):
         return
     inner: Any = data.dataset
@@ -71,50 +70,44 @@ def _about_workers(loader: DataLoader[Any]) -> Iterator[str]:
 
 
 def read_stages(dataset: Any) -> list[Stage]:
-    """The stages of a pipeline that says what they are, from the first on; none where it does not."""
-    stages: list[Stage] = []
-    webdataset = getattr(dataset, "pipeline", None)
-    if isinstance(webdataset, list):
-        for each in webdataset:
-            function = getattr(each, "f", None) or getattr(each, "func", each)
-            name = getattr(function, "__name__", "")
-            if "tar" in name:  # what comes before is about files, not samples
-                stages = [stage for stage in stages if stage.kind != "shuffle"]
-            _add(stages, name, _first_number(getattr(each, "args", ())))
-        return stages
-    below: list[Any] = []
-    node = getattr(dataset, "_ex_iterable", dataset)
-    while node is not None and len(below) < 1000:
-        below.append(node)
-        node = _below(node)
-    for each in reversed(below):
-        name = type(each).__name__
-        if getattr(getattr(each, "function", None), "__name__", "") == _HUGGINGFACE_BATCH:
-            name = _HUGGINGFACE_BATCH
-        _add(stages, name, getattr(each, "buffer_size", None))
+    """The stages of a pipeline, first one first; empty for a data set whose stages are not known."""
+    pipeline = getattr(dataset, "pipeline", None)
+    found = _of_webdataset(pipeline) if isinstance(pipeline, list) else _of_chain(dataset)
+    stages = []
+    for name, buffer_size in found:
+        kind = _KINDS.get(name)
+        if kind is not None:
+            size = buffer_size if kind == "shuffle" and isinstance(buffer_size, int) else None
+            shown = name.removesuffix("IterDataPipe").removesuffix("ExamplesIterable").strip("_")
+            stages.append(Stage(kind, shown, size))
     return stages
 
 
-def _below(node: Any) -> Any:
-    """What a stage reads from; of several alike, the first."""
-    for link in ("datapipe", "_datapipe", "source_datapipe", "ex_iterable"):
-        if (found := getattr(node, link, None)) is not None:
-            return found
-    several = getattr(node, "ex_iterables", None)
-    return several[0] if isinstance(several, list) and several else None
+def _of_webdataset(pipeline: list[Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for each in pipeline:
+        function = getattr(each, "f", None) or getattr(each, "func", each)
+        name = getattr(function, "__name__", "")
+        if "tar" in name:  # what comes before is about files, not samples
+            found = [stage for stage in found if _KINDS.get(stage[0]) != "shuffle"]
+        arguments = getattr(each, "args", ())
+        found.append((name, next((argument for argument in arguments if type(argument) is int), None)))
+    return found
 
 
-def _add(stages: list[Stage], name: str, buffer_size: Any) -> None:
-    kind = _KINDS.get(name)
-    if kind is not None:
-        size = buffer_size if kind == "shuffle" and isinstance(buffer_size, int) else None
-        stages.append(
-            Stage(kind, name.removesuffix("IterDataPipe").removesuffix("ExamplesIterable").strip("_"), size)
-        )
-
-
-def _first_number(arguments: Any) -> int | None:
-    return next((each for each in arguments if type(each) is int), None)
+def _of_chain(dataset: Any) -> list[tuple[str, Any]]:
+    """Follows each stage to the stage that it reads from; of several attributes of a kind, the first counts."""
+    found: list[tuple[str, Any]] = []
+    node = getattr(dataset, "_ex_iterable", dataset)
+    while node is not None and len(found) < 1000:
+        function = getattr(getattr(node, "function", None), "__name__", "")
+        name = _HUGGINGFACE_BATCH if function == _HUGGINGFACE_BATCH else type(node).__name__
+        found.insert(0, (name, getattr(node, "buffer_size", None)))
+        links = (getattr(node, link, None) for link in _LINKS)
+        several = getattr(node, "ex_iterables", None)
+        alike = several[0] if isinstance(several, list) and several else None
+        node = next((link for link in links if link is not None), alike)
+    return found
 
 
 def _about_order(stages: list[Stage], loader: DataLoader[Any], is_training: bool) -> Iterator[str]:
@@ -146,8 +139,8 @@ def _about_order(stages: list[Stage], loader: DataLoader[Any], is_training: bool
         )
     last_shard = max((place for place, stage in enumerate(stages) if stage.kind == "shard"), default=-1)
     for place, stage in enumerate(stages):
-        # Shuffling before sharding is what torch (all workers share the order) and WebDataset (it shuffles names of
-        # archives there) ask for.
+        # Shuffling before sharding is right in torch (all workers share the order) and in WebDataset (it shuffles the
+        # names of archives).
         if stage.kind == "shuffle" and place > last_shard and is_training and stage.buffer_size is not None:
             least = max(_SMALL_BUFFER, 4 * (loader.batch_size or 1))
             if stage.buffer_size < least:
@@ -164,7 +157,7 @@ def _about_dataset(dataset: Any, loader: DataLoader[Any]) -> Iterator[str]:
             f"{dataset.columns.where} is stored in chunks and too large for memory: every batch reads whole chunks for single "
             "records. Pack it once (`portwright data pack`), or write it contiguously."
         )
-    if isinstance(dataset, ArrayDataset | StoreDataset | FileDataset):
+    if isinstance(dataset, RecordDataset):
         if loader.num_workers and dataset.transform is None:
             yield (
                 f"{name} gathers a batch at once, which is quicker than handing it over from a worker. Set num_workers to 0."
@@ -184,7 +177,7 @@ def _about_dataset(dataset: Any, loader: DataLoader[Any]) -> Iterator[str]:
         rows
         and (loader.batch_size or 0) > 1
         and loader.collate_fn is default_collate
-        and _wants_more(dataset)
+        and _is_users_own(dataset)
     ):
         yield (
             f"{name} reads its samples one at a time. Where a sample is no more than its row of {', '.join(rows)}, "
@@ -207,11 +200,11 @@ def _is_rows(value: Any, dataset: Any) -> bool:
     if not is_array or not len(value.shape):
         return False
     try:
-        return bool(value.shape[0] == len(dataset) >= _MANY_ROWS)
+        return bool(value.shape[0] == len(dataset) >= _MIN_ROWS_TO_GATHER)
     except (TypeError, NotImplementedError):
         return False
 
 
-def _wants_more(dataset: Any) -> bool:
-    """Whether it is the user's own: torch's are gathered by the loader, or decode."""
+def _is_users_own(dataset: Any) -> bool:
+    """Whether the user wrote the data set's class; torch's own need no advice."""
     return not type(dataset).__module__.startswith(("torch.", "torchvision."))

@@ -1,4 +1,4 @@
-"""Batches made ahead of need, in a thread of this process, where that pays."""
+"""Makes batches ahead of need in a thread of this process, where that saves time."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Item = TypeVar("Item")
 
 _NUM_BATCHES_AHEAD = 2
 _NUM_TRIALS = 5
-NUM_BATCHES_A_STRETCH = 512  # until it is asked again what pays
-# Handing a batch from thread to thread takes some 30 µs (measured), which a step that waits for nothing else feels.
+NUM_BATCHES_A_STRETCH = 512  # then it is measured again whether a thread saves time
+# A batch must take longer than this: handing it from thread to thread alone takes some 30 µs (measured).
 _WORTH_SECONDS = 0.00015
 
 
 class Pace:
-    """Finds out whether a thread may make batches, and whether it pays: on a few at first, and again now and then.
+    """Finds out whether a thread may make batches and whether that saves time; a few batches are timed, again and again.
 
-    It may not where a batch draws from the process's random numbers: the training draws from them too, and the two
-    would take turns by chance. What pays changes: files come into memory, checksums have been looked at.
+    A thread may not make batches that draw from the process's random generators: the training draws from them too, and
+    the order of the draws would be chance. Times change, because files come into memory and checksums are known.
     """
 
     def __init__(self) -> None:
-        self.draws = False  # from the process's random numbers
+        self.draws = False  # whether a batch drew from the process's random generators
         self.pays = False
         self._has_looked = False
         self._seconds: list[float] = []
@@ -45,7 +45,7 @@ class Pace:
         self._seconds = []
 
     def watch(self, make: Callable[[], Item]) -> Item:
-        """Makes a batch in this thread, and looks at what that takes."""
+        """Makes a batch in this thread, times it and sees whether it draws random numbers."""
         before = None if self._has_looked else _random_state()
         start = time.perf_counter()
         made = make()
@@ -66,7 +66,7 @@ def _random_state() -> tuple[Any, ...]:
 
 
 def make_ahead(items: Iterator[Item], make: Callable[[Item], Any]) -> Generator[tuple[Item, Any], None, None]:
-    """Gives each item with what a thread made of it, in order; a failure to get an item comes up in its turn."""
+    """Yields each item with what a thread made of it, in order; where `items` fails, the error is raised in its turn."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="portwright-data")
     waiting: deque[tuple[Item, Future[Any]]] = deque()
     failure: BaseException | None = None

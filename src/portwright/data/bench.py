@@ -1,4 +1,4 @@
-"""How many samples a second come from data, what takes the time, and whether a step has to wait for them."""
+"""Measures how many samples a second the data give, what takes the time, and whether a step waits for data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from portwright.data.fetch import GatherFetch, SampleFetch, make_fetch
-from portwright.data.gather import GatherDataset
+from portwright.data.files import ENDINGS
+from portwright.data.gather import FileDataset, GatherDataset, StoreDataset
 from portwright.data.loader import ResumableLoader
+from portwright.data.manifest import MANIFEST
 from portwright.errors import UserError
 
-_NUM_KEPT = 4  # batches to feed a step with that waits for nothing
-_MOST_WAITING = 0.05  # of a step's time, where data still keep up
+_NUM_KEPT = 4  # batches kept in memory, to time a step that never waits for data
+_MAX_WAITING_SHARE = 0.05  # share of a step's time; with less waiting the data keep up
 _CURES = {
     "reading samples one at a time": "Let the data set read a whole batch: subclass portwright.data.GatherDataset, or "
     "give it __getitems__, or pack the data into a store (`portwright data pack`); else raise num_workers.",
@@ -33,7 +35,7 @@ _CURES = {
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """What a loader gives when nothing waits in between."""
+    """The rate of a loader whose batches are taken at once."""
 
     samples_per_second: float
     batch_size: float
@@ -41,7 +43,7 @@ class LoaderRate:
     num_batches: int
     num_workers: int
     is_ahead: bool
-    parts: dict[str, float]  # seconds of one batch, by what takes them; empty where that cannot be told apart
+    parts: dict[str, float]  # seconds of one batch by stage; empty where the stages cannot be timed apart
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -66,7 +68,7 @@ class LoaderRate:
 def measure_loader(
     made: Any, *, name: str, seed: int, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[LoaderRate, list[Any]]:
-    """Draws for so long from what a data function returned; gives some of the batches too."""
+    """Reads what a data function returned for `seconds`; also gives some of the batches."""
     loader = ResumableLoader(made, name=name, seed=seed, repeat=True)
     try:
         batches = iter(loader)
@@ -100,7 +102,7 @@ def measure_loader(
 
 
 def _time_parts(made: Any, batch_size: float, batch_seconds: float) -> dict[str, float]:
-    """Makes some batches by hand, in this process, a piece at a time."""
+    """Times each stage on some batches made in this process."""
     if not isinstance(made, DataLoader):
         return {}
     if isinstance(made.dataset, IterableDataset):
@@ -154,11 +156,11 @@ class BenchReport:
     subject: str
     loader: LoaderRate
     step: dict[str, Any] | None = None  # samples_per_second, seconds, steps, target
-    raw_samples_per_second: float | None = None  # of a bare gather of the same records
+    raw_samples_per_second: float | None = None  # of gathering the same records without a loader
 
     @property
     def waiting_share(self) -> float | None:
-        """The part of a training step's time that passes waiting for data."""
+        """The share of a training step's time that is spent waiting for data."""
         if self.step is None:
             return None
         load, compute = 1 / self.loader.samples_per_second, 1 / self.step["samples_per_second"]
@@ -169,7 +171,7 @@ class BenchReport:
     @property
     def keeps_up(self) -> bool | None:
         share = self.waiting_share
-        return None if share is None else share <= _MOST_WAITING
+        return None if share is None else share <= _MAX_WAITING_SHARE
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -213,7 +215,7 @@ class BenchReport:
 def bench_dataset(
     dataset: GatherDataset, subject: str, *, batch_size: int, num_workers: int, seconds: float
 ) -> BenchReport:
-    """A store or files, shuffled, as a run would read them."""
+    """Measures a store or files, read in shuffled order as a run would read them."""
     if len(dataset) < 1:
         raise UserError(f"{subject} holds no record.", "Name data that have some.")
     loader = DataLoader(
@@ -232,12 +234,7 @@ def bench_dataset(
 
 
 def open_records(path: Path) -> GatherDataset | None:
-    """The store or the files of records that a path names; None where it names neither."""
-    from portwright.data.file_dataset import FileDataset
-    from portwright.data.files import ENDINGS
-    from portwright.data.manifest import MANIFEST
-    from portwright.data.store_dataset import StoreDataset
-
+    """The store or files of records at a path; None where there are none."""
     if path.is_dir() and ((path / MANIFEST).exists() or any(path.glob("shard-*.json"))):
         return StoreDataset(path)
     if path.suffix in ENDINGS or (path.is_dir() and any(each.suffix in ENDINGS for each in path.iterdir())):

@@ -1,4 +1,4 @@
-"""Columns of records that can be gathered from, whatever they lie in, and several files of them as one."""
+"""Columns of records, whatever file or array holds them, and several files read as one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Indices = npt.NDArray[np.int64]
 
 
 class Columns(Protocol):
-    """Records of one file: fields of one shape each, gathered by number."""
+    """The records of one file, gathered by their numbers; each field has one shape."""
 
-    where: str  # for errors
+    where: str  # names the file in errors
     fields: tuple[Field, ...]
 
     def __len__(self) -> int: ...
@@ -44,8 +44,8 @@ class ArrayColumns:
 
 
 def describe(where: str, name: str, array: Any) -> Field:
-    """The field of an array, [records, ...]; refused where it holds no numbers."""
-    shape = tuple(array.shape or ())  # an empty data set of HDF5 has None
+    """The Field that describes an array [records, ...]; an array without numbers is refused."""
+    shape = tuple(array.shape or ())  # the shape of an empty HDF5 data set is None
     if not shape or array.dtype.name not in DTYPES:
         raise UserError(
             f"{where}: '{name}' is {array.dtype} of shape {shape}.",
@@ -69,7 +69,7 @@ def same_length(where: str, lengths: Mapping[str, int]) -> int:
 
 
 class JoinedColumns:
-    """Several files as one: one after the other or, interleaved, a record of each in turn."""
+    """Several files as one: file after file or, interleaved, one record of each in turn."""
 
     def __init__(self, parts: Sequence[Columns], *, interleave: bool = False) -> None:
         first = parts[0]
@@ -95,7 +95,7 @@ class JoinedColumns:
 
     @property
     def is_slow(self) -> bool:
-        """Whether some file has to be read by whole chunks."""
+        """Whether some file can only be read in whole chunks."""
         return any(getattr(part, "is_slow", False) for part in self._parts)
 
     def gather(self, indices: Indices) -> Arrays:

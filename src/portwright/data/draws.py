@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample, whoever draws them and when."""
+"""Random numbers that depend on the sample, not on the process that draws them or the moment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_EXACT_INTEGERS = 1 << 53  # above this, a float64 leaves integers out
+_EXACT_INTEGERS = 1 << 53  # above this, float64 cannot hold every integer
 
 
 class Draws:
     """Random numbers for the samples of one batch: a function of seed, epoch, sample index and name alone.
 
-    So a mask is the same with any number of ranks and workers, in any batch and after a resume. Drawing the same
-    name twice gives the same numbers: another purpose needs another name.
+    So a sample's mask is the same with any number of ranks and workers, in any batch and after a resume. One name always
+    gives the same numbers, so that each purpose needs a name of its own.
     """
 
     def __init__(self, seed: int, epoch: int, indices: npt.ArrayLike) -> None:
@@ -36,7 +36,7 @@ class Draws:
         return len(self.indices)
 
     def bits(self, name: str, *shape: int) -> Words:
-        """64 random bits in each place of [batch, *shape]."""
+        """64 random bits for each element of [batch, *shape]."""
         text = f"{self.seed}:{self.epoch}:{name}".encode()
         key = np.uint64(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
         starts = _mix(_mix(self.indices.astype(np.uint64) * _GOLDEN) ^ key)
@@ -56,7 +56,7 @@ class Draws:
                 f"draws.integers('{name}') got a bound of {bounds.min()} to {bounds.max()}.",
                 "Bounds are from 1 to 2**53; nothing can be drawn from an empty range.",
             )
-        # Below the bound for certain: uniform is at most 1 - 2**-53, and the product rounds to below.
+        # Always below the bound: uniform is at most 1 - 2**-53, and the product rounds down.
         drawn: npt.NDArray[np.int64] = (self.uniform(name, *shape) * bounds).astype(np.int64)
         return drawn
 

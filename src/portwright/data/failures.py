@@ -1,4 +1,4 @@
-"""What went wrong while data were loaded, told so that the sample can be found."""
+"""Errors of loading data, reported with the sample that caused them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portwright.errors import PortwrightError, UserError
 Stage = Literal["load", "collate", "worker_init_fn"]
 
 _MAX_CHARS = 400
-_DEATH_SECONDS = 2.0  # that torch is given to tell of a death
+_DEATH_SECONDS = 2.0  # how long to wait for torch to report a worker's death
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _CURES: dict[Stage, str] = {
     "load": "Mend that sample or leave it out; reading it alone shows the same error.",
@@ -29,7 +29,7 @@ _CURES: dict[Stage, str] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A batch that could not be made, in a form that a worker can send home in the batch's place."""
+    """A batch that could not be made; a worker sends it to the main process in the batch's place."""
 
     stage: Stage
     where: str  # the sample, in words
@@ -39,7 +39,7 @@ class Failure:
 
 
 class WorkerTraceback(Exception):
-    """The traceback of a failure inside a worker process, as text."""
+    """The traceback, as text, of an error in a worker process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -51,20 +51,19 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Gives type and text of an error on one line."""
+    """The type and text of an error on one line."""
     if isinstance(error, PortwrightError):
         return one_line(error.message)
     text = str(error)
-    if (
-        "Original Traceback" in text
-    ):  # torch's word for what a worker raised: type and text close the traceback
+    # torch wraps what a worker raised: the type and the text are at the end of the traceback.
+    if "Original Traceback" in text:
         return one_line(text.rstrip().rpartition("\n")[2])
     text = one_line(text)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def make_portable(failure: Failure) -> Failure:
-    """Makes a failure that survives the way from a worker to the main process."""
+    """A copy of the failure that can be pickled and sent to the main process."""
     remote = "".join(traceback.format_exception(failure.error))
     error = failure.error
     try:
@@ -99,7 +98,7 @@ def too_short_error(name: str, what: str, batch: int) -> UserError:
 
 
 def name_of(dataset: Any) -> str:
-    """Names a data set by its class, and what a Subset is a subset of."""
+    """Names a data set by its class; for a Subset also the data set that it selects from."""
     names = [type(dataset).__name__]
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -108,13 +107,13 @@ def name_of(dataset: Any) -> str:
 
 
 def name_sample(dataset: Any, index: Any) -> str:
-    """Names a sample by its index, and by its index in the data set that a Subset stands on."""
+    """Names a sample by its index; for a Subset also by its index in the underlying data set."""
     inner, inner_index = dataset, index
     try:
         while isinstance(inner, Subset):
             inner_index = inner.indices[inner_index]
             inner = inner.dataset
-    except Exception:  # the index is what is wrong
+    except Exception:  # the index itself is wrong
         inner = dataset
     shown = f"sample {_show_index(index)}"
     return shown if inner is dataset else f"{shown} ({_show_index(inner_index)} of {type(inner).__name__})"
@@ -132,16 +131,16 @@ def _show_index(index: Any) -> str:
 
 
 def dead_worker_pids(error: BaseException) -> list[int]:
-    """Gives the processes that torch says have died, or nothing where it says no such thing."""
+    """The ids of the processes that torch reports as dead; empty for any other error."""
     found = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None
     return [int(pid) for pid in found[1].split(",") if pid.strip()] if found else []
 
 
 def _find_death(error: Exception) -> Exception:
-    """Gives torch's word on a dead worker where the error is a mere echo of the death, else the error itself.
+    """Gives torch's report of a dead worker where the error is only a consequence of the death, else the error itself.
 
-    What a worker had sent before it was killed cannot be opened any more; that may be noticed first, and torch's
-    signal handler raises a moment later.
+    What a killed worker had sent cannot be opened any more. That error may come first; torch's signal handler reports the
+    death a moment later.
     """
     if not isinstance(error, (OSError, EOFError)):
         return error
@@ -157,16 +156,16 @@ def _find_death(error: Exception) -> Exception:
 
 
 def describe_death(error: BaseException) -> str:
-    """Gives torch's fullest word on a dead worker: the signal is often named only in the cause."""
+    """torch's fullest report of a dead worker: often only the exception's cause names the signal."""
     cause = error.__cause__
     fullest = cause if cause is not None and dead_worker_pids(cause) else error
     return one_line(str(fullest)).rstrip(". ")
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Lets go of the dead workers' loader, which lives as long as the frames of the error do.
+    """Drops the error's frames, which keep the dead workers' loader alive.
 
-    Until it is gone, torch's signal handler may raise again at the end of any other worker.
+    As long as that loader lives, torch's signal handler may raise again when any other worker ends.
     """
     links: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -184,7 +183,7 @@ def name_cause(
     explain: Callable[[BaseException, int], UserError | None],
     describe_other: Callable[[Exception, int], UserError],
 ) -> UserError:
-    """Makes what is to be raised when the workers of a loader fail as a whole."""
+    """The error to raise when a loader's workers fail outside of a single sample."""
     cause = _find_death(error)
     named = explain(cause, epoch)
     if named is None:

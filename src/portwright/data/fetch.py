@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate
 
+from portwright.data.columns import Indices
 from portwright.data.draws import Draws
 from portwright.data.failures import Failure, describe, name_sample, name_samples
-from portwright.data.gather import GatherDataset, Indices, check_indices
+from portwright.data.gather import GatherDataset, check_indices
 from portwright.data.seeding import derive_seed
 
-Mark = Callable[
-    [int], None
-]  # told the place in its batch of the sample that comes next; -1: none in particular
-IndexKind = Literal["list", "tensor", "array"]  # what a fetch takes its indices in, at its quickest
+# Called with the place in its batch of the sample that is read next; -1: no single sample.
+Mark = Callable[[int], None]
+IndexKind = Literal["list", "tensor", "array"]  # the form of indices that a fetch reads fastest
 
 
 class SampleFetch:
@@ -35,7 +35,7 @@ class SampleFetch:
             each.seed = derive_seed(seed, "draws")
 
     def __call__(self, indices: Any, epoch: int, mark: Mark | None = None) -> Any:
-        """Gives the batch, or the Failure that stands in its place."""
+        """The batch, or a Failure where it could not be made."""
         if epoch != self._epoch:
             self._epoch = epoch
             for each in self._gathering:
@@ -118,13 +118,13 @@ class TensorFetch:
                 places = self._chosen.index_select(0, places)
             return [_gather(tensor, places) for tensor in self._tensors]
         except (IndexError, RuntimeError, TypeError, ValueError):
-            # Indices from the user's sampler: negative ones are fine one by one, bad ones are named there.
+            # Indices from the user's sampler may be negative or wrong: reading one by one takes the former and names the latter.
             listed = indices.tolist() if isinstance(indices, torch.Tensor) else indices
             return self._careful(listed, epoch, mark)
 
 
 class GatherFetch:
-    """Asks a GatherDataset for a whole batch, with draws that depend on the run's seed, the epoch and the samples."""
+    """Asks a GatherDataset for a whole batch; its draws depend only on the run's seed, the epoch and the samples."""
 
     takes: IndexKind = "array"
 
@@ -188,12 +188,12 @@ def make_fetch(loader: DataLoader[Any], seed: int) -> Fetch:
 
 
 def _gathers_its_samples(kind: type[GatherDataset]) -> bool:
-    """Whether a sample of it is what `gather` says, and not what a subclass makes of that."""
+    """Whether samples come from `gather` alone, unchanged by a subclass's `__getitem__`."""
     return kind.__getitem__ is GatherDataset.__getitem__ and kind.__getitems__ is GatherDataset.__getitems__
 
 
 def inside(dataset: Any) -> Iterator[Any]:
-    """A data set, and those that it stands on."""
+    """A data set, and those that it wraps."""
     yield dataset
     if isinstance(dataset, Subset):
         yield from inside(dataset.dataset)
@@ -203,7 +203,7 @@ def inside(dataset: Any) -> Iterator[Any]:
 
 
 def find_unreadable(dataset: Any, read: Callable[[list[Any]], Any], indices: Sequence[Any]) -> str:
-    """Names the sample of a batch that cannot be read, by reading each alone."""
+    """Finds the sample that cannot be read, by reading each alone, and names it."""
     listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
     for index in listed:
         try:

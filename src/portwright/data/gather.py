@@ -1,8 +1,9 @@
-"""Data sets that read a whole batch at once."""
+"""Data sets that read a whole batch at once: of arrays, of files of records, of a store, or a user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,24 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from portwright.data.columns import Arrays, Indices, same_length
 from portwright.data.draws import Draws
+from portwright.data.files import open_files
+from portwright.data.store import Store, Verify
 from portwright.errors import UserError
 
-Arrays = dict[str, npt.NDArray[Any]]
-Indices = npt.NDArray[np.int64]
 Transform = Callable[[Arrays, Draws], Arrays]  # vectorised over the batch
 
-# Small on the disk, and hardly any op of torch takes them.
+# These types save disk space, but hardly any op of torch takes them.
 _WIDENED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64}
 _NATIVE_KINDS = "biufc"
 
 
 class GatherDataset(Dataset[dict[str, torch.Tensor]]):
-    """A data set whose subclasses give `__len__` and `gather`; a run's loader asks it for whole batches.
+    """A data set that reads whole batches; subclasses define `__len__` and `gather`.
 
-    Under a plain DataLoader it works too, sample by sample; there `draws` are those of `seed` and of the epoch last
-    told to `set_epoch`.
+    A plain DataLoader can read it sample by sample; `draws` then depend on `seed` and on the epoch last given to
+    `set_epoch`.
     """
 
     seed = 0
@@ -76,7 +78,7 @@ def check_indices(indices: Sequence[Any], num_samples: int) -> Indices:
 
 
 def as_tensor(name: str, array: Any, num_samples: int) -> torch.Tensor:
-    """One field of a batch as a tensor of its own memory."""
+    """One field of a batch as a tensor with memory of its own."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in _NATIVE_KINDS:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise UserError(
@@ -98,13 +100,28 @@ def as_tensor(name: str, array: Any, num_samples: int) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-class ArrayDataset(GatherDataset):
-    """Samples that lie in arrays, in memory or memory-mapped; `transform` sees each batch before it is given out."""
+class RecordDataset(GatherDataset):
+    """Stored records; `transform` changes each batch before it is returned."""
+
+    transform: Transform | None = None
+
+    def records(self, indices: Indices) -> Arrays:
+        """The records with these numbers as stored, each field stacked."""
+        raise NotImplementedError
+
+    def gather(self, indices: Indices, draws: Draws | None = None) -> Arrays:
+        batch = self.records(indices)
+        if self.transform is None:
+            return batch
+        return self.transform(batch, Draws(self.seed, self.epoch, indices) if draws is None else draws)
+
+
+class ArrayDataset(RecordDataset):
+    """Samples in arrays, in memory or memory-mapped; `transform` changes each batch before it is returned."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], transform: Transform | None = None) -> None:
         if not arrays:
             raise UserError("ArrayDataset got no array.", "Give at least one, as {'input_ids': array}.")
-        lengths = {}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in _NATIVE_KINDS:
                 kind = f"{array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -112,23 +129,83 @@ class ArrayDataset(GatherDataset):
                     f"ArrayDataset got {kind} for '{name}'.",
                     "Give numpy arrays of numbers or bools whose first dimension counts the samples.",
                 )
-            lengths[name] = len(array)
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise UserError(
-                f"the arrays of an ArrayDataset differ in their number of samples ({shown}).",
-                "Give arrays whose first dimensions are equal.",
-            )
+        self._length = same_length("ArrayDataset", {name: len(array) for name, array in arrays.items()})
         self.arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}
         self.transform = transform
-        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def records(self, indices: Indices) -> Arrays:
+        # `take` needs half the time of indexing by an array, for rows of some hundred bytes.
+        return {name: array.take(indices, axis=0) for name, array in self.arrays.items()}
+
+
+class FileDataset(RecordDataset):
+    """The records of HDF5, npy, npz, Parquet, Arrow, CSV or JSONL files, or of folders of them, as one data set.
+
+    `fields` names the fields to read (all by default). `interleave` takes one record of each file in turn instead of file
+    after file; with shuffle=True it changes nothing of note.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        transform: Transform | None = None,
+        fields: Sequence[str] | None = None,
+        *,
+        interleave: bool = False,
+    ) -> None:
+        places = [files] if isinstance(files, str | Path) else list(files)
+        self.columns = open_files(places, fields, interleave=interleave)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def records(self, indices: Indices) -> Arrays:
+        return self.columns.gather(indices)
+
+
+class StoreDataset(RecordDataset):
+    """The records of a store that `portwright data prepare` or a StoreWriter made.
+
+    `fields` names the fields to read (all by default). With `vocab_size`, the ids in `ids_field` are checked against it at
+    once (default: `input_ids`, or `tokens` as `portwright data prepare` writes them).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        transform: Transform | None = None,
+        fields: Sequence[str] | None = None,
+        *,
+        verify: Verify = "touch",
+        vocab_size: int | None = None,
+        ids_field: str | None = None,
+    ) -> None:
+        self.store = Store(folder, fields, verify=verify)
+        self.transform = transform
+        if vocab_size is not None:
+            names = self.store.names
+            usual = "tokens" if "tokens" in names and "input_ids" not in names else "input_ids"
+            self.store.require_ids(ids_field or usual, vocab_size)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def records(self, indices: Indices) -> Arrays:
+        return self.store.gather(indices)
+
+
+class FirstSamples(GatherDataset):
+    """The first samples of another data set."""
+
+    def __init__(self, dataset: GatherDataset, num_samples: int) -> None:
+        self.dataset, self._length = dataset, min(num_samples, len(dataset))
 
     def __len__(self) -> int:
         return self._length
 
     def gather(self, indices: Indices, draws: Draws | None = None) -> Arrays:
-        # take: half the time of indexing by an array, for rows of some hundred bytes.
-        batch = {name: array.take(indices, axis=0) for name, array in self.arrays.items()}
-        if self.transform is None:
-            return batch
-        return self.transform(batch, Draws(self.seed, self.epoch, indices) if draws is None else draws)
+        return self.dataset.gather(indices, Draws(self.seed, self.epoch, indices) if draws is None else draws)

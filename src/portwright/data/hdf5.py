@@ -1,10 +1,11 @@
-"""HDF5 files: contiguous data sets are memory-mapped past the library, chunked ones read a chunk at a time."""
+"""HDF5 files: contiguous data sets are memory-mapped without the library, chunked ones are read chunk by chunk."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,30 @@ import numpy as np
 from portwright.data.columns import Arrays, Indices, describe, same_length
 from portwright.data.manifest import Field
 from portwright.errors import UserError, suggest
+from portwright.extras import missing
 
-ZOO_FIELDS = ("input_ids", "attention_mask", "labels")  # rows of the model zoo's `data`, [records, 3, length]
+HDF5_ENDINGS = (".h5", ".hdf5")
+ZOO_FIELDS = ("input_ids", "attention_mask", "labels")  # along axis 1 of the zoo's `data`
 MOST_BYTES_IN_MEMORY = 2 << 30  # of chunked data sets of one file
 
 
 class Hdf5Columns:
     """Data sets of an HDF5 file by name, `group/name` inside of groups.
 
-    A lone data set `data` of [records, 3, length] is the model zoo's: input_ids, attention_mask and labels. A chunked
-    one is read into memory at once, up to `MOST_BYTES_IN_MEMORY`; beyond, each batch reads every chunk that it touches.
-    The library's handles do not survive a fork, so that each process opens its own.
+    A single data set `data` of [records, 3, length] is the model zoo's: input_ids, attention_mask and labels. Chunked data
+    sets up to `MOST_BYTES_IN_MEMORY` are read into memory at once; larger ones, or all without `in_memory`, are read again
+    by each batch, every chunk that it touches. Each process opens the file itself: handles do not survive a fork.
     """
 
-    def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
+    def __init__(self, path: Path, names: Sequence[str] | None = None, *, in_memory: bool = True) -> None:
         self.where = str(path)
         self.is_slow = False  # chunks are read anew for each batch
-        self._path = path
+        self._path, self._in_memory = path, in_memory
         self._handle: tuple[int, Any] | None = None
-        with self._open() as file:
-            found = _find_datasets(file)
+        with open_hdf5(path) as file:
+            found: dict[str, Any] = {}
+            kind = importlib.import_module("h5py").Dataset
+            file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, kind) else None)
             self._is_zoo = _is_zoo(found, names)
             wanted = ["data"] if self._is_zoo else list(found) if names is None else list(names)
             for name in wanted:
@@ -52,8 +57,8 @@ class Hdf5Columns:
         return self._length
 
     def __getstate__(self) -> dict[str, Any]:
-        names = None if self._is_zoo else [field.name for field in self.fields]
-        return {"path": self._path, "names": names}
+        names = [field.name for field in self.fields]
+        return {"path": self._path, "names": names, "in_memory": self._in_memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -76,48 +81,34 @@ class Hdf5Columns:
             if dataset.shape[0] == 0:
                 self._mapped[name] = np.empty(dataset.shape, dtype=dataset.dtype)
             elif offset is not None:
-                mapped = np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape)
+                with reading(self._path, name):
+                    mapped = np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape)
                 self._mapped[name] = mapped.view(np.ndarray)
-            elif total <= MOST_BYTES_IN_MEMORY:
-                self._mapped[name] = self._read(name, dataset)
+            elif self._in_memory and total <= MOST_BYTES_IN_MEMORY:
+                with reading(self._path, name):
+                    self._mapped[name] = dataset[()]
             else:
                 self._chunked[name] = dataset.chunks[0] if dataset.chunks else 1024
                 self.is_slow = True
 
-    def _read(self, name: str, dataset: Any) -> Any:
-        try:
-            return dataset[()]
-        except (OSError, RuntimeError) as error:
-            raise _unreadable(self._path, name, error) from error
-
-    def _open(self) -> Any:
-        h5py: Any = importlib.import_module("h5py")  # which has no types
-        try:
-            return h5py.File(self._path, "r")
-        except FileNotFoundError as error:
-            raise UserError(f"there is no file {self._path}.", "Correct the path.") from error
-        except OSError as error:
-            raise UserError(
-                f"{self._path} cannot be opened as HDF5: {error}.",
-                "It may be cut off; fetch or write it anew.",
-            ) from error
-
     def _own_handle(self) -> Any:
         if self._handle is None or self._handle[0] != os.getpid():
-            self._handle = (os.getpid(), self._open())
+            self._handle = (os.getpid(), open_hdf5(self._path))
         return self._handle[1]
 
 
-def _find_datasets(file: Any) -> dict[str, Any]:
-    h5py: Any = importlib.import_module("h5py")
-    found: dict[str, Any] = {}
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[name] = item
-
-    file.visititems(visit)
-    return found
+def open_hdf5(path: Path) -> Any:
+    try:
+        h5py: Any = importlib.import_module("h5py")  # which has no types
+        return h5py.File(path, "r")
+    except ImportError as error:
+        raise missing("h5py", f"'{path}'") from error
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {path}.", "Correct the path.") from error
+    except OSError as error:
+        raise UserError(
+            f"'{path}' cannot be read as HDF5: {error}.", "It may be cut off; fetch or write it anew."
+        ) from error
 
 
 def _is_zoo(found: dict[str, Any], names: Sequence[str] | None) -> bool:
@@ -129,7 +120,7 @@ def _is_zoo(found: dict[str, Any], names: Sequence[str] | None) -> bool:
 
 
 def _offset(dataset: Any) -> int | None:
-    """Where a data set lies in its file as plain bytes; None where it does not."""
+    """Where a data set's plain bytes begin in its file; None where it is not stored so."""
     if dataset.chunks is not None or dataset.external or dataset.is_virtual or dataset.compression:
         return None
     offset = dataset.id.get_offset()
@@ -142,15 +133,16 @@ def _read_chunks(dataset: Any, step: int, indices: Indices) -> Any:
     for chunk in np.unique(chunk_of).tolist():
         places = np.flatnonzero(chunk_of == chunk)
         low = chunk * step
-        try:
-            rows = dataset[low : low + step]
-        except (OSError, RuntimeError) as error:
-            raise _unreadable(
-                Path(dataset.file.filename), f"{dataset.name}, records {low} to {low + step - 1}", error
-            ) from error
-        out[places] = rows[indices[places] - low]
+        with reading(dataset.file.filename, f"{dataset.name}, records {low} to {low + step - 1}"):
+            out[places] = dataset[low : low + step][indices[places] - low]
     return out
 
 
-def _unreadable(path: Path, what: str, error: Exception) -> UserError:
-    return UserError(f"{path}: {what} cannot be read: {error}.", "It may be damaged; fetch or write it anew.")
+@contextmanager
+def reading(path: Path | str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"{path}: {what} cannot be read: {error}.", "It may be damaged; fetch or write it anew."
+        ) from error

@@ -1,4 +1,4 @@
-"""The loader that the trainer draws from: it knows its position, and takes it up again after a kill."""
+"""The trainer's data loader: it knows its position and can continue from it after a kill."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from portwright.data.advice import advise
 from portwright.data.listed import ListSource
 from portwright.data.mapped import MapSource
 from portwright.data.order import iterates_like
-from portwright.data.remote import Channel, RemoteSource
-from portwright.data.source import Shared, Source
+from portwright.data.source import Channel, RemoteSource, Shared, Source
 from portwright.data.split import Counts
 from portwright.data.streamed import StreamSource
 from portwright.errors import UserError
@@ -26,9 +25,9 @@ _DATALOADER_CURE = "Return torch.utils.data.DataLoader(dataset, batch_size=...),
 class ResumableLoader:
     """Gives the batches of a user's loader, sharded over the ranks, from any position on.
 
-    With `repeat` it goes on for ever, epoch after epoch, and every iter() continues where the last one stood.
-    Without, each iter() is one pass over epoch 0, or over the rest of the epoch that was sought.
-    With a `channel` the batches are made by other processes, and are the same.
+    With `repeat` it runs for ever, epoch after epoch, and every iter() continues where the last one stopped.
+    Without it, each iter() is one pass over epoch 0, or over the rest of the epoch that `seek` chose.
+    With a `channel` other processes make the batches; they are the same batches.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ResumableLoader:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size}")
         self._shared = Shared(name, seed, rank, world_size, keeps_small=not repeat)
-        self._source = open_source(loader, self._shared)
+        self._source: Source = open_source(loader, self._shared)
         if channel is not None:
             self._source = RemoteSource(self._source, channel, self._shared, repeat=repeat)
         for line in advise(loader, is_training=repeat):
@@ -53,16 +52,16 @@ class ResumableLoader:
         self._repeat = repeat
         self._epoch = 0
         self._batch = 0  # number of the next batch in its epoch
-        self._samples = 0  # of all ranks, since the start of the run
-        self._turn = 0  # changes when the position is moved from outside
+        self._samples = 0  # given to all ranks together since the start of the run
+        self._num_moves = 0  # changes when the position is moved from outside
         self._was_sought = False
-        # Weak, so that workers end when the last one who draws from them lets go.
+        # A weak reference, so that the workers end with the last user of this iterator.
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self.last_counts: Counts = (0, 0)
 
     @property
     def notes(self) -> list[str]:
-        """What the user should be told; some come up only while batches are read."""
+        """Messages for the user; some arise only while batches are read."""
         return self._shared.notes
 
     @property
@@ -90,13 +89,8 @@ class ResumableLoader:
         return num_batches - is_short
 
     @property
-    def batch_sizes_vary(self) -> bool:
-        """Whether batches may differ in size; True also where that is not known beforehand."""
-        return self._source.batch_sizes_vary
-
-    @property
     def is_ahead(self) -> bool:
-        """Whether batches are made while the last one is used: by workers, or by a thread once that has shown to pay."""
+        """Whether batches are made while the last one is used: by workers, or by a thread where that saves time."""
         return self._source.is_ahead
 
     def __iter__(self) -> Iterator[Any]:
@@ -117,13 +111,13 @@ class ResumableLoader:
     def _run(self) -> Generator[Any, None, None]:
         try:
             while True:
-                turn = self._turn
+                num_moves = self._num_moves
                 for number, batch, counts in self._source.read(self._epoch, self._batch):
                     self._batch = number + 1
                     self._samples += counts[1]
                     self.last_counts = counts
                     yield batch
-                    if self._turn != turn:
+                    if self._num_moves != num_moves:
                         break
                 else:
                     self._epoch += 1
@@ -134,7 +128,7 @@ class ResumableLoader:
             self._running = None
 
     def position(self) -> dict[str, Any]:
-        """Gives the place of the next batch that has not been handed out, as JSON."""
+        """The position of the next batch that has not been given yet, as JSON."""
         epoch, batch, state = self._epoch, self._batch, self._source.state()
         has_ended = state is not None and state.pop("has_ended")
         if batch and (batch == self._source.end or has_ended):
@@ -143,7 +137,7 @@ class ResumableLoader:
         return position if state is None else {**position, "state": state}
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Moves to a position that `position()` gave, in this process or in one that is dead."""
+        """Moves to a position that `position()` gave in this run or in an earlier one."""
         epoch, batch, samples = (
             _count(position, key, self._shared.name) for key in ("epoch", "batch", "samples")
         )
@@ -157,18 +151,18 @@ class ResumableLoader:
         if state is not None and not (isinstance(state, Mapping) and {"dataset", "random"} <= state.keys()):
             raise _damaged(self._shared.name, f"state is {type(state).__name__} without dataset and random")
         if self._find_running() is not None and (epoch, batch) == (self._epoch, self._batch):
-            return  # already there, with batches perhaps on their way
+            return  # already there; batches in preparation stay valid
         self._move(epoch, batch, samples)
         self._source.load_state(None if state is None else dict(state))
         self._was_sought = True
 
     def _move(self, epoch: int, batch: int, samples: int) -> None:
         if (epoch, batch) != (self._epoch, self._batch):
-            self._turn += 1
+            self._num_moves += 1
         self._epoch, self._batch, self._samples = epoch, batch, samples
 
     def recent(self, back: int) -> Any | None:
-        """Loads again the batch handed out `back` batches ago (1: the last); None where that cannot be done."""
+        """Loads again the batch given `back` batches ago (1: the last); None where that cannot be done."""
         epoch, number = self._epoch, self._batch - back
         while number < 0 and epoch > 0 and self.num_batches:
             epoch, number = epoch - 1, number + self.num_batches
@@ -205,7 +199,7 @@ def _damaged(name: str, how: str) -> UserError:
 
 
 def open_source(data: Any, shared: Shared) -> Source:
-    """The input that a user's data function has returned, as something that can be read from any batch on."""
+    """A Source, readable from any batch on, for what the user's data function returned."""
     refusal = _refuse(data)
     if refusal:
         raise UserError(f"{shared.name}: the data function returned {refusal}.", _DATALOADER_CURE)
@@ -219,7 +213,7 @@ def open_source(data: Any, shared: Shared) -> Source:
 
 
 def _refuse(data: Any) -> str | None:
-    """Says what is wrong with something that is no loader."""
+    """Why an object cannot serve as a loader; None where it can."""
     kind = type(data).__name__
     if data is None:
         return "None: a return statement is missing"

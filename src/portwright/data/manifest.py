@@ -1,4 +1,4 @@
-"""What a store says of itself: manifest.json, and beside each shard the description that the manifest is made from."""
+"""The description of a store: manifest.json, and beside each shard the part that the manifest is made from."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DTYPES = (
 )  # fmt: skip
 BLOCK_BYTES = 65536  # of records that share a checksum
 _ALIGNMENT = 64  # bytes, of each field in a shard: a cache line
-_MOST = 1 << 48  # of anything that is counted: their products are still numbers that numpy takes
+_MAX_COUNT = 1 << 48  # the limit of every count, so that products of counts fit into numpy's integers
 
-Count = Annotated[int, Bounded(ge=0, le=_MOST)]
-PositiveCount = Annotated[int, Bounded(ge=1, le=_MOST)]
+Count = Annotated[int, Bounded(ge=0, le=_MAX_COUNT)]
+PositiveCount = Annotated[int, Bounded(ge=1, le=_MAX_COUNT)]
 
 
 class DamagedManifest(UserError):
-    """It was a store's manifest once; one that is of something else is a plain UserError."""
+    """A store's manifest that is damaged; a file that never was one is a plain UserError."""
 
 
 class _Strict(BaseModel):
@@ -64,7 +64,7 @@ class Field(_Strict):
     @field_validator("shape")
     @classmethod
     def _is_countable(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if math.prod(shape) > _MOST:
+        if math.prod(shape) > _MAX_COUNT:
             raise ValueError(f"shape {list(shape)} has more values than can be counted")
         return shape
 
@@ -80,7 +80,7 @@ class Field(_Strict):
 class ShardInfo(_Strict):
     """One shard file: its fields one after another, each [records, *shape], then the checksums of their blocks.
 
-    `lowest` and `highest` are those of each integer field, so that ids beyond a vocabulary are found without reading.
+    `lowest` and `highest` bound the values of each integer field, so that ids beyond a vocabulary are found unread.
     """
 
     file: str
@@ -105,28 +105,24 @@ class Header(_Strict):
     version: int = VERSION
     fields: tuple[Field, ...]
     block_records: PositiveCount
-    tokenizer: dict[str, Any] | None = None  # fingerprint, vocab_size and what else its maker tells
+    tokenizer: dict[str, Any] | None = None  # fingerprint, vocab_size and what its maker adds
     made_by: dict[str, Any]
 
-    @field_validator("fields", mode="before")
+    @field_validator("fields")
     @classmethod
-    def _make_fields(cls, fields: Any) -> tuple[Field, ...]:
-        made = tuple(
-            each if isinstance(each, Field) else Field(each["name"], each["dtype"], tuple(each["shape"]))
-            for each in fields
-        )
-        names = [each.name for each in made]
+    def _are_different(cls, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        names = [each.name for each in fields]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"fields are {names}: there has to be one, and each only once")
-        return made
+        return fields
 
     @property
     def fingerprint(self) -> str:
-        """Equal where shards may lie in one store."""
+        """A hash that is equal where shards may be in one store."""
         return f"{zlib.crc32(_canonical(self.model_dump(mode='json'))):08x}"
 
     def place(self, num_records: int) -> tuple[dict[str, int], int]:
-        """Where each field begins in a shard of so many records, and where the checksums do."""
+        """Where each field and the checksums begin, in bytes, in a shard of `num_records` records."""
         offsets, end = {}, 0
         for field in self.fields:
             offsets[field.name] = end
@@ -145,11 +141,6 @@ class Manifest(_Strict):
     num_records: Count
     shards: tuple[ShardInfo, ...]
 
-    @field_validator("shards", mode="before")
-    @classmethod
-    def _as_tuple(cls, shards: Any) -> tuple[Any, ...]:
-        return tuple(shards)
-
     def to_text(self) -> str:
         document = self.model_dump(mode="json")
         return json.dumps({**document, "crc32": zlib.crc32(_canonical(document))}, indent=1) + "\n"
@@ -160,27 +151,18 @@ def choose_block_records(fields: tuple[Field, ...]) -> int:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a store, or the error that names what is wrong with it."""
+    """Reads a store's manifest; raises an error that names what is wrong with it."""
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise _no_store(folder) from error
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror or error}.", "Name the folder of a store."
         ) from error
-    except UnicodeDecodeError as error:
-        raise _damaged(path, f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(path, f"it is not JSON ({error.msg}, line {error.lineno})") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # numbers of thousands of digits, lists in lists without end
-        raise _damaged(path, f"it cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+        raise _damaged(path, f"it is not UTF-8 or not JSON ({error})") from error
     header = document.get("header") if isinstance(document, dict) else None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UserError(
@@ -196,8 +178,8 @@ def read_manifest(folder: Path) -> Manifest:
     if crc32 != zlib.crc32(_canonical(document)):
         raise _damaged(path, "its checksum does not match its content")
     try:
-        manifest = Manifest.model_validate(document)
-    except (ValidationError, KeyError, TypeError) as error:
+        manifest = Manifest.model_validate_json(json.dumps(document))
+    except (ValidationError, TypeError) as error:
         raise _damaged(path, _first_complaint(error)) from error
     counted = sum(shard.records for shard in manifest.shards)
     if counted != manifest.num_records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import islice
@@ -14,53 +15,96 @@ from portwright.data.ahead import NUM_BATCHES_A_STRETCH, Pace, make_ahead
 from portwright.data.failures import (
     Failure,
     describe,
-    describe_death,
     name_cause,
     name_of,
     name_sample,
     name_samples,
-    raise_failure,
     too_short_error,
 )
 from portwright.data.fetch import Fetch, GatherFetch, make_fetch
-from portwright.data.order import FixedOrder, make_order
+from portwright.data.order import FixedOrder, Order, make_order
 from portwright.data.probe import Probe
-from portwright.data.remote import Wanted
 from portwright.data.seeding import RandomStream, derive_seed, seed_process
-from portwright.data.shards import Counted, Shards
-from portwright.data.source import Numbered, Shared
-from portwright.data.split import Counts, count_samples
+from portwright.data.source import Numbered, Shared, Source, Wanted
+from portwright.data.split import Counts, part_bounds
 from portwright.data.workers import ActingWorker, Progress, Task, WorkerFetch, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
 
+# Counts of None: one index is a whole batch, whose samples are counted once it is loaded.
+Counted = tuple[Task, Counts | None]
 
-class MapSource:
+
+class Shards:
+    """Splits an Order's batches among ranks; as a DataLoader's sampler it remembers the tasks it gave."""
+
+    def __init__(self, order: Order, shared: Shared, num_parts: int, num_replicas: int, what: str) -> None:
+        self._order = order
+        self._shared = shared
+        self._num_parts = num_parts
+        self._num_replicas = num_replicas
+        self._what = what
+        self._epoch = self._start = 0
+        self.in_flight: deque[Counted] = deque()  # given to workers whose results have not been taken
+
+    def read(self, epoch: int, start: int) -> Iterator[Counted]:
+        rank, num_parts, replicas = self._shared.rank, self._num_parts, self._num_replicas
+        is_batched = self._order.is_batched
+        num_given = num_dropped = 0
+        for number, indices in self._order.batches(epoch, start):
+            if not (is_batched or isinstance(indices, list)):
+                yield Task(epoch, number, 0, indices), None
+            elif num_parts == 1:
+                size = len(indices)
+                yield Task(epoch, number, 0, indices), (size, size * replicas)
+            else:
+                size = len(indices)
+                if size >= num_parts:
+                    low, high = part_bounds(size, rank, num_parts)
+                    yield Task(epoch, number, low, indices[low:high]), (high - low, size)
+                elif (counts := self._shared.counts_of_small(size)) is not None:
+                    yield Task(epoch, number, 0, indices), counts
+                else:
+                    num_dropped += 1
+                    continue
+            num_given += 1
+        if not num_given and start == 0:
+            raise self._shared.no_batch_error(f"the sampler of {self._what}", num_dropped)
+
+    def aim(self, epoch: int, start: int) -> deque[Counted]:
+        """Sets where the next iteration starts, and gives the queue of its tasks."""
+        self._epoch, self._start = epoch, start
+        self.in_flight = deque()
+        return self.in_flight
+
+    def __iter__(self) -> Iterator[Task]:
+        in_flight = self.in_flight
+        for task, counts in self.read(self._epoch, self._start):
+            in_flight.append((task, counts))
+            yield task
+
+
+class MapSource(Source):
     """The batches of a map-style DataLoader, in an order that depends on seed and epoch alone."""
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._loader = loader
-        self._shared = shared
-        self._what = name_of(loader.dataset)
         batch_sampler = loader.batch_sampler
         samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-        self._num_replicas = shared.count_replicas(*samplers)
-        self._num_parts = shared.world_size if self._num_replicas == 1 else 1
+        super().__init__(shared, name_of(loader.dataset), *samplers)
         self._fetch = make_fetch(loader, shared.seed)
         self._order = make_order(
             loader,
             name=shared.name,
             seed=shared.seed,
-            # A tensor would go to a worker by shared memory, a file for each.
+            # Each tensor sent to a worker would take a file in shared memory.
             kind="list" if self._fetch.takes == "tensor" and loader.num_workers else self._fetch.takes,
         )
-        self._splitter = shared.make_splitter() if self._num_parts > 1 else None
         self._shards = Shards(self._order, shared, self._num_parts, self._num_replicas, self._what)
         self._pace = Pace() if isinstance(self._fetch, GatherFetch) else None
         self._parallel: DataLoader[Any] | None = None
-        self._progress: Progress | None = None
         self._generator = torch.Generator()
-        self._acting: AbstractContextManager[None] = nullcontext()
         self._probe: Probe | None = None
+        self._acting: AbstractContextManager[None] = nullcontext()
         if getattr(loader, "in_order", True) is False:
             shared.note("in_order=False is not kept: batches out of order could not be resumed.")
         self._measure()
@@ -85,9 +129,9 @@ class MapSource:
                 "come with the batch before."
             )
         replicas = self._num_replicas
-        self.batch_size: int | None = None if order.batch_size is None else order.batch_size * replicas
-        self.end: int | None = order.num_batches if order.is_exact else None
-        self.num_batches: int | None = order.num_batches
+        self.batch_size = None if order.batch_size is None else order.batch_size * replicas
+        self.end = order.num_batches if order.is_exact else None
+        self.num_batches = order.num_batches
         last = order.last_size
         if (
             self.num_batches is not None
@@ -100,9 +144,7 @@ class MapSource:
             last = order.batch_size
             if self.num_batches == 0:
                 raise self._shared.no_batch_error(self._what, num_dropped=1)
-        self.num_samples_of_last: int | None = None if last is None else last * replicas
-        one_size = last is not None and (last == order.batch_size or self.num_batches == 1)
-        self.batch_sizes_vary = not one_size
+        self.num_samples_of_last = None if last is None else last * replicas
 
     def _empty_error(self) -> UserError:
         num_samples = self._count_samples()
@@ -122,44 +164,42 @@ class MapSource:
             "It has to give at least one.",
         )
 
-    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+    def _check_start(self, start: int) -> None:
         if self.end is not None and start > self.end:
             raise too_short_error(self._shared.name, self._what, start)
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        self._check_start(start)
         pinned = pins(self._loader)
         if self._loader.num_workers == 0 and (not pinned or self._pace is not None):
             yield from self._read_here(epoch, start, pinned)
             return
         in_flight = self._shards.aim(epoch, start)
-        if self._loader.num_workers == 0:
-            for batch in pin(self._in_turn()):
-                if finished := self._finish(*in_flight.popleft(), batch):
-                    yield finished
-            return
-        with closing(self._in_workers(epoch)) as batches:
+        made = self._in_workers(epoch) if self._loader.num_workers else pin(self._in_turn())
+        with closing(made) as batches:
             for batch in batches:
                 if finished := self._finish(*in_flight.popleft(), batch):
                     yield finished
 
     def _read_here(self, epoch: int, start: int, pinned: bool) -> Iterator[Numbered]:
-        """Batches made in this process, and ahead of need where a data set gathers them and that pays."""
+        """Makes batches in this process; ahead of need where the data set gathers them and a thread saves time."""
         fetch, pace = self._fetch, self._pace
         counted = self._shards.read(epoch, start)
         if pinned:
             fetch = _pinning(fetch)
         while pace is not None and not pace.draws:
-            yield from self._try_out(counted, fetch, pace)
+            yield from self._time_first_batches(counted, fetch, pace)
             stretch = islice(counted, NUM_BATCHES_A_STRETCH)
             num_made = 0
+            made: Generator[tuple[Counted, Any], None, None]
             if pace.pays:
-                with closing(make_ahead(stretch, lambda each: fetch(each[0].indices, epoch))) as made:
-                    for (task, counts), batch in made:
-                        num_made += 1
-                        if finished := self._finish(task, counts, batch):
-                            yield finished
+                made = make_ahead(stretch, lambda each: fetch(each[0].indices, epoch))
             else:
-                for task, counts in stretch:
+                made = ((each, fetch(each[0].indices, epoch)) for each in stretch)
+            with closing(made) as batches:
+                for (task, counts), batch in batches:
                     num_made += 1
-                    if finished := self._finish(task, counts, fetch(task.indices, epoch)):
+                    if finished := self._finish(task, counts, batch):
                         yield finished
             if num_made < NUM_BATCHES_A_STRETCH:
                 return
@@ -168,7 +208,7 @@ class MapSource:
             if finished := self._finish(task, counts, fetch(task.indices, epoch)):
                 yield finished
 
-    def _try_out(self, counted: Iterator[Counted], fetch: Any, pace: Pace) -> Iterator[Numbered]:
+    def _time_first_batches(self, counted: Iterator[Counted], fetch: Any, pace: Pace) -> Iterator[Numbered]:
         while not pace.is_known and (following := next(counted, None)) is not None:
             task, counts = following
             batch = pace.watch(lambda task=task: fetch(task.indices, task.epoch))  # type: ignore[misc]
@@ -181,22 +221,10 @@ class MapSource:
                 yield finished
 
     def _finish(self, task: Task, counts: Counts | None, batch: Any) -> Numbered | None:
-        if type(batch) is Failure:
-            raise_failure(
-                batch, name=self._shared.name, dataset=self._what, epoch=task.epoch, batch=task.number
-            )
-        if counts is not None:
-            return task.number, batch, counts
-        # One index was a whole batch, which every rank has loaded.
-        size = count_samples(batch)
-        if self._splitter is None:
-            local = 1 if size is None else size
-            return task.number, batch, (local, local * self._num_replicas)
-        if size is not None and size < self._num_parts:
-            small = self._shared.counts_of_small(size)
-            return None if small is None else (task.number, batch, small)
-        part, local = self._splitter.split(batch, size)
-        return task.number, part, (local, size or 0)
+        if counts is None:  # every rank has loaded the whole batch that one index names
+            return self.take_part(task.epoch, task.number, batch)
+        self.check(task.epoch, task.number, batch)
+        return task.number, batch, counts
 
     def _in_turn(self) -> Iterator[Any]:
         for task in self._shards:
@@ -205,7 +233,7 @@ class MapSource:
     def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         try:
             loader = self._start() if self._parallel is None else self._parallel
-            # Workers that outlive an epoch are seeded once, so that they are so after a resume too.
+            # Workers that live for several epochs are seeded once only, and must get the same seed after a resume.
             self._generator.manual_seed(
                 derive_seed(self._shared.seed, 0 if loader.persistent_workers else epoch)
             )
@@ -223,20 +251,11 @@ class MapSource:
         self._parallel = copy_loader(self._loader, dataset, self._shards, self._generator)
         return self._parallel
 
-    def explain(self, error: BaseException, epoch: int) -> UserError | None:
-        found = self._progress.find(error) if self._progress is not None else None
-        if found is None:
-            return None
-        number, place = found
-        where = f"batch {number}"
+    def _name_death(self, epoch: int, batch: int, place: int) -> str:
         for task, _ in self._shards.in_flight:
-            if task.number == number:
-                where = f"{self._name_place(task.indices, place)} (epoch {task.epoch}, batch {number})"
-        return UserError(
-            f"{self._shared.name}: a worker of {self._what} died at {where}: {describe_death(error)}.",
-            "If memory or shared memory ran out, lower num_workers, prefetch_factor or the batch size; if that "
-            "sample crashes its decoder, leave it out.",
-        )
+            if task.number == batch:
+                return f"{self._name_place(task.indices, place)} (epoch {task.epoch}, batch {batch})"
+        return f"batch {batch}"
 
     def _name_place(self, indices: Any, place: int) -> str:
         if not self._order.is_batched:
@@ -254,12 +273,6 @@ class MapSource:
             "Set num_workers to 0 to see whether the data or the processes are at fault.",
         )
 
-    def state(self) -> dict[str, Any] | None:
-        return None
-
-    def load_state(self, state: dict[str, Any] | None) -> None:
-        pass
-
     def reread(self, epoch: int, number: int) -> Any | None:
         if not self._order.is_repeatable:
             return None
@@ -273,9 +286,6 @@ class MapSource:
 
     # -- batches that other processes make ---------------------------------------------------------------------------
 
-    knows_its_end = True
-    lanes_have_ended = False
-
     @property
     def pins_memory(self) -> bool:
         return pins(self._loader)
@@ -286,7 +296,7 @@ class MapSource:
 
     @property
     def probe(self) -> Probe | None:
-        # What worker_init_fn makes of a data set is seen in workers alone, and it may not be called where the training is.
+        # worker_init_fn may change the data set, but only in workers: it must not run in the training process.
         if self._probe is None and self._loader.worker_init_fn is None:
             self._probe = Probe(self._read_alone, self._count_samples() or 0)
         return self._probe
@@ -301,8 +311,7 @@ class MapSource:
             return None
 
     def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
-        if self.end is not None and start > self.end:
-            raise too_short_error(self._shared.name, self._what, start)
+        self._check_start(start)
         for task, counts in self._shards.read(epoch, start):
             order = {"task": [task.epoch, task.number, task.offset], "indices": task.indices}
             yield Wanted(epoch, order, kept=(task, counts))

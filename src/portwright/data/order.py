@@ -1,11 +1,11 @@
-"""Which samples make up which batch of which epoch, for data sets that are read by index."""
+"""The indices of the samples in each batch of each epoch, for data sets that are read by index."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +24,31 @@ from portwright.data.fetch import IndexKind
 from portwright.data.seeding import RandomStream, derive_seed, make_generator
 from portwright.errors import UserError
 
-_BATCHES_A_DRAW = 16  # a sampler is asked for this many batches at once: entering a RandomStream takes 100 µs
+_BATCHES_A_DRAW = 16  # batches asked of a sampler at once, since entering a RandomStream takes 100 µs
 
 
-class Order(Protocol):
+class Order:
     """Gives the indices of each batch of an epoch, from any batch on."""
 
-    batch_size: int | None  # None: not one size, or one index is one batch
-    num_batches: int | None  # in an epoch, as far as it is known beforehand
-    last_size: int | None  # samples in an epoch's last batch
-    is_repeatable: bool  # whether an epoch may be asked for twice, out of turn
-    is_exact: bool  # whether num_batches is certain rather than a sampler's word
-    is_batched: bool  # whether an item of the order is a list of indices
+    is_repeatable = True  # whether an epoch may be asked for again, in any order
+    is_exact = True  # whether num_batches is certain, not just what a sampler says
 
-    def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]: ...
+    def __init__(
+        self, num_items: int | None, batch_size: int | None, drop_last: bool, *, is_batched: bool
+    ) -> None:
+        self.batch_size = batch_size  # None: not one size, or one index is one batch
+        self.is_batched = is_batched  # whether an item of the order is a list of indices
+        self.num_batches = num_items  # in an epoch; None where it is not known beforehand
+        self.last_size: int | None = None  # samples in an epoch's last batch
+        if num_items is not None and batch_size is not None:
+            self.num_batches, rest = divmod(num_items, batch_size)
+            self.last_size = batch_size if self.num_batches else None
+            if rest and not drop_last:
+                self.num_batches += 1
+                self.last_size = rest
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        raise NotImplementedError
 
 
 def is_resumed_by_itself(thing: Any) -> bool:
@@ -45,9 +56,9 @@ def is_resumed_by_itself(thing: Any) -> bool:
 
 
 def iterates_like(thing: Any, base: type) -> bool:
-    """Whether a thing may be replaced by an equal of its base class.
+    """Whether an object iterates as its base class does, so that one of ours may replace it.
 
-    A subclass that iterates in its own way may not, unless it does so only to be resumable, as torchdata's do.
+    A subclass with an `__iter__` of its own does not, unless it exists only to be resumable, as torchdata's do.
     """
     if not isinstance(thing, base):
         return False
@@ -55,7 +66,7 @@ def iterates_like(thing: Any, base: type) -> bool:
 
 
 def make_order(loader: DataLoader[Any], *, name: str, seed: int, kind: IndexKind) -> Order:
-    """Takes over the sampling of a map-style DataLoader."""
+    """Makes the Order that gives a map-style DataLoader's batches."""
     sampler: Any = loader.sampler
     batch_size, drop_last = None, False
     if loader.batch_sampler is not None:
@@ -83,10 +94,8 @@ def _length(sized: Any, name: str) -> int:
         ) from error
 
 
-class FixedOrder:
-    """All samples in batches of one size, in turn or, given a seed, in a new permutation each epoch."""
-
-    is_exact = is_repeatable = True
+class FixedOrder(Order):
+    """All samples in batches of one size: in order, or with a seed in a new permutation each epoch."""
 
     def __init__(
         self,
@@ -96,47 +105,37 @@ class FixedOrder:
         shuffle_seed: int | None,
         kind: IndexKind,
     ) -> None:
-        self.batch_size = batch_size
-        self.is_batched = batch_size is not None
+        super().__init__(num_samples, batch_size, drop_last, is_batched=batch_size is not None)
         self._stride = batch_size or 1
-        count, rest = divmod(num_samples, self._stride)
-        self.last_size: int | None = self._stride if count else None
-        if rest and not drop_last:
-            count += 1
-            self.last_size = rest
-        self._count = count
-        self.num_batches: int | None = count
-        if batch_size is None:
-            self.last_size = None  # one index is a whole batch, of unknown size
         self._num_samples = num_samples
         self._shuffle_seed = shuffle_seed
         self._kind = kind
         self._has_joined = False
 
     def join_last(self) -> None:
-        """Makes one batch of the last two."""
+        """Joins the last two batches into one."""
         assert self.last_size is not None
-        assert self._count > 1
-        self._count -= 1
-        self.num_batches = self._count
+        assert self.num_batches is not None
+        assert self.num_batches > 1
+        self.num_batches -= 1
         self.last_size += self._stride
         self._has_joined = True
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
-        stride, num_samples = self._stride, self._num_samples
+        stride, num_samples, count = self._stride, self._num_samples, self.num_batches or 0
         permuted: torch.Tensor | None = None
         if self._shuffle_seed is not None:
             permuted = torch.randperm(
                 num_samples, generator=make_generator(derive_seed(self._shuffle_seed, epoch))
             )
         if not self.is_batched:
-            for number in range(start, self._count):
+            for number in range(start, count):
                 yield number, number if permuted is None else int(permuted[number])
             return
         cut = self._cut_range if permuted is None else _cutter(permuted, self._kind)
-        for number in range(start, self._count):
+        for number in range(start, count):
             low = number * stride
-            takes_rest = self._has_joined and number == self._count - 1
+            takes_rest = self._has_joined and number == count - 1
             yield number, cut(low, num_samples if takes_rest else min(low + stride, num_samples))
 
     def _cut_range(self, low: int, high: int) -> Any:
@@ -152,8 +151,8 @@ def _cutter(permuted: torch.Tensor, kind: IndexKind) -> Callable[[int, int], Any
     return lambda low, high: cut[low:high]
 
 
-class DrawnOrder:
-    """What a sampler draws, made reproducible: seeded per epoch, away from the process's random numbers."""
+class DrawnOrder(Order):
+    """A sampler's indices, made reproducible: seeded per epoch and independent of the process's generators."""
 
     def __init__(
         self,
@@ -165,8 +164,11 @@ class DrawnOrder:
         seed: int,
         is_batched: bool,
     ) -> None:
-        self.batch_size = batch_size
-        self.is_batched = is_batched
+        try:
+            num_items = len(sampler)
+        except (TypeError, NotImplementedError):
+            num_items = None
+        super().__init__(num_items, batch_size, drop_last, is_batched=is_batched)
         self._sampler = sampler
         self._drop_last = drop_last
         self._name = name
@@ -174,22 +176,9 @@ class DrawnOrder:
         torch_samplers = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
         is_torchs = isinstance(sampler, torch_samplers) and type(sampler).__module__.startswith("torch.")
         self.is_exact = is_torchs or isinstance(sampler, (list, tuple, range))
-        # Any other sampler may carry something from epoch to epoch, so it has to live through all of them.
+        # Any other sampler may keep state from epoch to epoch, so that it must iterate over all of them in order.
         self.is_repeatable = self.is_exact or callable(getattr(sampler, "set_epoch", None))
         self._num_passes = 0
-        self.num_batches: int | None = None
-        self.last_size: int | None = None
-        try:
-            num_items = len(sampler)
-        except (TypeError, NotImplementedError):
-            return
-        self.num_batches = num_items
-        if batch_size is not None:
-            self.num_batches, rest = divmod(num_items, batch_size)
-            self.last_size = batch_size if self.num_batches else None
-            if rest and not drop_last:
-                self.num_batches += 1
-                self.last_size = rest
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
         while self._num_passes < epoch and not self.is_repeatable:
@@ -226,7 +215,7 @@ class DrawnOrder:
         seed = derive_seed(self._seed, "sampler", epoch)
         self._num_passes = epoch + 1
         self._prepare(epoch, seed)
-        stream = RandomStream(seed, spotless=True)  # a resumed run draws at other batches
+        stream = RandomStream(seed, spotless=True)  # a resumed run enters the stream at other batches
         iterator: Iterator[Any] | None = None
         while True:
             try:
@@ -250,7 +239,6 @@ class DrawnOrder:
             own = getattr(sampler, "generator", seed)
             if own is not None and not isinstance(own, torch.Generator):
                 continue
-            with contextlib.suppress(
-                AttributeError
-            ):  # a generator that cannot be replaced is the sampler's affair
+            # A sampler whose generator cannot be replaced keeps its own.
+            with contextlib.suppress(AttributeError):
                 sampler.generator = make_generator(seed)  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
-"""Whether two processes see the same samples at the same places, judged by a few of them.
+"""Compares a few samples of two processes, to find out whether both number their samples alike.
 
-A data set whose order comes of a set of strings, or of a directory that nobody sorted, has another order in every process: orders
-for its samples would repeat some and lose others, in silence. A run whose data are in order must never be refused, so that what
-differs from one reading to the next (an own generator, a clock), in all samples alike (a host's name) or by rounding says nothing.
+A data set that is ordered by a set of strings, or by an unsorted directory listing, has another order in each process: batches
+ordered by index would then silently repeat some samples and lose others. Correct data must never be refused. So parts are
+ignored that differ from one reading to the next (random numbers, a clock), are alike in all samples, or differ by rounding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from portwright.data.failures import Failure
 from portwright.data.seeding import RandomStream, untouched_cuda_rng
 from portwright.stream.progress import tell_progress
 
-Look = list[dict[str, list[Any]]]  # what there is to each sample that is looked at, as JSON
+Reading = list[dict[str, list[Any]]]  # for each sample read its parts by name, as JSON
 
-_NUM_LOOKS = 3  # that the coordinator takes before it tells anything
-_NUM_DOUBTS = 20  # looks of a worker that sees something else: chance, such as a flip now and then, shows itself meanwhile
-_MAX_PARTS = 16  # of a sample
-_NUM_MEANS = 8  # of an array
-_RICH_SIZE = 16  # numbers or letters: what is as long stands for its sample, and a label does not
-_ROUNDING, _EXACT_ROUNDING = 1e-3, 1e-9  # processors differ in their rounding, decoders by a bit
+_NUM_READINGS = 3  # readings of the coordinator, to leave out what changes
+_NUM_RECHECKS = 20  # further readings where samples differ: some parts change by chance
+_MAX_PARTS = 16  # compared in a sample
+_NUM_MEANS = 8  # that stand for an array
+_LONG_SIZE = 16  # numbers or letters: a part this long identifies its sample, a label does not
+_ROUNDING, _EXACT_ROUNDING = 1e-3, 1e-9  # relative; processors and decoders round differently
 
 
 class Probe:
@@ -36,88 +36,88 @@ class Probe:
     def __init__(self, read: Callable[[int], Any], num_samples: int) -> None:
         self._read = read
         self._places = sorted({0, num_samples // 2, num_samples - 1}) if num_samples > 1 else []
-        self._told: Look | None = None
+        self._told: Reading | None = None
         self._has_told = False
 
-    def tell(self) -> Look | None:
-        """What others may compare theirs with; None where that would say nothing."""
+    def tell(self) -> Reading | None:
+        """The parts to compare with another process's; None where nothing can be compared."""
         if not self._has_told:
             self._has_told = True
-            self._told = self._look()
-            for _ in range(1, _NUM_LOOKS):
-                self._told = _without_chance(self._told, self._look())
+            self._told = self._read_samples()
+            for _ in range(1, _NUM_READINGS):
+                self._told = _keep_unchanged(self._told, self._read_samples())
             if not self._told or not self._told[0]:
                 self._told = None
         return self._told
 
-    def contradicts(self, told: Look | None) -> bool:
-        """Whether these are certainly other samples than those that another process told of."""
-        mine = self._look() if told else None
-        for _ in range(_NUM_DOUBTS):
+    def contradicts(self, told: Reading | None) -> bool:
+        """Whether these samples certainly differ from those that another process told."""
+        mine = self._read_samples() if told else None
+        for _ in range(_NUM_RECHECKS):
             if not self._differs(mine, told):
                 return False
-            mine = _without_chance(mine, self._look())
+            mine = _keep_unchanged(mine, self._read_samples())
         return self._differs(mine, told)
 
-    def _look(self) -> Look | None:
-        look: Look = []
+    def _read_samples(self) -> Reading | None:
+        reading: Reading = []
         try:
             for place in self._places:
                 tell_progress()
-                # Anew for each: a transform that draws from the process's generators draws the same in all processes.
+                # A new stream for each sample: transforms then draw the same numbers in all processes.
                 with RandomStream(0, spotless=True), untouched_cuda_rng():
                     sample = self._read(place)
                 if type(sample) is Failure:
                     return None
-                look.append(dict(islice(_parts(sample), _MAX_PARTS)))
-        except Exception:  # whatever is wrong with the data comes up, and is told, when a batch is made
+                reading.append(dict(islice(_parts(sample), _MAX_PARTS)))
+        except Exception:  # an error in the data is reported when a batch is made
             return None
-        return look
+        return reading
 
-    def _differs(self, mine: Look | None, told: Look | None) -> bool:
+    def _differs(self, mine: Reading | None, told: Reading | None) -> bool:
         if not mine or not told or len(mine) != len(told):
             return False
         common = set[str].intersection(*(set(sample) for sample in (*mine, *told)))
-        telling = [
+        distinct = [
             name
             for name in common
-            if _tells_apart(mine, name)
-            and _tells_apart(told, name)
+            if _differs_in_each(mine, name)
+            and _differs_in_each(told, name)
             and not (self._is_index(mine, name) and self._is_index(told, name))
         ]
-        rich = [name for name in telling if all(_is_rich(sample[name]) for sample in told)]
+        long = [name for name in distinct if all(_is_long(sample[name]) for sample in told)]
         return any(
-            not any(_is_same(one[name], other[name]) for name in rich or telling)
+            not any(_is_same(one[name], other[name]) for name in long or distinct)
             for one, other in zip(mine, told, strict=True)
-            if telling
+            if distinct
         )
 
-    def _is_index(self, look: Look, name: str) -> bool:
-        """Whether a part of the samples is just the number that they were asked for by."""
-        numbers = [_as_number(sample[name]) for sample in look]
+    def _is_index(self, reading: Reading, name: str) -> bool:
+        """Whether a part of each sample is just the sample's index."""
+        numbers = [_as_number(sample[name]) for sample in reading]
         return numbers == self._places
 
 
-def _tells_apart(look: Look, name: str) -> bool:
-    """Whether a part of the samples is another in each of them."""
-    return not any(_is_same(one[name], other[name]) for one, other in combinations(look, 2))
+def _differs_in_each(reading: Reading, name: str) -> bool:
+    """Whether a part has a different value in each sample."""
+    return not any(_is_same(one[name], other[name]) for one, other in combinations(reading, 2))
 
 
-def _without_chance(look: Look | None, again: Look | None) -> Look | None:
-    """Leaves out the parts that were not the same in another look."""
-    if not look or not again:
+def _keep_unchanged(reading: Reading | None, again: Reading | None) -> Reading | None:
+    """Keeps the parts that another reading found unchanged."""
+    if not reading or not again:
         return None
-    pairs = list(zip(look, again, strict=True))
+    pairs = list(zip(reading, again, strict=True))
     steady = [
         name
-        for name in look[0]
+        for name in reading[0]
         if all(name in one and name in other and _is_same(one[name], other[name]) for one, other in pairs)
     ]
-    return [{name: sample[name] for name in steady} for sample in look]
+    return [{name: sample[name] for name in steady} for sample in reading]
 
 
 def _parts(value: Any, where: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The texts and arrays that a sample consists of; other things are passed over."""
+    """Yields the texts and arrays in a sample; other values are skipped."""
     if isinstance(value, Mapping):
         for key in value:
             yield from _parts(value[key], f"{where}/{key}")
@@ -126,7 +126,7 @@ def _parts(value: Any, where: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _parts(item, f"{where}/{place}")
     elif isinstance(value, (str, bytes)):
         text = value if isinstance(value, bytes) else value.rsplit("/", 1)[-1].encode(errors="replace")
-        digest = hashlib.blake2b(text, digest_size=8).hexdigest()  # of a path without its folders
+        digest = hashlib.blake2b(text, digest_size=8).hexdigest()  # of a path only the file's name
         yield where, ["text", [len(text)], digest]
     elif isinstance(value, torch.Tensor):
         plain = value.detach().cpu()
@@ -156,8 +156,8 @@ def _is_same(one: list[Any], other: list[Any]) -> bool:
     return all(abs(a - b) <= margin for a, b in zip(one[3:], other[3:], strict=True))
 
 
-def _is_rich(part: list[Any]) -> bool:
-    return bool(math.prod(part[1]) >= _RICH_SIZE)
+def _is_long(part: list[Any]) -> bool:
+    return bool(math.prod(part[1]) >= _LONG_SIZE)
 
 
 def _as_number(part: list[Any]) -> float | None:

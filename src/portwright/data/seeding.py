@@ -1,4 +1,4 @@
-"""Random numbers that belong to the data, apart from those of the training."""
+"""Random numbers for the data, separate from those of the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Gives 63 bits that depend on every part, so that neighbouring epochs and batches share nothing."""
+    """A 63-bit seed that depends on every part, so that neighbouring epochs and batches have unrelated seeds."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -26,21 +26,21 @@ def make_generator(seed: int) -> torch.Generator:
 
 def seed_process(seed: int) -> None:
     """Seeds the global generators of torch (CPU), numpy and random."""
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the accelerators too, at 100 µs
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds the accelerators: 100 µs
     random.seed(seed)
-    # The 1 keeps numpy from drawing the very numbers of random, whose algorithm it shares.
+    # numpy and random share an algorithm; the 1 gives numpy other numbers.
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])
 
 
 class RandomStream:
-    """A stream of random numbers that user code draws from while it runs inside `with stream:`.
+    """Random generators that user code draws from inside `with stream:`.
 
-    Outside of the block the process's own generators stand where they stood, so that what the data draw
-    neither disturbs the training nor depends on it. CUDA's generators are left alone.
+    After the block the process's own generators continue where they were, so that the data's draws neither disturb
+    the training nor depend on it. CUDA's generators are not touched.
 
-    Exchanging numpy's bit generator takes half a microsecond, copying its state seventy. The price of the former is
-    the spare normal that legacy randn keeps, which is lost at each exchange. That does no harm where every run
-    exchanges at the same batches; elsewhere the stream has to be `spotless`.
+    Swapping numpy's bit generator takes 0.5 µs, copying its state 70 µs. But each swap loses the spare normal number
+    that legacy randn keeps. Where every run swaps at the same batches, that does no harm; elsewhere the stream must
+    be `spotless`.
     """
 
     def __init__(self, seed: int, *, spotless: bool) -> None:
@@ -72,7 +72,7 @@ class RandomStream:
             np.random.set_state(self._outer_spare)
 
     def state(self) -> dict[str, Any]:
-        """Gives where the stream stands, as JSON."""
+        """The state of the stream's generators, as JSON."""
         if self._own_torch is None:
             return {}
         words = self._own_numpy.state["state"]
@@ -98,7 +98,7 @@ class RandomStream:
 
 @contextmanager
 def untouched_cuda_rng() -> Iterator[None]:
-    """Whatever is drawn inside leaves CUDA's generators as they were, where there are any."""
+    """Restores CUDA's generators, where there are any, after the block."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         yield
         return

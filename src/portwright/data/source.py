@@ -1,12 +1,22 @@
-"""What every kind of input offers to the loader, and what they share."""
+"""The interface of every kind of input, read in this process or through batches that other processes make.
+
+An input describes each batch that is wanted (`wanted`), makes a described batch (`make`, in the process that reads), and
+receives it (`finish`, in the process that trains). Whichever process makes a batch, it is the one that a DataLoader's
+worker would have made, since its random numbers depend on the batch alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from portwright.data.split import BatchSplitter, Counts
+from torch.utils.data._utils import pin_memory as torch_pin
+
+from portwright.data.failures import Failure, describe_death, raise_failure
+from portwright.data.probe import Probe, Reading
+from portwright.data.split import BatchSplitter, Counts, count_samples
+from portwright.data.workers import Progress
 from portwright.errors import UserError
 
 Numbered = tuple[int, Any, Counts]  # a batch with its number in the epoch
@@ -14,16 +24,15 @@ Numbered = tuple[int, Any, Counts]  # a batch with its number in the epoch
 
 @dataclass
 class Shared:
-    """What a source has to know of the run that it serves."""
+    """What a source needs to know of its run."""
 
     name: str  # train_input or eval_input
     seed: int
     rank: int
     world_size: int
     notes: list[str] = field(default_factory=list)
-    keeps_small: bool = (
-        False  # batches of fewer samples than ranks are given, whole, to all; the first one counts them
-    )
+    # Give a batch of fewer samples than ranks, whole, to every rank; only rank 0 counts its samples.
+    keeps_small: bool = False
 
     def note(self, text: str) -> None:
         line = f"{self.name}: {text}"
@@ -31,7 +40,7 @@ class Shared:
             self.notes.append(line)
 
     def counts_of_small(self, num_samples: int) -> Counts | None:
-        """Counts of a batch that has not a sample for every rank; None: it is left out.
+        """Counts of a batch with fewer samples than ranks; None: it is left out.
 
         An evaluation must count every sample, yet each rank has to take the same number of steps.
         """
@@ -40,11 +49,8 @@ class Shared:
             return None
         return (num_samples if self.rank == 0 else 0), num_samples
 
-    def make_splitter(self) -> BatchSplitter | None:
-        return BatchSplitter(self.name, self.rank, self.world_size) if self.world_size > 1 else None
-
     def count_replicas(self, *things: Any) -> int:
-        """Gives over how many processes a sampler or data set of the user shards; 1: none does."""
+        """The number of processes that the user's sampler or data set shards over; 1: it does not shard."""
         for thing in things:
             num_replicas, rank = getattr(thing, "num_replicas", None), getattr(thing, "rank", None)
             if not (isinstance(num_replicas, int) and isinstance(rank, int) and num_replicas > 1):
@@ -82,40 +88,220 @@ class Shared:
         )
 
 
-class Source(Protocol):
+class EndOfLane:
+    """Given instead of a batch: its lane has no more batches in this epoch."""
+
+
+END = EndOfLane()
+
+
+class NeedsFreshInput(Exception):
+    """Raised by `make` where the wanted batch was passed already: the input must be opened again to reach it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A batch that another process is to make."""
+
+    epoch: int
+    order: dict[str, Any]  # the argument of `make`, plain values and arrays
+    lane: int | None = None  # batches of one lane are read in turn, by one process
+    kept: Any = None  # what `finish` needs again
+
+
+class Source:
     """An input that can be read from any batch of any epoch."""
 
-    batch_size: int | None  # samples of a full batch, of all ranks together; None: not known
-    num_batches: int | None  # given in one epoch, as far as it is known
-    num_samples_of_last: int | None  # in an epoch's last batch, of all ranks together
-    batch_sizes_vary: bool  # True also where nothing is known of the sizes
+    batch_size: int | None = None  # samples of a full batch, of all ranks together; None: not known
+    num_batches: int | None = None  # in one epoch; None where it is not known
+    num_samples_of_last: int | None = None  # in an epoch's last batch, of all ranks together
+    end: int | None = None  # number of batches in an epoch, where it is certain
+    knows_its_end = True  # whether `wanted` ends by itself; else when every lane has given END
+
+    def __init__(self, shared: Shared, what: str, *sharding: Any) -> None:
+        self._shared = shared
+        self._what = what
+        self._num_replicas = shared.count_replicas(*sharding)
+        self._num_parts = shared.world_size if self._num_replicas == 1 else 1
+        self._splitter: BatchSplitter | None = None
+        if self._num_parts > 1:
+            self._splitter = BatchSplitter(shared.name, shared.rank, shared.world_size)
+        self._progress: Progress | None = None  # of worker processes
 
     @property
-    def is_ahead(
-        self,
-    ) -> bool: ...  # whether batches are made by workers or a thread, before they are asked for
-
-    end: int | None  # number that follows the last batch of an epoch, where it is certain
+    def is_ahead(self) -> bool:
+        """Whether batches are made by workers or a thread, before they are asked for."""
+        return False
 
     def read(self, epoch: int, start: int) -> Iterator[Numbered]:
-        """Gives the rest of an epoch; a batch's number is the same for any number of ranks."""
-        ...
+        """Yields the rest of an epoch; a batch's number does not depend on the number of ranks."""
+        raise NotImplementedError
+
+    def take_part(self, epoch: int, number: int, batch: Any) -> Numbered | None:
+        """This rank's part of a batch; None: it has fewer samples than ranks. A Failure in its place is raised."""
+        self.check(epoch, number, batch)
+        size = count_samples(batch)
+        if self._splitter is None:
+            local = 1 if size is None else size
+            return number, batch, (local, local * self._num_replicas)
+        if size is not None and size < self._num_parts:
+            small = self._shared.counts_of_small(size)
+            return None if small is None else (number, batch, small)
+        part, local = self._splitter.split(batch, size)
+        return number, part, (local, size or 0)
+
+    def check(self, epoch: int, number: int, batch: Any) -> None:
+        if type(batch) is Failure:
+            raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
 
     def state(self) -> dict[str, Any] | None:
-        """Gives what it takes to continue here without reading again, as JSON; None: nothing does.
+        """What it takes to continue here without reading again, as JSON; None where that is not possible.
 
-        `has_ended` in it says whether the epoch is known to have nothing more.
+        Its key `has_ended` says whether the epoch is known to be over.
         """
-        ...
+        return None
 
-    def load_state(self, state: dict[str, Any] | None) -> None: ...
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Continues from what `state` gave."""
 
     def reread(self, epoch: int, number: int) -> Any | None:
-        """Gives a batch again, without moving; None: it cannot be had."""
-        ...
+        """Loads a batch again without moving; None where that is not possible."""
+        return None
 
     def explain(self, error: BaseException, epoch: int) -> UserError | None:
-        """Tells what killed a worker, where that is what the error is about."""
+        """Names the sample that killed a worker; None where the error is about something else."""
+        found = self._progress.find(error) if self._progress is not None else None
+        if found is None:
+            return None
+        where = self._name_death(epoch, *found)
+        return UserError(
+            f"{self._shared.name}: a worker of {self._what} died at {where}: {describe_death(error)}.",
+            "If memory or shared memory ran out, lower num_workers, prefetch_factor or the batch size; if that "
+            "sample crashes its decoder, leave it out.",
+        )
+
+    def _name_death(self, epoch: int, batch: int, place: int) -> str:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the source's workers and threads."""
+
+    # -- batches that other processes make ---------------------------------------------------------------------------
+
+    @property
+    def lanes_have_ended(self) -> bool:
+        return False
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether batches are to be put into pinned memory."""
+        return False
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """What must be equal in the processes that make and use batches, as JSON: number of samples and the like."""
+        raise NotImplementedError
+
+    @property
+    def probe(self) -> Probe | None:
+        """A few samples to compare with another process's; None where reading them would move the input."""
+        return None
+
+    def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        raise NotImplementedError
+
+    def begin_serving(self, worker: int, num_workers: int) -> None:
+        """Called once, before this source makes batches for another process."""
+
+    def make(self, order: dict[str, Any]) -> Any:
+        """The batch, a Failure in its place, or END; NeedsFreshInput asks for an input that was just opened."""
+        raise NotImplementedError
+
+    def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
+        raise NotImplementedError
+
+
+class Channel(Protocol):
+    """The way to the processes that read one input."""
+
+    def request(
+        self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Reading | None
+    ) -> Generator[tuple[Wanted, Any], None, None]:
+        """Yields each wanted batch with what was made for it, in the order of `wanted`."""
         ...
 
-    def close(self) -> None: ...
+
+class RemoteSource(Source):
+    """A source whose batches other processes make ahead of need, into the next epoch too."""
+
+    def __init__(self, inner: Source, channel: Channel, shared: Shared, *, repeat: bool) -> None:
+        self._inner, self._channel, self._repeat = inner, channel, repeat
+        self.batch_size = inner.batch_size
+        self.num_batches = inner.num_batches
+        self.num_samples_of_last = inner.num_samples_of_last
+        self.end = inner.end
+        self.state = inner.state  # type: ignore[method-assign]
+        self.load_state = inner.load_state  # type: ignore[method-assign]
+        self.reread = inner.reread  # type: ignore[method-assign]
+        self._incoming: Generator[tuple[Wanted, Any], None, None] | None = None
+        self._held: tuple[Wanted, Any] | None = None  # the next epoch's first batch, not yet given
+        self._next = (0, 0)  # epoch and number of the batch that `_incoming` gives next
+
+    @property
+    def is_ahead(self) -> bool:
+        return True
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        if self._incoming is None or self._next != (epoch, start):
+            self._begin(epoch, start)
+        incoming = self._incoming
+        assert incoming is not None
+        while (each := self._take(incoming)) is not None:
+            wanted, made = each
+            if wanted.epoch != epoch:
+                self._held = each
+                break
+            numbered = self._inner.finish(wanted, made)
+            if numbered is not None:
+                number, batch, counts = numbered
+                self._next = (epoch, number + 1)
+                if self._inner.pins_memory:
+                    batch = torch_pin.pin_memory(batch)  # type: ignore[no-untyped-call]
+                yield number, batch, counts
+                if self._incoming is not incoming:
+                    return  # the loader has moved to another position
+            elif not self._inner.knows_its_end and self._inner.lanes_have_ended:
+                self._stop()
+                break
+        else:
+            self._stop()
+        self._next = (epoch + 1, 0)
+
+    def _take(self, incoming: Iterator[tuple[Wanted, Any]]) -> tuple[Wanted, Any] | None:
+        held, self._held = self._held, None
+        return next(incoming, None) if held is None else held
+
+    def _begin(self, epoch: int, start: int) -> None:
+        self._stop()
+        probe = self._inner.probe
+        seen = None if probe is None else probe.tell()
+        self._incoming = self._channel.request(self._wanted(epoch, start), self._inner.fingerprint, seen)
+        self._next = (epoch, start)
+
+    def _wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        yield from self._inner.wanted(epoch, start)
+        while self._repeat and self._inner.knows_its_end:
+            epoch += 1
+            yield from self._inner.wanted(epoch, 0)
+
+    def _stop(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+        self._incoming = self._held = None
+
+    def explain(self, error: BaseException, epoch: int) -> UserError | None:
+        return None
+
+    def close(self) -> None:
+        self._stop()
+        self._inner.close()

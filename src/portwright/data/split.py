@@ -21,18 +21,18 @@ _CURE = (
 
 
 def part_bounds(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Gives the contiguous part of a batch that belongs to a rank; parts differ by at most one sample."""
+    """The bounds of a rank's contiguous part of a batch; parts differ by at most one sample."""
     base, extra = divmod(num_samples, world_size)
     start = rank * base + min(rank, extra)
     return start, start + base + (rank < extra)
 
 
 def count_samples(batch: Any) -> int | None:
-    """Gives the number of samples in a collated batch, or None where nothing in it has a first dimension."""
+    """The number of samples in a collated batch; None where nothing in it has a first dimension."""
     sizes = set(_first_dimensions(batch))
     if len(sizes) == 1:
         return sizes.pop()
-    # Leaves of many sizes: fields that each list one entry a sample, such as images and boxes of detection.
+    # Sizes differ: the fields are lists with one entry a sample, such as images and boxes of detection.
     fields = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(fields, (list, tuple)):
         lengths = {len(field) for field in fields if _has_length(field)}
@@ -66,7 +66,7 @@ def _is_scalar(node: Any) -> bool:
 
 
 def _is_plain(node: Any) -> bool:
-    """Whether a list or tuple may list samples; the fields of a named tuple are never that."""
+    """Whether a list or tuple may hold one entry a sample; a named tuple never does."""
     return not hasattr(node, "_fields")
 
 
@@ -89,11 +89,11 @@ class BatchSplitter:
         self._name = name
         self._rank = rank
         self._world_size = world_size
-        # Whether a nested list is one entry a sample, as seen in a batch whose sizes left no doubt.
+        # By path: whether a list has one entry a sample, learned from a batch whose sizes left no doubt.
         self._lists_samples: dict[str, bool] = {}
 
     def split(self, batch: Any, num_samples: int | None) -> tuple[Any, int]:
-        """Gives this rank's part and its number of samples."""
+        """This rank's part and its number of samples."""
         if num_samples is None:
             raise UserError(
                 f"{self._name}: a batch of type {type(batch).__name__} holds no tensor with a batch dimension, so "
@@ -112,7 +112,7 @@ class BatchSplitter:
 
     def _cut(self, node: Any, start: int, stop: int, num_samples: int, path: str) -> Any:
         if _is_scalar(node):
-            return node  # says something of the whole batch
+            return node  # a value for the whole batch
         if isinstance(node, (torch.Tensor, np.ndarray)):
             if node.shape[0] != num_samples:
                 raise _SizesDisagree(path, node.shape[0])
@@ -152,9 +152,8 @@ class BatchSplitter:
                 raise
             self._lists_samples[path] = True
             return node[start:stop]
-        if (
-            path and len(node) == num_samples and _is_plain(node)
-        ):  # as many fields as samples: which of both is it?
+        # As many entries as samples: these may be fields or samples.
+        if path and len(node) == num_samples and _is_plain(node):
             known = self._lists_samples.get(path)
             if known is None:
                 raise UserError(

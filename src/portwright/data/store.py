@@ -1,24 +1,24 @@
-"""Reads a store: shards memory-mapped, a whole batch gathered at once, each block's checksum looked at once."""
+"""Reads a store: shards are memory-mapped, a batch is gathered at once, each block's checksum is checked once."""
 
 from __future__ import annotations
 
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.columns import Arrays, Indices
 from portwright.data.manifest import Field, Manifest, ShardInfo, read_manifest
 from portwright.errors import UserError, suggest
 
 Verify = Literal["touch", "off"]
-Arrays = dict[str, npt.NDArray[Any]]
-Indices = npt.NDArray[np.int64]
 
-_LOOKS_A_COUNT = 64
+_CALLS_PER_SCAN = 64
 _DAMAGE_CURE = (
     "Fetch that file anew, or remove it and prepare the data again, which makes missing shards only; "
     "`portwright data check` lists all damage."
@@ -28,9 +28,9 @@ _DAMAGE_CURE = (
 class Store:
     """The records of a store folder, as arrays by field.
 
-    `verify="touch"` looks at the checksum of a block of records when one of them is first read; processes that were
-    forked from this one share what has been looked at. Sent to another process, it is opened anew there. `on_damage`
-    hears of shards that are missing or cut off, which are raised without it; such a store can only be checked.
+    `verify="touch"` checks the checksum of a block of records when one of them is first read; processes forked from
+    this one share which blocks were checked. Pickled to another process, the store is opened again there. `on_damage` is
+    called for shards that are missing or cut off, which raise without it; such a store can then only be checked.
     """
 
     def __init__(
@@ -58,9 +58,8 @@ class Store:
         self._starts = np.cumsum([0] + [shard.records for shard in self._shards], dtype=np.int64)
         sizes = {shard.records for shard in self._shards[:-1]}
         is_even = len(sizes) == 1 and self._shards[-1].records <= max(sizes)
-        self._even_size = (
-            sizes.pop() if is_even else 0
-        )  # of all shards but the last: a division finds a record
+        # The size of all shards but the last, where they are equal: a division then finds a record's shard.
+        self._even_size = sizes.pop() if is_even else 0
         self._columns: list[Arrays] = []
         self._sums: list[dict[str, npt.NDArray[np.uint32]]] = []
         for shard in self._shards:
@@ -75,10 +74,10 @@ class Store:
             self._sums.append(sums)
         counts = [header.num_blocks(shard.records) for shard in self._shards]
         self._first_block = np.cumsum([0, *counts], dtype=np.int64)
-        # Shared memory, so that workers forked from this process do not each look at every block.
-        self._seen = np.frombuffer(mmap.mmap(-1, max(1, int(self._first_block[-1]))), dtype=np.bool_)
-        self._all_seen = verify == "off" or not self._shards
-        self._num_idle_looks = 0
+        # In shared memory, so that forked workers do not each check every block.
+        self._verified = np.frombuffer(mmap.mmap(-1, max(1, int(self._first_block[-1]))), dtype=np.bool_)
+        self._all_verified = verify == "off" or not self._shards
+        self._num_idle_calls = 0
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -93,13 +92,8 @@ class Store:
     def tokenizer(self) -> dict[str, Any] | None:
         return self.manifest.header.tokenizer
 
-    def highest(self, name: str) -> int | None:
-        """The highest value of an integer field, from the manifest; None where there is none."""
-        values = [shard.highest[name] for shard in self._shards if name in shard.highest]
-        return max(values, default=None)
-
     def require_ids(self, name: str, vocab_size: int, what: str = "the model") -> None:
-        """Raises unless every value of an integer field is an id of a vocabulary of this size."""
+        """Raises unless every value of an integer field is below `vocab_size`."""
         field = next((each for each in self.fields if each.name == name), None)
         if field is None:
             raise UserError(f"{self.folder} has no field '{name}'.", suggest(name, self.names))
@@ -130,13 +124,13 @@ class Store:
             if bad.any():
                 row = int(np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))[0])
                 return start + row, int(block[bad].flat[0])
-        return 0, int(self._shards[number].highest[name])  # the manifest knows better than a damaged shard
+        return 0, int(self._shards[number].highest[name])  # the shard is damaged: the manifest has the id
 
     def gather(self, indices: Indices) -> Arrays:
-        """The records of these numbers, in their order, each field stacked; numbers have to be in range."""
+        """The records with these numbers, in this order, each field stacked; the numbers must be in range."""
         if len(self._shards) == 1:
-            if not self._all_seen:
-                self._look_at(indices // self._block_records)
+            if not self._all_verified:
+                self._verify_blocks(indices // self._block_records)
             columns = self._columns[0]
             return {name: columns[name].take(indices, axis=0) for name in self.names}
         return self._gather_across(indices)
@@ -149,11 +143,10 @@ class Store:
         else:
             shard_of = np.searchsorted(self._starts, indices, side="right") - 1
         local = indices - self._starts.take(shard_of)
-        if not self._all_seen:
-            self._look_at(self._first_block.take(shard_of) + local // self._block_records)
-        small = (
-            shard_of.astype(np.uint16) if len(self._shards) < 65536 else shard_of
-        )  # numpy sorts 16 bits by radix
+        if not self._all_verified:
+            self._verify_blocks(self._first_block.take(shard_of) + local // self._block_records)
+        # numpy sorts 16-bit integers faster, by radix sort.
+        small = shard_of.astype(np.uint16) if len(self._shards) < 65536 else shard_of
         order = small.argsort(kind="stable")
         local = local.take(order)
         back = np.empty_like(order)
@@ -165,14 +158,14 @@ class Store:
             low = 0
             for columns, count in zip(self._columns, counts, strict=True):
                 if count:
-                    # Not mode="raise", which copies through a buffer when out is given; numbers are in range here.
+                    # mode="raise" would copy through a buffer; the numbers are in range here.
                     columns[field.name].take(local[low : low + count], 0, together[low : low + count], "clip")
                     low += count
             batch[field.name] = together.take(back, axis=0)
         return batch
 
     def check(self) -> Iterator[str]:
-        """Looks at every block of every field, and tells each damage; shards that could not be opened were told of."""
+        """Checks every block of every field and yields each damage; `on_damage` got the shards that cannot be opened."""
         for number, shard in enumerate(self._shards):
             if not self._columns[number]:
                 continue
@@ -182,17 +175,17 @@ class Store:
                 except UserError as error:
                     yield error.message
 
-    def _look_at(self, blocks: Indices) -> None:
-        unseen = blocks[~self._seen[blocks]]
+    def _verify_blocks(self, blocks: Indices) -> None:
+        unseen = blocks[~self._verified[blocks]]
         for block in np.unique(unseen):
             number = int(np.searchsorted(self._first_block, block, side="right")) - 1
             self._check_block(number, int(block - self._first_block[number]))
-            self._seen[block] = True
+            self._verified[block] = True
         if len(unseen) == 0:
-            # Seldom: a store of terabytes has millions of blocks.
-            self._num_idle_looks += 1
-            if self._num_idle_looks % _LOOKS_A_COUNT == 1:
-                self._all_seen = bool(self._seen[: self._first_block[-1]].all())
+            # Not at every call: a store of terabytes has millions of blocks.
+            self._num_idle_calls += 1
+            if self._num_idle_calls % _CALLS_PER_SCAN == 1:
+                self._all_verified = bool(self._verified[: self._first_block[-1]].all())
 
     def _check_block(self, number: int, block: int) -> None:
         shard, low = self._shards[number], block * self._block_records
@@ -252,3 +245,49 @@ def _explain_size(
             record = max(0, size - offsets[field.name]) // field.row_bytes
             return f"is truncated: {size} of {wanted} bytes, it ends in record {record} of '{field.name}'"
     return f"is truncated: {size} of {wanted} bytes, it ends in its checksums"
+
+
+@dataclass(frozen=True)
+class StoreReport:
+    """What `portwright data check` finds in a store."""
+
+    folder: Path
+    num_records: int
+    num_shards: int
+    num_bytes: int
+    fields: tuple[Field, ...]
+    tokenizer: dict[str, Any] | None
+    problems: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        shown = ", ".join(f"{f.name} {f.dtype}{list(f.shape) if f.shape else ''}" for f in self.fields)
+        yield f"{self.folder}: {self.num_records:,} records ({shown}) in {self.num_shards} shard{'s' * (self.num_shards != 1)}, {self.num_bytes:,} bytes"
+        yield from self.problems
+        yield f"{len(self.problems)} damaged" if self.problems else "every checksum is right"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "records": self.num_records,
+            "shards": self.num_shards,
+            "bytes": self.num_bytes,
+            "fields": [field.model_dump(mode="json") for field in self.fields],
+            "tokenizer": self.tokenizer,
+            "problems": list(self.problems),
+        }
+
+
+def check_store(folder: Path) -> StoreReport:
+    """Reads and checks a whole store; raises where the manifest cannot be read."""
+    damages: list[UserError] = []
+    store = Store(folder, verify="off", on_damage=damages.append)
+    shards = store.manifest.shards
+    return StoreReport(
+        folder=folder,
+        num_records=len(store),
+        num_shards=len(shards),
+        num_bytes=sum(shard.bytes for shard in shards),
+        fields=store.fields,
+        tokenizer=store.tokenizer,
+        problems=(*(each.message for each in damages), *store.check()),
+    )

@@ -1,4 +1,4 @@
-"""Writes a store, a shard at a time; several processes may write different shards of one store."""
+"""Writes a store shard by shard; several processes may write different shards of one store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from portwright.data.columns import same_length
 from portwright.data.manifest import (
     MANIFEST,
     Field,
@@ -25,9 +26,9 @@ from portwright.job.atomic import atomic_write_bytes, atomic_write_text, explain
 
 
 class StoreWriter:
-    """Writes shards that appear whole or not at all; a killed writer goes on with the shards that are missing.
+    """Writes shards, each whole or not at all; after a kill, a new writer continues with the missing shards.
 
-    `made_by` says what the records come from (source files, options): shards of another origin are not mixed in.
+    `made_by` describes the origin of the records (source files, options): shards of another origin are refused.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class StoreWriter:
     ) -> None:
         self.folder = Path(folder)
         try:
+            # As JSON will give it back, with lists for tuples.
             described = json.loads(
                 json.dumps([dict(made_by), None if tokenizer is None else dict(tokenizer)])
             )
@@ -59,11 +61,11 @@ class StoreWriter:
             raise explain_os_error(error, self.folder) from error
 
     def has_shard(self, number: int) -> bool:
-        """Whether a shard is there, whole and of this origin; one of another origin is an error."""
+        """Whether a whole shard of this origin exists; a shard of another origin is an error."""
         return self._read_shard(number) is not None
 
     def write_shard(self, number: int, arrays: Mapping[str, npt.ArrayLike]) -> ShardInfo:
-        """Writes one shard; every array is [records, *shape of its field], and values have to fit its dtype."""
+        """Writes one shard; each array is [records, *shape of its field], and its values must fit the field's dtype."""
         name = _shard_name(number)
         num_records, columns = self._check(name, arrays)
         header = self.header
@@ -90,13 +92,13 @@ class StoreWriter:
             lowest=lowest,
             highest=highest,
         )
-        # Written last: where it lies, the shard is whole.
+        # Written last, so that its existence means a whole shard.
         document = {"store": header.fingerprint, "shard": info.model_dump(mode="json")}
         atomic_write_text(self._describe(number), json.dumps(document) + "\n")
         return info
 
     def finish(self, num_shards: int) -> Manifest:
-        """Makes the store readable, once all its shards are there; surplus ones of an earlier try are taken away."""
+        """Makes the store readable once all shards exist; removes surplus shards of an earlier attempt."""
         shards = []
         for number in range(num_shards):
             info = self._read_shard(number)
@@ -127,7 +129,7 @@ class StoreWriter:
             origin = document["store"]
             is_whole = (self.folder / info.file).stat().st_size == info.bytes
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # absent or damaged: it is written anew
+            return None  # missing or damaged: it will be written again
         if origin != self.header.fingerprint:
             raise UserError(
                 f"{path} is a shard of other data or other options than these.",
@@ -144,17 +146,12 @@ class StoreWriter:
                 f"{self.folder / name} was given the fields {', '.join(arrays) or 'none'}.",
                 f"Every shard of this store has {', '.join(known)}.",
             )
-        columns, lengths = {}, {}
-        for field in self.header.fields:
-            columns[field.name] = self._convert(name, field, np.asarray(arrays[field.name]))
-            lengths[field.name] = len(columns[field.name])
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{key}: {value}" for key, value in lengths.items())
-            raise UserError(
-                f"{self.folder / name}: its fields differ in their number of records ({shown}).",
-                "Give as many rows of each.",
-            )
-        return next(iter(lengths.values())), columns
+        columns = {
+            field.name: self._convert(name, field, np.asarray(arrays[field.name]))
+            for field in self.header.fields
+        }
+        lengths = {key: len(column) for key, column in columns.items()}
+        return same_length(str(self.folder / name), lengths), columns
 
     def _convert(self, name: str, field: Field, given: npt.NDArray[Any]) -> npt.NDArray[Any]:
         where = f"{self.folder / name}, field '{field.name}'"
@@ -180,25 +177,6 @@ class StoreWriter:
                 "Declare a wider dtype.",
             )
         return np.ascontiguousarray(given, dtype=wanted)
-
-
-def write_store(
-    folder: str | Path,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    *,
-    made_by: Mapping[str, Any],
-    tokenizer: Mapping[str, Any] | None = None,
-    shard_records: int | None = None,
-) -> Manifest:
-    """Writes arrays that fit in memory as a store, in shards of `shard_records` (all in one without)."""
-    fields = [Field(name, array.dtype.name, array.shape[1:]) for name, array in arrays.items()]
-    writer = StoreWriter(folder, fields, made_by=made_by, tokenizer=tokenizer)
-    total = max((len(array) for array in arrays.values()), default=0)
-    step = shard_records or max(total, 1)
-    starts = range(0, max(total, 1), step)
-    for number, start in enumerate(starts):
-        writer.write_shard(number, {name: array[start : start + step] for name, array in arrays.items()})
-    return writer.finish(len(starts))
 
 
 def _shard_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Data that come in their own time: IterableDatasets behind a DataLoader, and iterables of batches."""
+"""Data that can only be iterated: IterableDatasets behind a DataLoader, and iterables of batches."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from portwright.data.failures import (
-    Failure,
-    describe,
-    describe_death,
-    name_cause,
-    name_of,
-    raise_failure,
-    too_short_error,
-)
+from portwright.data.failures import Failure, describe, name_cause, name_of, too_short_error
 from portwright.data.order import is_resumed_by_itself, iterates_like
-from portwright.data.remote import END, NeedsAnew, Wanted
-from portwright.data.seeding import RandomStream, derive_seed, untouched_cuda_rng
-from portwright.data.source import Numbered, Shared
-from portwright.data.split import count_samples
+from portwright.data.seeding import RandomStream, derive_seed, make_generator, untouched_cuda_rng
+from portwright.data.source import END, NeedsFreshInput, Numbered, Shared, Source, Wanted
 from portwright.data.workers import Progress, StreamBatches, as_is, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
 from portwright.stream.progress import tell_progress
@@ -33,35 +23,29 @@ from portwright.stream.progress import tell_progress
 _NOTHING_MORE = object()
 
 
-class StreamSource:
-    """Batches from an iterable, which every rank reads in full and takes its part of.
+class StreamSource(Source):
+    """Batches from an iterable; every rank reads all of it and takes its part of each batch.
 
-    In the main process the iterable draws from a RandomStream of its own, seeded by the epoch: then the ranks
-    agree on what they read, and reading an epoch again from its start gives the same batches.
+    In the main process the iterable draws from a RandomStream that is seeded by the epoch. So all ranks read the same
+    batches, and an epoch that is read again gives the same batches.
     """
 
-    end: int | None = None
+    knows_its_end = False
 
     def __init__(self, given: Any, shared: Shared) -> None:
-        self._shared = shared
         self._loader: DataLoader[Any] | None = None
-        self._progress: Progress | None = None
-        self.batch_size: int | None = None
-        self.num_batches: int | None = None
-        self.num_samples_of_last: int | None = None
-        self.batch_sizes_vary = True
-        self._inner = given
+        if isinstance(given, DataLoader) and not _is_opaque(given, shared):
+            self._loader = given
+        self._inner: Any = given if self._loader is None else self._loader.dataset
+        super().__init__(shared, name_of(self._inner), self._inner)
         collate_fn: Any = as_is
         drop_last = False
-        if isinstance(given, DataLoader) and not _is_opaque(given, shared):
-            self._loader, self._inner = given, given.dataset
+        self._num_workers = 0
+        if self._loader is not None:
             self.batch_size, drop_last, collate_fn = given.batch_size, given.drop_last, given.collate_fn
-            if given.num_workers:
-                self._progress = Progress(given.num_workers)
-        self._what = name_of(self._inner)
-        self._num_replicas = shared.count_replicas(self._inner)
-        self._num_parts = shared.world_size if self._num_replicas == 1 else 1
-        self._splitter = shared.make_splitter() if self._num_parts > 1 else None
+            self._num_workers = given.num_workers
+        if self._num_workers:
+            self._progress = Progress(self._num_workers)
         if self._num_parts > 1:
             shared.check_batch_size(self.batch_size)
             shared.note(
@@ -69,26 +53,24 @@ class StreamSource:
                 "let it say so by attributes num_replicas and rank."
             )
         self._measure(drop_last)
-        self._num_workers = 0 if self._loader is None else self._loader.num_workers
         self._batches = StreamBatches(
             self._inner, self.batch_size, drop_last, collate_fn, shared.seed, self._progress
         )
         self._is_one_shot = hasattr(self._inner, "__next__") and iter(self._inner) is self._inner
         self._is_stateful = is_resumed_by_itself(self._inner) and self._num_workers == 0
         self._has_set_epoch = callable(getattr(self._inner, "set_epoch", None))
-        self._num_passes = 0  # epochs that the iterable has begun in this process
+        self._num_passes = 0  # how often this process has begun to iterate
         self._random = RandomStream(0, spotless=False)
         self._pending: dict[str, Any] | None = None
-        self._first_state: Any = None  # to start over from, where a state outlives its epoch
+        self._first_state: Any = None  # from before the first epoch, to read earlier epochs again
         self._has_begun = False
-        self._lanes: dict[
-            int, tuple[tuple[int, int], Iterator[Any]]
-        ] = {}  # where each stands, and the rest of it
-        self._is_amid_a_pass = False  # of one that this process reads itself, batch by batch
+        # By lane: (epoch, number) of its next batch, and the iterator that gives it.
+        self._lanes: dict[int, tuple[tuple[int, int], Iterator[Any]]] = {}
+        self._is_inside_pass = False  # this process reads the iterable itself and has not reached its end
         self._ended: set[int] = set()
         self._num_finished = 0
-        self._num_unwanted = 0  # batches that were used before, and come again only to be counted
-        self._slot: int | None = None  # where to go on among the lanes, if that is known
+        self._num_unwanted = 0  # batches used before the resume, read again only to count them
+        self._slot: int | None = None  # the lane's turn to resume at; None where it is not known
         self._next_slot: int | None = None
 
     @property
@@ -101,16 +83,14 @@ class StreamSource:
             return
         if self.batch_size is None:
             return
-        self.batch_sizes_vary = not drop_last
         num_samples = _length_hint(self._inner)
         if num_samples is None or self._loader.num_workers > 1:
-            return  # each worker has a last batch of its own
+            return  # each worker has a last batch, so that their number is not known
         self.num_batches, rest = divmod(num_samples, self.batch_size)
         self.num_samples_of_last = self.batch_size
         if rest and not drop_last and (rest >= self._num_parts or self._shared.keeps_small):
             self.num_batches += 1
             self.num_samples_of_last = rest
-        self.batch_sizes_vary = self.num_samples_of_last != self.batch_size and self.num_batches > 1
 
     def read(self, epoch: int, start: int) -> Iterator[Numbered]:
         state, self._pending = self._pending, None
@@ -122,25 +102,16 @@ class StreamSource:
         with closing(self._begin(epoch, random_state)) as batches:
             if start and state is None:
                 self._skip(batches, epoch, start)
-            yield from self._give(batches, epoch, start)
+            yield from self._take_parts(batches, epoch, start)
 
-    def _give(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Numbered]:
+    def _take_parts(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Numbered]:
         num_given = num_dropped = 0
         for number, batch in enumerate(batches, start):
-            if type(batch) is Failure:
-                raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
-            size = count_samples(batch)
-            if self._splitter is None:
-                local = 1 if size is None else size
-                yield number, batch, (local, local * self._num_replicas)
-            elif size is not None and size < self._num_parts:
-                if (small := self._shared.counts_of_small(size)) is None:
-                    num_dropped += 1
-                    continue
-                yield number, batch, small
-            else:
-                part, local = self._splitter.split(batch, size)
-                yield number, part, (local, size or 0)
+            taken = self.take_part(epoch, number, batch)
+            if taken is None:
+                num_dropped += 1
+                continue
+            yield taken
             num_given += 1
         if not num_given and start == 0:
             raise self._no_batch_error(epoch, num_dropped)
@@ -165,7 +136,7 @@ class StreamSource:
     def _rewind(self, epoch: int) -> None:
         """Brings the iterable to the start of an epoch.
 
-        In this process it may carry something from one epoch to the next, so the epochs before are read again.
+        It may keep state from one epoch to the next, so that without workers the earlier epochs are read again.
         """
         if self._is_one_shot and self._has_begun:
             raise UserError(
@@ -186,8 +157,7 @@ class StreamSource:
             with untouched_cuda_rng():
                 for batch in self._begin(past, None):
                     tell_progress()
-                    if type(batch) is Failure:
-                        raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=past, batch=0)
+                    self.check(past, 0, batch)
 
     def _skip(self, batches: Iterator[Any], epoch: int, start: int) -> None:
         self._shared.note(
@@ -204,10 +174,7 @@ class StreamSource:
                 batch = next(batches, _NOTHING_MORE)
                 if batch is _NOTHING_MORE:
                     raise too_short_error(self._shared.name, self._what, start)
-                if type(batch) is Failure:
-                    raise_failure(
-                        batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number
-                    )
+                self.check(epoch, number, batch)
 
     def _begin(self, epoch: int, random_state: dict[str, Any] | None) -> Generator[Any, None, None]:
         if self._is_stateful and not self._has_begun and self._first_state is None:
@@ -236,14 +203,13 @@ class StreamSource:
 
     def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         assert self._loader is not None
-        generator = torch.Generator()
-        generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
+        generator = make_generator(derive_seed(self._shared.seed, "stream", epoch))
         try:
             yield from copy_loader(self._loader, self._batches, None, generator)
         except PortwrightError:
             raise
         except Exception as error:
-            # No local name for what is found: frame and error would hold each other, and the workers with them.
+            # The new error gets no local name: frame and error would keep each other, and the workers, alive.
             raise name_cause(error, epoch, self.explain, self._workers_error)  # noqa: B904
 
     def _workers_error(self, error: Exception, epoch: int) -> UserError:
@@ -252,21 +218,12 @@ class StreamSource:
             "Set num_workers to 0 to see whether the data or the processes are at fault.",
         )
 
-    def explain(self, error: BaseException, epoch: int) -> UserError | None:
-        found = self._progress.find(error) if self._progress is not None else None
-        if found is None:
-            return None
-        return UserError(
-            f"{self._shared.name}: a worker of {self._what} died at its sample {found[1]} (epoch {epoch}, batch "
-            f"{found[0]} of that worker): {describe_death(error)}.",
-            "If memory or shared memory ran out, lower num_workers, prefetch_factor or the batch size; if that "
-            "sample crashes its decoder, leave it out.",
-        )
+    def _name_death(self, epoch: int, batch: int, place: int) -> str:
+        return f"its sample {place} (epoch {epoch}, batch {batch} of that worker)"
 
     def state(self) -> dict[str, Any] | None:
-        if (
-            self._next_slot is not None
-        ):  # lanes that ended early shift the others, so the batch's number does not tell
+        # A lane that ended early shifts the turns of the others, so that a batch's number does not give its lane.
+        if self._next_slot is not None:
             return {"dataset": {"slot": self._next_slot}, "random": {}, "has_ended": False}
         if self._pending is not None:
             return {**self._pending, "has_ended": False}
@@ -294,13 +251,7 @@ class StreamSource:
             return
         self._pending = state if self._is_stateful else None
 
-    def reread(self, epoch: int, number: int) -> Any | None:
-        return None
-
     # -- batches that other processes make; lane k is what worker k of the user's loader gives -------------------------------
-
-    knows_its_end = False
-    probe = None
 
     @property
     def lanes_have_ended(self) -> bool:
@@ -319,7 +270,7 @@ class StreamSource:
         slot, self._slot = (self._slot if start else 0), None
         self._num_unwanted = 0
         if slot is None:
-            # A run that read by itself stopped here. Lanes that ended early do not show in a batch's number.
+            # The state is of a run without other processes. A batch's number does not show which lanes ended early.
             slot, self._num_unwanted = (start, 0) if num_lanes == 1 else (0, start)
         self._ended, self._num_finished = set(), start - self._num_unwanted
         while not self.lanes_have_ended:
@@ -328,46 +279,42 @@ class StreamSource:
                 yield Wanted(epoch, {"epoch": epoch, "lane": lane, "index": slot // num_lanes}, lane, slot)
             slot += 1
 
-    def begin_serving(self, worker: int, num_workers: int) -> None:
-        pass
-
     def make(self, order: dict[str, Any]) -> Any:
         epoch, lane, index = order["epoch"], order["lane"], order["index"]
         at, batches = self._lanes.pop(lane, ((-1, -1), None))
         if batches is None or at[0] != epoch or at[1] > index:
             batches = self._open_lane(epoch, lane, index)
-        elif at[1] < index:  # another one has read it meanwhile
+        elif at[1] < index:  # another process has read the batches between
             batches = _pass_over(index - at[1], batches)
         batch = next(batches, END)
         if batch is END:
             batches = iter(())
-            self._is_amid_a_pass = False
+            self._is_inside_pass = False
         self._lanes[lane] = ((epoch, index + 1), batches)
         return batch
 
     def _open_lane(self, epoch: int, lane: int, index: int) -> Iterator[Any]:
-        """A lane from one of its batches on; what comes before is read again and thrown away."""
+        """Opens a lane at batch `index`; earlier batches are read again and dropped."""
         if self._num_workers == 0:
             if not self._can_begin(epoch):
-                raise NeedsAnew
-            self._is_amid_a_pass = True
+                raise NeedsFreshInput
+            self._is_inside_pass = True
             return (batch for _, batch, _ in self.read(epoch, index))
         assert self._loader is not None
         batches = copy.copy(self._batches)
         batches.epoch = epoch
         if self._has_set_epoch:
             self._inner.set_epoch(epoch)
-        generator = torch.Generator()
-        generator.manual_seed(derive_seed(self._shared.seed, "stream", epoch))
+        generator = make_generator(derive_seed(self._shared.seed, "stream", epoch))
         return _pass_over(index, iter(copy_loader(self._loader, batches, None, generator, lane)))
 
     def _can_begin(self, epoch: int) -> bool:
-        """Whether the iterable, as this process has read it, can be brought to the start of an epoch.
+        """Whether this process can bring the iterable to the start of an epoch.
 
-        It may carry something over from pass to pass, and more so from one that was given up in the middle.
+        The iterable may keep state from pass to pass, above all from a pass that was abandoned.
         """
         knows_its_place = self._has_set_epoch or self._first_state is not None
-        return not self._is_amid_a_pass and (self._num_passes <= epoch or knows_its_place)
+        return not self._is_inside_pass and (self._num_passes <= epoch or knows_its_place)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         if made is END:
@@ -379,21 +326,16 @@ class StreamSource:
                 raise too_short_error(self._shared.name, self._what, self._num_unwanted)
             return None
         number, self._num_finished = self._num_finished, self._num_finished + 1
-        if type(made) is Failure:
-            raise_failure(made, name=self._shared.name, dataset=self._what, epoch=wanted.epoch, batch=number)
+        self.check(wanted.epoch, number, made)
         self._next_slot = wanted.kept + 1
-        if number < self._num_unwanted:
-            return None
-        size = count_samples(made)
-        local = 1 if size is None else size
-        return number, made, (local, local * self._num_replicas)
+        return None if number < self._num_unwanted else self.take_part(wanted.epoch, number, made)
 
     def close(self) -> None:
         self._lanes.clear()
 
 
 def _is_opaque(loader: DataLoader[Any], shared: Shared) -> bool:
-    """Whether only the loader itself can iterate its data set, as for torch's old data pipes."""
+    """Whether only the user's loader can iterate its data set, as for torch's old data pipes."""
     data_pipe = getattr(torch.utils.data, "IterDataPipe", ())
     if not isinstance(loader.dataset, data_pipe):
         return not iterates_like(loader, DataLoader)
@@ -407,7 +349,7 @@ def _is_opaque(loader: DataLoader[Any], shared: Shared) -> bool:
 
 
 def _pass_over(num_batches: int, batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches that follow. What fails on the way there stands in their place: an end would lose them in silence."""
+    """The batches after the first `num_batches`. An error on the way is given in their place, and not lost as an end."""
     for batch in islice(batches, num_batches):
         tell_progress()
         if type(batch) is Failure:
@@ -417,7 +359,7 @@ def _pass_over(num_batches: int, batches: Iterator[Any]) -> Iterator[Any]:
 
 def _length_hint(sized: Any) -> int | None:
     if isinstance(sized, DataLoader) and isinstance(sized.dataset, IterableDataset):
-        return None  # torch takes the question for a promise and warns when it is broken
+        return None  # asking makes torch warn when another number of batches comes
     try:
         return len(sized)
     except (TypeError, NotImplementedError):

@@ -1,283 +1,321 @@
-"""Numbers from files that are read into memory: npy, npz, Parquet, Arrow, CSV and JSONL."""
+"""Reads CSV, TSV, JSONL, Parquet and Arrow row by row; each row knows its place in its file."""
 
 from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
-import zipfile
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from portwright.data.columns import Arrays
 from portwright.errors import UserError, suggest
-from portwright.job.long_cells import begin_long_cells, end_long_cells
+from portwright.extras import missing
 
-MOST_TEXT_BYTES = 1 << 30  # of a CSV or JSONL file: a number takes ten times its text while it is read
-MOST_TABLE_BYTES = 8 << 30
-IN_MEMORY = (".csv", ".jsonl", ".npz", ".parquet", ".arrow", ".feather")
-_TOO_LARGE = "Pack it once, in files that are smaller than that (`portwright data pack FILES --out FOLDER`), and read the store."
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+BOM = b"\xef\xbb\xbf"
+_ARROW = (".parquet", ".arrow", ".feather")
+_ROWS_A_BATCH = 4096  # rows of Parquet in memory at once
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
+_LONGEST_CELL = 1 << 30
+_lock = threading.Lock()
+_num_readers = _usual_cell = 0
 
 
-def read_npy(path: Path, names: Sequence[str] | None) -> Arrays:
-    """One field, named as the file; memory-mapped."""
-    check_names(path, [path.stem], names)
+class Row(NamedTuple):
+    """One record's values by column or key; `place` says where in the file it is."""
+
+    place: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A part of a file that cannot be read as a record."""
+
+    path: Path
+    place: str
+    reason: str
+    cure: str
+
+    def as_error(self, more_cure: str = "") -> UserError:
+        return UserError(f"'{self.path}', {self.place}: {self.reason}.", self.cure + more_cure)
+
+
+def find_files(places: Any, endings: Sequence[str], prefix: str = "") -> list[Path]:
+    """The named files, and the files of the named folders sorted by name; `prefix` begins each error."""
+    files: list[Path] = []
+    formats = f"Formats: {', '.join(endings)}."
+    for each in [places] if isinstance(places, str | Path) else places:
+        place = Path(each).expanduser()
+        if place.is_dir():
+            everything = sorted(place.iterdir())
+            found = [path for path in everything if path.suffix.lower() in endings and path.is_file()]
+            if not found:
+                shown = ", ".join(path.name for path in everything[:5]) or "nothing"
+                raise UserError(
+                    f"{prefix}'{place}' holds no file of a format that is read here (it has {shown}).",
+                    formats,
+                )
+            files += found
+        elif not place.exists():
+            raise UserError(f"{prefix}'{place}' does not exist.", "Correct the path.")
+        elif place.suffix.lower() not in endings:
+            raise UserError(
+                f"{prefix}'{place}' is of no format known here.",
+                f"{suggest(place.suffix, endings)} {formats}",
+            )
+        else:
+            files.append(place)
+    if not files:
+        raise UserError(f"{prefix}no file is named.", formats)
+    return files
+
+
+def read_rows(
+    path: Path,
+    *,
+    quoted: bool = True,
+    lenient: bool = False,
+    on_heading: Callable[[Sequence[str]], None] | None = None,
+) -> Iterator[Row]:
+    """Yields a file's rows; raises at the first that cannot be read. The options are those of `csv_rows`."""
+    suffix = path.suffix.lower()
+    if suffix in _ARROW:
+        yield from arrow_rows(path)
+        return
+    rows: Iterator[Row | BadRecord]
     try:
-        return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
-    except (ValueError, OSError, EOFError) as error:
-        raise _unreadable(path, "npy", error) from error
+        with path.open("rb") as file:
+            if suffix == ".jsonl":
+                rows = jsonl_rows(path, file)
+            else:
+                text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+                delimiter = "\t" if suffix == ".tsv" else ","
+                rows = csv_rows(path, text, delimiter, quoted=quoted, lenient=lenient, on_heading=on_heading)
+            for row in rows:
+                if isinstance(row, BadRecord):
+                    raise row.as_error()
+                yield row
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror or error}.", "Check the file.") from error
 
 
-def read_npz(path: Path, names: Sequence[str] | None) -> Arrays:
+def jsonl_rows(
+    path: Path, lines: Iterable[bytes], first_line: int = 1, first_byte: int = 0
+) -> Iterator[Row | BadRecord]:
+    """Yields the objects of JSON lines; other lines become bad records."""
+    end = first_byte
+    for number, line in enumerate(lines, first_line):
+        start, end = end, end + len(line)
+        place, cure = f"line {number}", "Mend the line; the file may be cut off."
+        try:
+            text = (line if start else line.removeprefix(BOM)).decode().removesuffix("\n")
+            if not text or text.isspace():
+                continue
+            values = json.loads(text)
+        except UnicodeDecodeError as error:
+            bad = f"0x{error.object[error.start]:02x} is not UTF-8"
+            yield BadRecord(path, f"{place}, byte {start + error.start}", bad, "Save it as UTF-8.")
+        except json.JSONDecodeError as error:
+            yield BadRecord(path, place, f"not JSON ({error.msg} at column {error.colno})", cure)
+        except (RecursionError, ValueError) as error:  # nested too deeply, or numbers of thousands of digits
+            yield BadRecord(path, place, f"not JSON that can be read ({error})", cure)
+        else:
+            if isinstance(values, dict):
+                yield Row(place, values)
+            else:
+                yield BadRecord(path, place, f"{shorten(values)} is no JSON object", "A line is one object.")
+
+
+def csv_rows(
+    path: Path,
+    lines: Iterable[str],
+    delimiter: str,
+    *,
+    quoted: bool = True,
+    lenient: bool = False,
+    shift: int = 0,
+    on_heading: Callable[[Sequence[str]], None] | None = None,
+) -> Iterator[Row | BadRecord]:
+    """Yields the records below a heading, which `on_heading` may refuse; `shift` is added to line numbers.
+
+    Without `quoted`, a quotation mark is an ordinary character. `lenient` allows quotation marks inside of cells, NULs,
+    and blanks around a column's name. Bytes that are not UTF-8 must have been decoded with "surrogateescape".
+    """
+    if lenient:
+        lines = (line.replace("\x00", "") for line in lines)
+    rows = csv.reader(
+        lines,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=not lenient,
+    )
+    heading: list[str] | None = None
+    with _long_cells():
+        try:
+            for row in rows:
+                if not row:
+                    continue
+                bad: str | None = None
+                if (found := _NOT_UTF8.search("".join(row))) is not None:
+                    bad, cure = f"0x{ord(found[0]) - 0xDC00:02x} is not UTF-8", "Save it as UTF-8."
+                elif heading is not None and len(row) != len(heading):
+                    bad = f"{len(row)} columns where the heading has {len(heading)}"
+                    cure = "Put texts with a delimiter in quotes; the file may be cut off."
+                place = f"record that ends on line {rows.line_num + shift}"
+                if bad is not None and heading is not None:
+                    yield BadRecord(path, place, bad, cure)
+                elif bad is not None:
+                    raise BadRecord(path, "the heading", bad, cure).as_error()
+                elif heading is not None:
+                    yield Row(place, dict(zip(heading, row, strict=True)))
+                else:
+                    heading = [name.strip() for name in row] if lenient else row
+                    if on_heading is not None:
+                        on_heading(heading)
+        except csv.Error as error:
+            where = f"'{path}', near line {rows.line_num + shift}"
+            raise UserError(f"{where}: not a table ({error}).", "Close every quote.") from error
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Lifts csv's limit of 128 kB a cell, which is one setting for the whole process.
+
+    Several readers may be open at once: the first one lifts the limit, the last one restores it.
+    """
+    global _num_readers, _usual_cell
+    with _lock:
+        if not _num_readers:
+            _usual_cell = csv.field_size_limit(_LONGEST_CELL)
+        _num_readers += 1
     try:
-        # A handle of our own: numpy leaves its open where the archive is damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in check_names(path, archive.files, names)}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise _unreadable(path, "npz", error) from error
+        yield
+    finally:
+        with _lock:
+            _num_readers -= 1
+            if not _num_readers:
+                csv.field_size_limit(_usual_cell)
 
 
-def read_arrow(path: Path, names: Sequence[str] | None) -> Arrays:
-    """Columns of a Parquet or Arrow file: numbers, and lists of numbers that are as long in every row."""
-    pyarrow = _import_pyarrow(path)
+class ArrowTable:
+    """An open Parquet or Arrow file, as groups of rows."""
+
+    def __init__(self, pyarrow: Any, reader: Any) -> None:
+        self._pyarrow, self._reader = pyarrow, reader
+        self._is_parquet = hasattr(reader, "num_row_groups")
+        self.schema = reader.schema_arrow if self._is_parquet else reader.schema
+
+    def group_sizes(self) -> Iterator[tuple[int, int]]:
+        """Yields rows and bytes of each group: a row group of Parquet, a record batch of Arrow."""
+        if self._is_parquet:
+            groups = map(self._reader.metadata.row_group, range(self._reader.num_row_groups))
+            return ((group.num_rows, group.total_byte_size) for group in groups)
+        return ((batch.num_rows, batch.nbytes) for batch in self.batches())
+
+    def batches(
+        self, columns: Sequence[str] | None = None, first: int = 0, last: int | None = None
+    ) -> Iterator[Any]:
+        """Yields record batches of these columns, of the groups first to last - 1."""
+        reader = self._reader
+        if self._is_parquet:
+            groups = list(range(reader.num_row_groups)[first:last])
+            yield from reader.iter_batches(_ROWS_A_BATCH, groups, columns)
+            return
+        found: Iterable[Any]
+        if hasattr(reader, "get_batch"):
+            found = map(reader.get_batch, range(reader.num_record_batches)[first:last])
+        else:
+            found = islice(reader, first, last)
+        for batch in found:
+            yield batch if columns is None else batch.select(columns)
+
+    def columns(self, names: Sequence[str]) -> dict[str, Any]:
+        """Whole columns, each as one pyarrow array."""
+        parts = list(self.batches(names))
+        if not parts:
+            return {name: self._pyarrow.array([], self.schema.field(name).type) for name in names}
+        return {name: self._pyarrow.concat_arrays([part.column(name) for part in parts]) for name in names}
+
+
+@contextmanager
+def open_arrow(path: Path) -> Iterator[ArrowTable]:
+    """Opens a Parquet file, an Arrow file, or an Arrow stream as HuggingFace's datasets write it."""
+    pyarrow = import_pyarrow(path)
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             with pyarrow.parquet.ParquetFile(path) as file:
-                wanted = check_names(path, file.schema_arrow.names, names)
-                table = file.read(columns=wanted)
+                yield ArrowTable(pyarrow, file)
         else:
             with pyarrow.memory_map(str(path)) as source:
                 try:
-                    table = pyarrow.ipc.open_file(source).read_all()
+                    reader = pyarrow.ipc.open_file(source)
                 except pyarrow.ArrowInvalid:
                     source.seek(0)
-                    table = pyarrow.ipc.open_stream(source).read_all()
-                table = table.select(check_names(path, table.column_names, names))
-                return {name: _from_arrow(path, name, table[name]) for name in table.column_names}
-        return {name: _from_arrow(path, name, table[name]) for name in table.column_names}
+                    reader = pyarrow.ipc.open_stream(source)
+                yield ArrowTable(pyarrow, reader)
     except (pyarrow.ArrowException, OSError) as error:
-        raise _unreadable(path, "Parquet or Arrow", error) from error
-
-
-def _from_arrow(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise UserError(f"{path}: record {row} has no '{name}'.", "Fill it in, or leave the record out.")
-    column = column.combine_chunks()
-    if hasattr(column, "chunks"):
-        column = column.chunk(0) if column.num_chunks else column
-    shape, kind = [len(column)], column.type
-    while hasattr(kind, "value_type"):
-        lengths = (
-            column.value_lengths().to_numpy(zero_copy_only=False)
-            if hasattr(column, "value_lengths")
-            else None
-        )
-        if lengths is not None and len(lengths):
-            if (lengths != lengths[0]).any():
-                row = int(np.flatnonzero(lengths != lengths[0])[0])
-                raise _ragged(path, row, name, int(lengths[row]), int(lengths[0]))
-            width = int(lengths[0])
-        else:
-            width = getattr(kind, "list_size", 0)
-        shape.append(width)
-        column = column.flatten()
-        if column.null_count:
-            place = column.is_null().to_pylist().index(True)
-            record = place // max(1, int(np.prod(shape[1:])))
-            raise UserError(
-                f"{path}: record {record} has nothing at a place of the list '{name}'.",
-                "Fill it in, or leave the record out.",
-            )
-        kind = column.type
-    array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"{path}: '{name}' is {kind}, which is no number.", "Name the fields to read.")
-    return np.array(array).reshape(shape)
-
-
-def read_csv(path: Path, names: Sequence[str] | None) -> Arrays:
-    """A heading, then a record a line; a cell is a number, or a list of numbers in brackets."""
-    begin_long_cells()
-    try:
-        with _open_text(path) as file:
-            reader = csv.reader(file, strict=True)
-            heading = next(reader, [])
-            _check_heading(path, heading)
-            wanted = check_names(path, heading, names)
-            places = [heading.index(name) for name in wanted]
-            records = []
-            for row in reader:
-                if len(row) != len(heading):
-                    if not row:
-                        continue
-                    raise UserError(
-                        f"{path}, line {reader.line_num}: {len(row)} cells where the heading has {len(heading)}.",
-                        "Mend that line; the file may be cut off.",
-                    )
-                records.append([_parse(path, reader.line_num, heading[at], row[at]) for at in places])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(path, "CSV", error) from error
-    finally:
-        end_long_cells()
-    return _stack(path, wanted, records)
-
-
-def _check_heading(path: Path, heading: Sequence[str]) -> None:
-    """A first record must not be taken for a heading: it would be lost."""
-    for name in heading:
-        if not name.strip() or heading.count(name) > 1:
-            what = f"'{name}' {heading.count(name)} times" if name.strip() else "a column without a name"
-            raise UserError(f"{path}, line 1: the heading has {what}.", "Give each column a name of its own.")
-        try:
-            json.loads(name)
-        except (ValueError, RecursionError):
-            continue
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"{path}, line 1: '{name[:40]}' is a value, and the first line names the columns.",
-            "Put a heading before the records.",
-        )
-
-
-def read_jsonl(path: Path, names: Sequence[str] | None) -> Arrays:
-    """An object a line, whose values are numbers, or lists of numbers."""
-    records: list[list[Any]] = []
-    wanted: list[str] = []
-    try:
-        with _open_text(path) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                record = _parse(path, number, "", line)
-                if not isinstance(record, dict):
-                    raise UserError(
-                        f"{path}, line {number}: {type(record).__name__} instead of an object.", "Mend it."
-                    )
-                wanted = wanted or check_names(path, list(record), names)
-                for name in wanted:
-                    if name not in record:
-                        raise UserError(f"{path}, line {number}: no '{name}'.", suggest(name, record))
-                records.append([record[name] for name in wanted])
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, "JSONL", error) from error
-    return _stack(path, wanted, records)
-
-
-def check_names(path: Path, found: Sequence[str], names: Sequence[str] | None) -> list[str]:
-    for name in names or ():
-        if name not in found:
-            raise UserError(f"{path} has no field '{name}'.", suggest(name, found))
-    return list(found if names is None else names)
-
-
-def _open_text(path: Path) -> Any:
-    try:
-        return path.open(encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise _unreadable(path, "text", error) from error
-
-
-def check_memory(files: Sequence[Path]) -> None:
-    """Refuses files that are too much for memory, one by one or together."""
-    for endings, most in (((".csv", ".jsonl"), MOST_TEXT_BYTES), (IN_MEMORY, MOST_TABLE_BYTES)):
-        read = [path for path in files if path.suffix in endings]
-        try:
-            total = sum(path.stat().st_size for path in read)
-        except OSError as error:
-            raise UserError(
-                f"cannot read {error.filename}: {error.strerror}.", "Correct the path."
-            ) from error
-        if total > most:
-            what = f"{read[0]} has" if len(read) == 1 else f"{read[0]} and {len(read) - 1} more files have"
-            raise UserError(
-                f"{what} {total >> 20} MiB and would have to be read into memory; {most >> 20} MiB is the most.",
-                _TOO_LARGE,
-            )
-
-
-def _parse(path: Path, line: int, name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        shown = text.strip() if len(text) <= 40 else f"{text[:40]}…"
-        what = (
-            f"'{name}' is {shown!r}, which is no number or list of numbers"
-            if name
-            else f"not JSON: {shown!r}"
-        )
-        raise UserError(
-            f"{path}, line {line}: {what}.", "Mend that line; the file may be cut off."
+            f"'{path}' cannot be read: {reason}.", "It may be cut off or of another format; write it anew."
         ) from error
 
 
-def _stack(path: Path, names: Sequence[str], records: Sequence[Sequence[Any]]) -> Arrays:
-    if not records:
-        raise UserError(f"{path} holds no record.", "Name a file that has one.")
-    return {name: _as_array(path, name, [row[at] for row in records]) for at, name in enumerate(names)}
+def arrow_rows(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    first: int = 0,
+    last: int | None = None,
+    first_row: int = 0,
+) -> Iterator[Row]:
+    """Yields the rows of the groups first to last - 1, which `first_row` rows precede; places count from 1."""
+    number = first_row
+    with open_arrow(path) as table:
+        for name in columns or ():
+            check_column(path, name, table.schema.names)
+        for batch in table.batches(columns, first, last):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(f"record {number}", values)
 
 
-def _as_array(path: Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(values)
-        is_regular = array.dtype.kind in "biuf"
-    except (ValueError, OverflowError):
-        is_regular = False
-    if is_regular and array.dtype.kind == "f" and np.abs(array).max(initial=0) >= 2.0**63:
-        # numpy makes floats of whole numbers that neither int64 nor uint64 holds all of.
-        is_regular = not any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
-    if not is_regular:
-        raise _find_odd(path, name, values)
-    if array.dtype.kind == "f":
-        return array.astype(np.float32)
-    if array.dtype.kind in "iu" and np.can_cast(np.min_scalar_type(array.max(initial=0)), np.int32):
-        return array.astype(np.int32) if array.min(initial=0) >= -(2**31) else array
-    return array
-
-
-def _find_odd(path: Path, name: str, values: list[Any]) -> UserError:
-    first: tuple[int, ...] | None = None
-    for record, value in enumerate(values):
-        try:
-            array = np.asarray(value)
-            kind = array.dtype.kind
-        except (ValueError, OverflowError):
-            kind = "O"
-        if kind not in "biuf":
-            return UserError(
-                f"{path}: record {record} has {str(value)[:40]!r} in '{name}', which is no number or regular list of them.",
-                "Mend the record, or name the fields to read.",
-            )
-        if first is None:
-            first = array.shape
-        elif array.shape != first:
-            return _ragged(path, record, name, array.shape, first)
-    return UserError(f"{path}: '{name}' holds numbers that no array can.", "Name the fields to read.")
-
-
-def _ragged(path: Path, record: int, name: str, found: Any, wanted: Any) -> UserError:
-    return UserError(
-        f"{path}: record {record} has {found} values in '{name}' where the first has {wanted}.",
-        "Pad records to one length.",
-    )
-
-
-def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
-    return UserError(
-        f"{path} cannot be read as {kind}: {error}.", "It may be cut off; fetch or write it anew."
-    )
-
-
-def _import_pyarrow(path: Path) -> Any:
+def import_pyarrow(path: Path) -> Any:
     try:
         pyarrow: Any = importlib.import_module("pyarrow")
         importlib.import_module("pyarrow.ipc")
         importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UserError(
-            f"{path} needs pyarrow, which is not installed.", "Install it: pip install 'portwright[arrow]'."
-        ) from error
+        raise missing("pyarrow", f"'{path}'") from error
     return pyarrow
+
+
+def check_column(
+    path: Path,
+    name: str,
+    names: Sequence[str],
+    cure: str = "Name the one with the text (--text-key, text_key).",
+) -> None:
+    if name not in names:
+        raise UserError(f"'{path}' has no column '{name}'.", f"{cure} {suggest(name, names)}")
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{path}' is not UTF-8: byte {error.start}.", "Save it as UTF-8.") from error
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}.", "Check the file.") from error
+
+
+def shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,4 +1,4 @@
-"""What runs inside the worker processes of a DataLoader, and how the main process reaches it."""
+"""The code that runs in a DataLoader's worker processes, and its link to the main process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from portwright.data.fetch import Fetch
 from portwright.data.seeding import derive_seed, seed_process
 from portwright.job.signals import shield_worker
 
-_CELLS = 3  # of each worker: its process, the batch and the sample that it is at
+_CELLS_PER_WORKER = 3  # its process id, its current batch, its current sample
 
 
 class Task(NamedTuple):
@@ -32,36 +32,36 @@ class Task(NamedTuple):
 
 
 class Progress:
-    """Where each worker is, in memory that outlives it: a killed worker cannot say what killed it."""
+    """The sample that each worker is reading, in shared memory, since a killed worker cannot report it."""
 
     def __init__(self, num_workers: int) -> None:
-        self._cells = multiprocessing.RawArray("q", _CELLS * num_workers)
+        self._cells = multiprocessing.RawArray("q", _CELLS_PER_WORKER * num_workers)
 
     def begin(self, worker: int, batch: int) -> None:
-        at = _CELLS * worker
+        at = _CELLS_PER_WORKER * worker
         self._cells[at], self._cells[at + 1], self._cells[at + 2] = os.getpid(), batch, -1
 
     def mark(self, worker: int, sample: int) -> None:
-        self._cells[_CELLS * worker + 2] = sample
+        self._cells[_CELLS_PER_WORKER * worker + 2] = sample
 
     def place_in(self, batch: int) -> int:
-        """Gives the place in a batch that some worker is at, or -1."""
-        for at in range(0, len(self._cells), _CELLS):
+        """The place in a batch that some worker is reading, or -1."""
+        for at in range(0, len(self._cells), _CELLS_PER_WORKER):
             if self._cells[at] and self._cells[at + 1] == batch:
                 return int(self._cells[at + 2])
         return -1
 
     def find(self, error: BaseException) -> tuple[int, int] | None:
-        """Gives the batch and the place in it (-1: unknown) at which the worker died that torch speaks of."""
+        """The batch and the place in it (-1: unknown) at which the worker died that torch's error names."""
         dead = dead_worker_pids(error)
-        for at in range(0, len(self._cells), _CELLS):
+        for at in range(0, len(self._cells), _CELLS_PER_WORKER):
             if self._cells[at] in dead:
                 return int(self._cells[at + 1]), int(self._cells[at + 2])
         return None
 
 
 class WorkerFetch(Dataset[Any]):
-    """Makes batches inside a worker, with random numbers that depend on the batch and not on the worker."""
+    """Makes batches inside a worker, with random numbers that depend only on the batch."""
 
     def __init__(self, fetch: Fetch, seed: int, progress: Progress) -> None:
         self.fetch = fetch
@@ -102,7 +102,7 @@ class StreamBatches(IterableDataset[Any]):
     ) -> None:
         self.inner = inner
         self.epoch = 0
-        self.has_ended = False  # whether the iterable is known to have nothing more
+        self.has_ended = False  # whether the iterable is known to be exhausted
         self.init_failure: Failure | None = None
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -160,7 +160,7 @@ class StreamBatches(IterableDataset[Any]):
 
 
 class WorkerInit:
-    """Runs the user's worker_init_fn in a worker, which finds its own data set there and not our wrapper."""
+    """Runs the user's worker_init_fn in a worker, where it sees the user's data set and not our wrapper."""
 
     def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
         self._worker_init_fn = worker_init_fn
@@ -169,7 +169,7 @@ class WorkerInit:
         shield_worker()
         info: Any = get_worker_info()
         wrapper: WorkerFetch | StreamBatches = info.dataset
-        object.__setattr__(info, "dataset", wrapper.inner)  # torch guards it against chance, not against this
+        object.__setattr__(info, "dataset", wrapper.inner)  # torch's own __setattr__ refuses any change
         if self._worker_init_fn is None:
             return
         try:
@@ -180,7 +180,7 @@ class WorkerInit:
 
 
 class LaneInit(WorkerInit):
-    """The same in the one worker of a loader that stands for worker `lane` of `num_lanes`."""
+    """As WorkerInit, in the only worker of a loader; the user's code sees worker `lane` of `num_lanes`."""
 
     def __init__(self, worker_init_fn: Callable[[int], Any] | None, lane: int, num_lanes: int) -> None:
         super().__init__(worker_init_fn)
@@ -197,9 +197,9 @@ class LaneInit(WorkerInit):
 
 
 class ActingWorker:
-    """Inside `with`, this process is to user code what a worker of the loader is: get_worker_info answers, worker_init_fn was called.
+    """Inside `with`, user code sees this process as a worker of the loader: get_worker_info answers, worker_init_fn was called.
 
-    Only there: another input of the same process may be read as by the main process, and would be sharded.
+    Outside it must not: another input of this process may be read as in the main process, and would be sharded.
     """
 
     def __init__(self, loader: DataLoader[Any], worker: int, num_workers: int) -> None:
@@ -228,10 +228,10 @@ def copy_loader(
     generator: torch.Generator,
     lane: int | None = None,
 ) -> DataLoader[Any]:
-    """Makes a DataLoader with the options of another, whose data set gives whole batches.
+    """Makes a DataLoader with another one's options and a data set that gives whole batches.
 
-    Left behind: in_order=False, which cannot be resumed, and pin_memory where nothing can use pinned memory. With `lane` it
-    has one worker, which gives what that worker of the other would.
+    Two options are not copied: in_order=False, which cannot be resumed, and pin_memory where nothing can use it. With
+    `lane` the copy has one worker, which gives the batches of that worker of the original.
     """
     options: dict[str, Any] = {}
     if loader.num_workers > 0:
@@ -239,12 +239,12 @@ def copy_loader(
         options["multiprocessing_context"] = loader.multiprocessing_context
         options["worker_init_fn"] = WorkerInit(loader.worker_init_fn)
         options["timeout"] = loader.timeout
-        # The state that an iterable keeps in a worker from epoch to epoch could not be restored.
+        # An iterable's state in a persistent worker could not be restored.
         options["persistent_workers"] = loader.persistent_workers and sampler is not None
     if lane is not None:
         options["worker_init_fn"] = LaneInit(loader.worker_init_fn, lane, loader.num_workers)
     with warnings.catch_warnings():
-        # Said already when the user made the loader that this one is a copy of.
+        # torch has warned when the user made the original.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         return DataLoader(
             dataset,
@@ -267,7 +267,7 @@ class _Given(IterableDataset[Any]):
 
 
 def pin(batches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Gives the same batches in pinned memory, made in this process one at a time."""
+    """Yields the same batches, copied to pinned memory one at a time in this process."""
     generator = torch.Generator()
     yield from DataLoader(
         _Given(batches), batch_size=None, collate_fn=as_is, pin_memory=True, generator=generator
@@ -275,7 +275,7 @@ def pin(batches: Iterator[Any]) -> Generator[Any, None, None]:
 
 
 def pins(loader: DataLoader[Any]) -> bool:
-    """Whether batches are to be put into pinned memory: asked for, and of use on this machine."""
+    """Whether to put batches into pinned memory: the user asked for it, and this machine has a use for it."""
     if not loader.pin_memory:
         return False
     if hasattr(torch, "accelerator"):

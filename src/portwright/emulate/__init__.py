@@ -6,17 +6,48 @@ What runs here follows the rules of the real package strictly and is labelled `e
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from portwright.discover import find_targets
 from portwright.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from portwright.graph.kernels import KernelTable
+    from portwright.target import Target
 
 PACKAGES = {"poptorch": "PopTorch 3.4", "sambaflow": "SambaFlow"}
 """The packages that can be lent, and what each stands for."""
+
+CHILD_NOTE = "PORTWRIGHT_EMULATE_NOTE"
+"""Names the file by which a process that an emulated script started tells that it made an executor."""
+
+
+def target_of(package: str) -> Target:
+    """The target whose machine an emulated package stands for."""
+    return next(target for target in find_targets().values() if target.emulator == package)
+
+
+def table_of(package: str) -> KernelTable:
+    """What the target of an emulated package runs, and on which conditions."""
+    kernels = target_of(package).kernels
+    assert kernels is not None
+    return kernels()
+
+
+def note_made() -> None:
+    """Tells `portwright emulate`, which may run in a parent of this process, that an executor was made."""
+    if path := os.environ.get(CHILD_NOTE):
+        with suppress(OSError):  # a process that outlives it has nobody to tell
+            Path(path).touch()
 
 
 def lend(package: str) -> ModuleType:

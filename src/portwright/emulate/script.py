@@ -11,10 +11,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from portwright.discover import find_targets, get_target
-from portwright.emulate import PACKAGES, lend
+from portwright.discover import find_target, find_targets, get_target, suggest_target
+from portwright.emulate import CHILD_NOTE, PACKAGES, lend
 from portwright.errors import ExitStatus, UserError, suggest
 
 COPIES_VARIABLE = "PORTWRIGHT_POPTORCH_COPIES"
@@ -27,6 +28,10 @@ _CHILDREN = str(Path(__file__).parent / "for_children")
 _LOST = {
     "poptorch": "Call what trainingModel() returned; .to(), .cuda() or an assignment may have put the bare model in its place.",
     "sambaflow": "Train with samba.session.run(); calling the model trains on the host.",
+}
+_NEVER = {
+    "poptorch": "Make one with poptorch.trainingModel() or inferenceModel(), and call it.",
+    "sambaflow": "Trace the model and call samba.session.run(), or compile it with samba.session.compile().",
 }
 
 
@@ -46,8 +51,8 @@ def emulate_script(
 ) -> int:
     """Runs `SCRIPT ARGS` or `-m MODULE ARGS`, tells what it made on stderr, and gives the exit status.
 
-    That of the script, or 1 where it ended well but made a training executor that it never called: then nothing was
-    trained under the vendor's rules, whatever the script printed.
+    That of the script, or 1 where it ended well but never used an executor, or made one for training that it never
+    called: then nothing ran, or nothing was trained, under the vendor's rules, whatever the script printed.
     """
     package = _package_of(target)
     _check(words, package, copies, json_path)
@@ -58,20 +63,34 @@ def emulate_script(
     paths = [_CHILDREN, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path.insert(0, _CHILDREN)
+    with TemporaryDirectory() as folder:
+        # Of a process that the script starts only this is seen: whether it made an executor.
+        note = os.environ[CHILD_NOTE] = str(Path(folder) / "made")
+        return _emulate(package, target, words, json_path, Path(note))
+
+
+def _emulate(package: str, target: str, words: Sequence[str], json_path: Path | None, note: Path) -> int:
     lend(package)
     title, name = PACKAGES[package], get_target(target).name
     _say(f"emulated: the rules of {title} on this machine's CPU; no {name} is used, and times say nothing.")
     ended = _run(words)
-    ledger = _ledger(package)
-    executors = [made._asdict() for made in ledger.executors()] if ledger is not None else []
-    unused = []
-    if ledger is not None and ended.status == 0:  # a script that failed may not have come to the call
-        unused = [made for made in ledger.unused_executors() if made.kind == "training"]
+    ledger = importlib.import_module(f"portwright.emulate.{package}._ledger")
+    executors = [made._asdict() for made in ledger.executors()]
     status = ended.status
     for made in executors:
         _say(_describe(made))
-    if not executors and ledger is not None:
-        _say(f"the script made no executor of {title}, so nothing ran under its rules.")
+    # A script that failed may not have come to the call.
+    all_unused = ledger.unused_executors() if status == 0 else []
+    unused = [made for made in all_unused if made.kind == "training"]
+    ran = len(all_unused) < len(executors) or (not executors and note.exists())
+    if not ran and not unused:
+        what = "called none of the executors that it made" if executors else "made no executor"
+        line = f"the script {what} of {title}, so nothing ran under its rules."
+        if status == 0:
+            print(f"error: {line} {_NEVER[package]}", file=sys.stderr)
+            status = int(ExitStatus.FINDINGS)
+        else:
+            _say(line)
     for made in unused:
         print(
             f"error: {made.where}: the training executor of {made.model} was made and never called, so nothing was trained under "
@@ -85,11 +104,11 @@ def emulate_script(
 
 
 def _package_of(target: str) -> str:
-    emulated = {t.name.lower(): t.emulator for t in find_targets().values() if t.emulator is not None}
-    package = emulated.get(target.lower())
-    if package is None:
-        raise UserError(f"there is no emulator of '{target}'.", suggest(target.lower(), emulated))
-    return package
+    found = find_target(target)
+    if found is None or found.emulator is None:
+        emulated = [t.name.lower() for t in find_targets().values() if t.emulator is not None]
+        raise UserError(f"there is no emulator of '{target}'.", suggest_target(target, emulated))
+    return found.emulator
 
 
 def _check(words: Sequence[str], package: str, copies: str | None, json_path: Path | None) -> None:
@@ -112,7 +131,7 @@ def _check(words: Sequence[str], package: str, copies: str | None, json_path: Pa
 
 
 def _run(words: Sequence[str]) -> _Ended:
-    from portwright.verify.record_script import run_as_main
+    from portwright.job.main_script import run_as_main
 
     try:
         run_as_main(list(words))
@@ -165,17 +184,6 @@ def _library_folders() -> Iterator[str]:
     yield sysconfig.get_path("stdlib")
 
 
-def _ledger(package: str) -> Any:
-    """What the emulator noted of the run; None where it notes nothing."""
-    name = f"portwright.emulate.{package}._ledger"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return None
-
-
 def _describe(made: dict[str, Any]) -> str:
     more = []
     if made.get("device_iterations") is not None:
@@ -218,8 +226,8 @@ def _write(
         "script_status": ended.status,
         "error": None if ended.failure is None else f"{type(ended.failure).__name__}: {ended.failure}",
         "executors": executors,
-        "calls": ledger.call_counts() if hasattr(ledger, "call_counts") else {},
-        "unused": [made._asdict() for made in ledger.unused_executors()] if ledger is not None else [],
+        "calls": ledger.call_counts(),
+        "unused": [made._asdict() for made in ledger.unused_executors()],
     }
     atomic_write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 

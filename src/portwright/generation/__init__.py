@@ -1,4 +1,4 @@
-"""Text generation: greedy, sampling and beam search over the networks, with cached keys and values.
+"""Text generation: greedy, sampling and beam search over the networks, by transformers' `generate`.
 
     from portwright.generation import generate, GenerationOptions
 
@@ -16,23 +16,26 @@ if TYPE_CHECKING:
     from portwright.generation.api import Generated, generate
     from portwright.generation.inputs import left_pad, right_pad
     from portwright.generation.options import GenerationOptions
-    from portwright.generation.streaming import TextStream
 
-_PUBLIC = {
-    "generate": "portwright.generation.api",
-    "Generated": "portwright.generation.api",
-    "left_pad": "portwright.generation.inputs",
-    "right_pad": "portwright.generation.inputs",
-    "GenerationOptions": "portwright.generation.options",
-    "TextStream": "portwright.generation.streaming",
+_MODULES = {
+    "generate": "api",
+    "Generated": "api",
+    "left_pad": "inputs",
+    "right_pad": "inputs",
+    "GenerationOptions": "options",
 }
-__all__ = ["Generated", "GenerationOptions", "TextStream", "generate", "left_pad", "right_pad"]
+__all__ = ["Generated", "GenerationOptions", "generate", "left_pad", "right_pad"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name == "TextStream":
+        raise AttributeError(
+            "portwright.generation.TextStream is gone. Give generate a streamer of transformers instead: "
+            "streamer=TextStreamer(tokenizer, skip_prompt=True)."
+        )
+    if name not in _MODULES:
         raise AttributeError(f"module 'portwright.generation' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(f"portwright.generation.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`generate`: checks what it is given, runs the search that the options ask for, and leaves no trace on the network."""
+"""`generate`: checks its arguments, generates by transformers, and leaves the network unchanged."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.generation.beams import search_beams
-from portwright.generation.inputs import check_inputs
+from portwright.extras import import_transformers
+from portwright.generation.draws import draw_uniforms
+from portwright.generation.inputs import Decode, check_inputs, require_generating
 from portwright.generation.options import GenerationOptions
-from portwright.generation.sampling import OnTokens, decode_rows
-from portwright.generation.scores import make_processors
-from portwright.generation.source import make_source
-from portwright.generation.stopping import Decode, StopRule
 
 
 @dataclass(frozen=True)
 class Generated:
     """Token ids [sequences, length] with their prompts, and a score for each sequence.
 
-    Sequences of one prompt stand together, a beam search's best first. The score of a beam search is the sum of log
-    probabilities over length ** length_penalty; else it is the sum. An encoder-decoder's sequences begin with its
-    start token; `prompt_length` counts what comes before the new tokens.
+    Sequences of one prompt are together, a beam search's best first. The score is the sum of log probabilities, in a
+    beam search divided by length ** length_penalty. An encoder-decoder's sequences begin with its start token;
+    `prompt_length` is the number of tokens before the new ones.
     """
 
     sequences: Tensor
@@ -47,14 +45,14 @@ def generate(
     *,
     first_sample: int = 0,
     decode: Decode | None = None,
-    on_tokens: OnTokens | None = None,
+    streamer: Any = None,
 ) -> Generated:
     """Continues prompts, or answers an encoder's inputs, token by token.
 
     `attention_mask` is 1 at tokens and 0 at padding, which for a decoder is on the left; without one, padding is found
-    by `pad_token_id` unless that ends sequences too. `first_sample` numbers the samples of prompts that come in several
-    batches, so that none draws as another does. `decode` turns ids into text, for `stop_strings`. `on_tokens` is
-    called with every step's tokens [rows]. The network's training flags and torch's generators stay as they are.
+    by `pad_token_id` unless that ends sequences too. `first_sample` numbers the samples of prompts given in several
+    batches, so that each has draws of its own. `decode` turns ids into text, for `stop_strings`. `streamer` is one of
+    transformers', which gets each step's tokens. The network's training flags and torch's generators are not changed.
     """
     options = GenerationOptions() if options is None else options
     if not isinstance(network, nn.Module):
@@ -69,30 +67,32 @@ def generate(
             f"stop_strings={options.stop_strings!r} needs text.",
             "Give decode=, such as a tokenizer's decode.",
         )
-    if on_tokens is not None and options.num_beams > 1:
+    if streamer is not None and options.num_beams > 1:
         raise UserError(
-            f"on_tokens was given with num_beams={options.num_beams}.",
+            f"streamer was given with num_beams={options.num_beams}.",
             "A beam search knows its tokens only at its end: leave one of them off.",
         )
-    with torch.inference_mode(), _evaluating(network):
+    require_generating(network)
+    import_transformers("Generating text")
+    from portwright.generation.adapter import run_generate
+
+    with torch.no_grad(), _evaluating(network):
         ids, mask = check_inputs(network, input_ids, attention_mask, options)
-        source = make_source(network, ids, mask, options.max_new_tokens)
-        processors = make_processors(options, source.prompt.shape[1], ids.device)
-        stop = StopRule(options, ids.device, decode)
         seed: int | None = None
-        if options.num_beams > 1:
-            sequences, scores = search_beams(source, options, processors, stop)
-        else:
-            seed = options.seed
-            if options.do_sample and seed is None:
-                seed = secrets.randbits(32)
-            sequences, scores = decode_rows(
-                source, options, processors, stop, seed or 0, first_sample, on_tokens
-            )
-    # Out of inference mode again, so that they can be computed with like any tensor.
-    return Generated(
-        sequences.clone(), scores.clone(), source.prompt.shape[1], seed if options.do_sample else None
-    )
+        uniforms: Tensor | None = None
+        if options.do_sample:
+            seed = secrets.randbits(32) if options.seed is None else options.seed
+            num_rows = len(ids) * options.num_return_sequences
+            uniforms = draw_uniforms(seed, num_rows, options.max_new_tokens, ids.device, first_sample)
+        sequences, scores, prompt_length = run_generate(
+            network, ids, mask, options, uniforms, decode, streamer
+        )
+    if options.do_sample and bool(scores.isnan().any()):
+        raise UserError(
+            f"Nothing was left to draw: no_repeat_ngram_size={options.no_repeat_ngram_size} or another option bans every token.",
+            "Ask for fewer new tokens, or ban less.",
+        )
+    return Generated(sequences, scores, prompt_length, seed)
 
 
 @contextmanager
@@ -102,5 +102,5 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module in training:  # one by one: parts may have been set apart
+        for module in training:  # one by one: some modules may have been in evaluation mode
             module.training = True

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.extras import import_transformers
 from portwright.generation.api import generate
-from portwright.generation.inputs import left_pad, right_pad, room_for_new
+from portwright.generation.inputs import (
+    is_encoder_decoder,
+    left_pad,
+    require_generating,
+    right_pad,
+    room_for_new,
+)
 from portwright.generation.loading import TrainedNetwork, load_trained
 from portwright.generation.options import GenerationOptions
-from portwright.generation.source import is_encoder_decoder, require_generating
-from portwright.generation.streaming import TextStream
 from portwright.generation.vocabulary import Vocabulary, find_vocabulary
 from portwright.job.stdout import printing, stdout_to_stderr
 
@@ -26,7 +31,7 @@ DEFAULT_NEW_TOKENS = 64
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What the command line asks for; `choices` are those of GenerationOptions that were given."""
+    """The command line's arguments; `choices` are the GenerationOptions that were given."""
 
     name: str
     prompts: Sequence[str] = ()
@@ -37,13 +42,13 @@ class GenerateRequest:
     tokenizer: Path | None = None
     device: str | None = None
     batch_size: int = 8
-    stream: bool | None = None  # None: where somebody watches
+    stream: bool | None = None  # None: only on a terminal
     as_json: bool = False
     choices: dict[str, Any] | None = None
 
 
 def read_choices(**given: Any) -> dict[str, Any]:
-    """The options that were given; one that is about draws asks for them."""
+    """The options that were given; one that is about sampling turns `do_sample` on."""
     choices = {name: value for name, value in given.items() if value is not None}
     if any(name in choices for name in ("temperature", "top_k", "top_p", "min_p", "seed")):
         choices.setdefault("do_sample", True)
@@ -60,9 +65,10 @@ def generate_and_print(request: GenerateRequest) -> None:
     if request.batch_size < 1:
         raise UserError(f"--batch-size is {request.batch_size}.", "Give at least 1.")
     choices = dict(request.choices or {})
-    asked = GenerationOptions(**choices)  # what is wrong with it is told before anything is loaded
+    asked = GenerationOptions(**choices)  # reports errors before anything is loaded
+    import_transformers("portwright generate")
     device = _find_device(request.device)
-    with stdout_to_stderr():  # what a model's own files print is not the text
+    with stdout_to_stderr():  # stdout is for the texts, not for what a model's files print
         trained = load_trained(
             request.name, request.checkpoint, request.params, request.overrides, device, _note
         )
@@ -111,7 +117,7 @@ def _read_prompts(request: GenerateRequest) -> list[str]:
     for prompt in prompts:
         try:
             prompt.encode("utf-8")
-        except UnicodeEncodeError as error:  # bytes of the command line that are no text
+        except UnicodeEncodeError as error:  # bytes of the command line that are not text
             raise UserError(
                 f"The prompt {prompt!a} is not UTF-8: character {error.start}.",
                 "Give text, or a file of it with --prompt-file.",
@@ -130,7 +136,7 @@ def _find_device(given: str | None) -> torch.device:
 
 
 def _settle(asked: GenerationOptions, choices: dict[str, Any], vocabulary: Vocabulary) -> GenerationOptions:
-    """The options with the vocabulary's own end and padding where none was given."""
+    """The options, with the vocabulary's end token and padding where none was given."""
     changes: dict[str, Any] = {}
     if "eos_token_id" not in choices and vocabulary.eos_ids:
         changes["eos_token_id"] = vocabulary.eos_ids
@@ -142,7 +148,7 @@ def _settle(asked: GenerationOptions, choices: dict[str, Any], vocabulary: Vocab
 def _with_room(
     options: GenerationOptions, choices: dict[str, Any], trained: TrainedNetwork, encoded: Sequence[list[int]]
 ) -> GenerationOptions:
-    """Where no length was asked for, no more than the network has positions for."""
+    """Limits the default length to the network's positions."""
     room = room_for_new(trained.network, max(map(len, encoded)))
     if "max_new_tokens" in choices or room is None or room < 1 or room >= options.max_new_tokens:
         return options
@@ -169,9 +175,10 @@ def _stream(
 ) -> None:
     if not is_encoder_decoder(trained.network):
         print(prompt, end="", flush=True)
-    stream = TextStream(vocabulary.decode)
-    made = generate(trained.network, [ids], None, options, decode=vocabulary.decode, on_tokens=stream)
-    stream.close()
+    from transformers import TextStreamer
+
+    stream = TextStreamer(vocabulary, skip_prompt=True)
+    made = generate(trained.network, [ids], None, options, decode=vocabulary.decode, streamer=stream)
     _tell_foreign(vocabulary, made.new_tokens.max())
     if made.seed is not None and options.seed is None:
         _note(f"seed {made.seed}")

@@ -1,25 +1,41 @@
-"""What a generation begins with: prompts as tensors, their padding, and whether the network has room for more."""
+"""Prepares prompts as tensors, with padding, and checks that the network has positions for more tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.generation.options import GenerationOptions
-from portwright.generation.source import is_encoder_decoder
 from portwright.layers.embedding import EmbeddingLayer
+
+Decode = Callable[[list[int]], str]
+
+
+def is_encoder_decoder(network: nn.Module) -> bool:
+    return hasattr(network, "encode") and hasattr(network, "decode")
+
+
+def require_generating(network: nn.Module) -> None:
+    """Refuses a network without the methods that generation needs."""
+    of_kind = ("decoder_start_token_id",) if is_encoder_decoder(network) else ("hidden", "head_weight")
+    if not all(hasattr(network, name) for name in (*of_kind, "make_cache")):
+        raise UserError(
+            f"{type(network).__name__} cannot generate: it has neither hidden, head_weight and make_cache (a decoder) nor "
+            "encode, decode, make_cache and decoder_start_token_id (an encoder-decoder).",
+            "Give a Gpt, T5 or Seq2Seq of portwright.networks, or a network with these methods.",
+        )
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask of prompts of different lengths, as a decoder wants them: they end in one column."""
+    """Ids and attention mask of prompts, padded on the left for a decoder."""
     return _pad(prompts, pad_token_id, is_left=True)
 
 
 def right_pad(prompts: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask of prompts of different lengths, as an encoder wants them: they begin in one column."""
+    """Ids and attention mask of prompts, padded on the right for an encoder."""
     return _pad(prompts, pad_token_id, is_left=False)
 
 
@@ -44,7 +60,7 @@ def check_inputs(
     attention_mask: Tensor | None,
     options: GenerationOptions,
 ) -> tuple[Tensor, Tensor | None]:
-    """Ids as int64 and a mask, None where there is no padding, both where the network is."""
+    """Ids as int64 and their mask (None without padding), both on the network's device."""
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     ids = _to_ids(input_ids).to(device)
@@ -56,7 +72,7 @@ def check_inputs(
             f"Prompt {int(torch.nonzero(num_tokens == 0)[0])} is padding from end to end.",
             "Give each at least one token, and in attention_mask 1 for each.",
         )
-    # A decoder goes on from the last column, so that a token has to stand there in every row.
+    # A decoder continues from the last column, where every row needs a token.
     if not is_encoder_decoder(network) and bool((is_token[:, :-1] & ~is_token[:, 1:]).any()):
         raise UserError(
             "A prompt has padding behind a token.",
@@ -121,10 +137,15 @@ def _check_ids(network: nn.Module, ids: Tensor, options: GenerationOptions) -> N
                     f"{name}={getattr(options, name)} is outside of the network's vocabulary of {size}.",
                     f"Give ids from 0 to {size - 1}.",
                 )
+        if options.num_beams > 1 and max(2, 1 + len(options.eos_ids)) > size:
+            raise UserError(
+                f"A vocabulary of {size} tokens, {len(options.eos_ids)} of which end a sequence, leaves nothing to search.",
+                "Name fewer tokens in eos_token_id.",
+            )
 
 
 def room_for_new(network: nn.Module, prompt_length: int) -> int | None:
-    """How many tokens can follow a prompt; None where the network has no bound."""
+    """The number of tokens that can follow a prompt; None where the network sets no limit."""
     _, written = _embeddings_of(network)
     if written is None or written.position_embedding_type not in _COUNTED_POSITIONS:
         return None
@@ -149,7 +170,7 @@ def _check_room(network: nn.Module, longest: int, options: GenerationOptions) ->
 
 
 def _embeddings_of(network: nn.Module) -> tuple[EmbeddingLayer | None, EmbeddingLayer | None]:
-    """Those of what is read and of what is written, where the network has them under the names of ours."""
+    """The input's and the output's embedding layers, where the network has them under our networks' names."""
     read = getattr(network, "embeddings", getattr(network, "encoder_embeddings", None))
     written = getattr(network, "decoder_embeddings", None)
     written = read if written is None else written

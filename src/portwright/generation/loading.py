@@ -8,23 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
+from portwright.base_model import make_model
 from portwright.discover import FRAMEWORKS
 from portwright.errors import PortwrightError, UserError
 from portwright.graph.plans.request import Request, find_script, framework_of
 from portwright.job.arguments import parse_arguments
 from portwright.job.run_params import default_model_dir, load_run_params
+from portwright.patched import patched
 from portwright.runtime.asked_script import ask_script
-from portwright.runtime.base_model import make_model
-from portwright.runtime.checkpoint import find_last_good, list_checkpoints, match_names, read_checkpoint
-from portwright.runtime.checkpoint_format import MANIFEST_FILE
+from portwright.runtime.checkpoint import (
+    list_checkpoints,
+    locate_checkpoint,
+    match_names,
+    read_checkpoint,
+)
 
 _DEFAULT_PARAMS = Path("configs") / "params.yaml"
-_RUN_PARAMS = Path("train") / "params_train.yaml"  # what a run leaves in its model_dir
+_RUN_PARAMS = Path("train") / "params_train.yaml"  # written by a run into its model_dir
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ def load_trained(
 ) -> TrainedNetwork:
     """Makes the network of a model folder or reference model and fills it.
 
-    `checkpoint` is one, or a folder that holds some; left out, the model_dir of the params is looked in. Without a
-    params file those count that the checkpoint's run kept, then the folder's own.
+    `checkpoint` is a checkpoint or a folder with some; by default the params' model_dir. Without a params file the
+    params are those saved by the checkpoint's run, else the folder's own.
     """
     script = find_script(name)
     if script is None:
@@ -64,7 +68,7 @@ def load_trained(
         )
     own_params = params_file if params_file is not None else script.parent / _DEFAULT_PARAMS
     arguments = [str(script), "CPU", "--mode", "eval", "--params", str(own_params)]
-    with mock.patch.object(sys, "argv", arguments):  # as the script would find it
+    with patched(sys, "argv", arguments):  # as when run.py is run
         parts = ask_script(script)
     params: dict[str, Any] | None = None
     if checkpoint is None:
@@ -100,7 +104,7 @@ def _read_params(
         raise UserError(f"there is no params file '{params_file}'.", "Give one with --params.")
     changed = [word for text in overrides for word in ("-D", text)]
     words = ["CPU", "--mode", "eval", "--params", str(params_file.resolve()), *changed]
-    with mock.patch.object(sys, "argv", [str(script), *words]):
+    with patched(sys, "argv", [str(script), *words]):
         arguments = parse_arguments(words, parts["extra_args_parser_fn"])
         return load_run_params(arguments, parts["default_params_fn"]).values
 
@@ -112,17 +116,7 @@ def _choose_checkpoint(path: Path, note: Callable[[str], None]) -> Path:
             f"There is no checkpoint {path}.",
             "Give --checkpoint a checkpoint, a model_dir or a .safetensors file.",
         )
-    if not path.is_dir() or (path / MANIFEST_FILE).is_file():
-        return path
-    for folder in (path, path / "model_dir"):
-        if list_checkpoints(folder):
-            good = find_last_good(folder, note)
-            if good is None:
-                raise UserError(
-                    f"No checkpoint in {folder} is good.", f"See `portwright checkpoints {folder}`."
-                )
-            return good.path
-    return path  # whose reader says what is wrong with it
+    return locate_checkpoint(path, note) or path  # the reader of checkpoints will say what is wrong with it
 
 
 def _fill(network: nn.Module, checkpoint: Path, note: Callable[[str], None]) -> int:

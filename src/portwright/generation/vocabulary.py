@@ -1,4 +1,4 @@
-"""Text to a network's tokens and back, with the tokenizer that it was trained with."""
+"""Turns text into a network's tokens and back, with the tokenizer of its training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 from torch import nn
 
 from portwright.errors import UserError
+from portwright.generation.inputs import is_encoder_decoder
 from portwright.generation.loading import TrainedNetwork
-from portwright.generation.source import is_encoder_decoder
-from portwright.text.agreement import check_tokenizer
-from portwright.text.tokenizer import Tokenizer
+from portwright.text.tokenizer import Tokenizer, check_tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 
 _CARRIED_FOLDER = "huggingface"  # where `portwright convert` puts the tokenizer that came with the weights
@@ -22,7 +21,7 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class Vocabulary:
-    """A tokenizer that was found to belong to a network, and the tokens that begin and end its texts."""
+    """A network's tokenizer, and the tokens that begin and end its texts."""
 
     def __init__(self, tokenizer: Tokenizer, network: nn.Module, model: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer
@@ -34,7 +33,7 @@ class Vocabulary:
         self.pad_id: int = pad if pad is not None else tokenizer.roles.get("pad", (self.eos_ids or [0])[0])
 
     def encode(self, prompt: str) -> list[int]:
-        """Ids of a prompt; an encoder's end with the end token, a decoder's empty one is the token between texts."""
+        """The ids of a prompt; for an encoder they end with the end token, for a decoder an empty prompt is the token between texts."""
         ids: list[int] = []
         place = 0
         for match in _SENTINEL.finditer(prompt) if self.tokenizer.sentinel_ids else ():
@@ -63,9 +62,9 @@ class Vocabulary:
 
 
 def find_vocabulary(trained: TrainedNetwork, given: Path | None, note: Callable[[str], None]) -> Vocabulary:
-    """The tokenizer that was given, that came with converted weights, or that training used; a wrong one is told."""
+    """The tokenizer that was given, that came with converted weights, or that training used; refuses a wrong one."""
     model = _model_section(trained)
-    noted = _noted(trained)
+    noted = _named_tokenizer(trained)
     if given is not None:
         tokenizer = _load(given, trained)
         _compare(tokenizer, noted, str(trained.params_file))
@@ -90,8 +89,8 @@ def _model_section(trained: TrainedNetwork) -> dict[str, Any]:
     return {**model, "vocab_size": min(sizes)}
 
 
-def _noted(trained: TrainedNetwork) -> Tokenizer | None:
-    """The tokenizer that lies in a file which the params or a conversion name."""
+def _named_tokenizer(trained: TrainedNetwork) -> Tokenizer | None:
+    """The tokenizer in the file that the params or a conversion name."""
     named = _input_section(trained).get("tokenizer")
     if named:
         return _load(named, trained)
@@ -103,7 +102,7 @@ def _noted(trained: TrainedNetwork) -> Tokenizer | None:
 
 
 def _is_unchanged_conversion(trained: TrainedNetwork) -> bool:
-    """Whether the weights are as they came from HuggingFace, so that no training here chose their tokens."""
+    """Whether the weights are still as converted from HuggingFace, so that their tokenizer is HuggingFace's."""
     around = trained.checkpoint.parent.parent / _CARRIED_FOLDER
     return trained.step == 0 and (around / "config.json").is_file()
 
@@ -113,29 +112,24 @@ def _input_section(trained: TrainedNetwork) -> Mapping[str, Any]:
 
 
 def _is_of_pairs(trained: TrainedNetwork) -> bool:
-    from portwright.networks import Seq2Seq
-
-    return isinstance(trained.network, Seq2Seq) or _input_section(trained).get("objective") == "pairs"
+    objective = _input_section(trained).get("objective")
+    return getattr(trained.network, "text_kind", None) == "pairs" or objective == "pairs"
 
 
 def _load(path: str | Path, trained: TrainedNetwork) -> Tokenizer:
-    """As training loads it: span corruption adds its sentinels to a tokenizer that has none."""
-    from portwright.networks import T5
-
-    is_of_spans = isinstance(trained.network, T5) and not _is_of_pairs(trained)
+    """Loads a tokenizer as training does: for span corruption, sentinels are added where it has none."""
+    is_of_spans = getattr(trained.network, "text_kind", None) == "t5" and not _is_of_pairs(trained)
     num_sentinels = _input_section(trained).get("extra_ids") or 0
     return load_tokenizer(path).with_sentinels(num_sentinels if is_of_spans else 0)
 
 
 def _made_in_training(trained: TrainedNetwork, model: Mapping[str, Any]) -> Tokenizer:
-    """What the data section makes anew from the same text, or has kept beside it."""
+    """The tokenizer that the data section trains again on the same text, or kept beside it."""
     from portwright import text
-    from portwright.networks import T5, Gpt
     from portwright.text.sources import choose_tokenizer, find_source
 
     options = _input_section(trained)
-    kinds = {Gpt: "gpt", T5: "t5"}
-    kind = next((kind for network, kind in kinds.items() if isinstance(trained.network, network)), None)
+    kind = getattr(trained.network, "text_kind", None)
     found: Tokenizer | None = None
     if _is_of_pairs(trained):
         found = text.translation(options, "train_input", trained.params["model"])[1]

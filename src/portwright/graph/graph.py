@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from portwright.watching.place import Place
+
 Phase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "input", "constant", "activation"]
 
@@ -41,19 +43,6 @@ ITEM_BYTES: Mapping[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the user's code."""
-
-    file: str
-    line: int
-    function: str = ""
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)

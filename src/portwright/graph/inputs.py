@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UserError, suggest
@@ -12,6 +12,7 @@ from portwright.graph.graph import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
+from collections.abc import Mapping, Sequence
 
 _WRITTEN = re.compile(r"\s*(?:(?P<name>[^:\[\]]+?)\s*:)?\s*(?P<dtype>\w+)\s*\[(?P<sizes>[^\]]*)\]\s*")
 _SHORT = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
@@ -72,24 +73,70 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor | TensorSpec, str], A
     """Replaces each tensor or spec of a batch by `change(tensor, its name)`; a name is its path, 'labels' or '0.ids'."""
     import torch
 
-    def inner(part: Any, key: Any) -> Any:
-        return map_tensors(part, change, f"{name}.{key}" if name else str(key))
+    from portwright.watching.trees import parts_of, with_parts
 
     if isinstance(batch, torch.Tensor | TensorSpec):
         return change(batch, name)
-    if isinstance(batch, Mapping):
-        mapped = {key: inner(part, key) for key, part in batch.items()}
-        if type(batch) is dict:
-            return mapped
-        try:
-            return type(batch)(mapped)  # type: ignore[call-arg]
-        except TypeError:
-            return mapped
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(inner(part, key) for key, part in zip(batch._fields, batch, strict=True)))
-    if isinstance(batch, list | tuple):
-        return type(batch)(inner(part, index) for index, part in enumerate(batch))
-    if is_dataclass(batch) and not isinstance(batch, type):
-        parts = {f.name: inner(getattr(batch, f.name), f.name) for f in fields(batch) if f.init}
-        return replace(batch, **parts)
-    return batch
+    inner = f"{name}." if name else ""
+    parts = parts_of(batch)
+    return with_parts(batch, {key: map_tensors(part, change, f"{inner}{key}") for key, part in parts.items()})
+
+
+class DescribedBatch(tuple[Any, ...]):
+    """A batch that --input described: it can be unpacked as a tuple and read by name as a dict."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __new__(cls, *parts: Any) -> DescribedBatch:
+        return super().__new__(cls, parts)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self._fields:
+            raise KeyError(key)
+        return super().__getitem__(self._fields.index(key))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields if isinstance(key, str) else super().__contains__(key)
+
+    def keys(self) -> tuple[str, ...]:
+        return self._fields
+
+    def values(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+    def items(self) -> list[tuple[str, Any]]:
+        return list(zip(self._fields, self, strict=True))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self._fields else default
+
+
+def parse_batch(written: Sequence[str]) -> Any:
+    """The batch that --input describes: one tensor, a tuple, or with names a DescribedBatch."""
+    given = parse_inputs(written)
+    if not isinstance(given, Mapping):
+        return given
+    return type("DescribedBatch", (DescribedBatch,), {"_fields": tuple(given)})(*given.values())
+
+
+def resize_batch(batch: Any, size: int) -> Any:
+    """The same batch with another number of samples, by shape and type alone."""
+    sizes: list[int] = []
+
+    def look(tensor: Any, name: str) -> Any:
+        if len(tensor.shape):
+            sizes.append(int(tensor.shape[0]))
+        return tensor
+
+    map_tensors(batch, look)
+    before = sizes[0] if sizes else None
+
+    def change(tensor: Any, name: str) -> TensorSpec:
+        shape = tuple(int(n) for n in tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        is_batched = bool(shape) and shape[0] == before
+        return TensorSpec((size, *shape[1:]) if is_batched else shape, dtype)
+
+    return map_tensors(batch, change)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from portwright.graph.graph import Graph, Place, Stop
+from portwright.graph.graph import Graph, Stop
 from portwright.graph.kernels import KernelTable, Verdict
 from portwright.graph.tables import base_name
+from portwright.needs import Answer
+from portwright.watching.place import Place
 
 _CURES = {
     "host_read": "Keep the value a tensor: torch.where instead of if, a mask instead of a slice; read it only where values are logged.",
@@ -17,6 +19,9 @@ _CURES = {
     "host_tensor": "Make it once as a buffer, or on the device of its input.",
     "failure": "Make the step run on the CPU first: python run.py CPU --validate_only.",
 }
+
+
+_NEEDS = {"host_read": "no_host_reads", "dynamic_shape": "static_shapes", "host_tensor": "tensors_on_device"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class _Found:
 
 
 def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
-    """Judges every node; what has one reason at one line is told once, under the first op that has it."""
+    """Judges every node; refusals with the same reason at the same line are one, under the first such op."""
     verdicts = tuple(table.judge(graph, node) for node in graph.nodes)
     kinds = {module.path: module.kind for module in graph.modules}
     found = [_found(stop, kinds.get(stop.module, ""), target) for stop in graph.stops]
@@ -79,17 +84,46 @@ def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
     return MatchReport(target, table.label, graph, verdicts, tuple(_merge(found)))
 
 
+def refused_in_a_step(needs: Mapping[str, Answer]) -> dict[str, Answer]:
+    """The answers that refuse a need of which a captured step shows whether it is kept."""
+    seen = (*_NEEDS.values(), "no_float64")
+    return {need: needs[need] for need in seen if need in needs and needs[need].verdict == "refused"}
+
+
+def match_needs(graph: Graph, needs: Mapping[str, Answer], target: str) -> MatchReport:
+    """Judges a step for a target without a table: it runs all that torch runs, except for the needs that it refuses."""
+    refused = refused_in_a_step(needs)
+    found, verdicts = [], []
+    for stop in graph.stops:
+        if stop.kind == "failure":
+            cure = "Make the step run on this machine first, with a real batch of this shape."
+            found.append(_Found(stop.op, stop.module, stop.place, stop.message, cure, "forward"))
+        elif (answer := refused.get(_NEEDS[stop.kind])) is not None:
+            cure = answer.cure or _CURES[stop.kind]
+            reason = f"{stop.message}: {answer.reason}"
+            found.append(_Found(stop.op, stop.module, stop.place, reason, cure, "forward"))
+    for node in graph.nodes:
+        is_wide = any(value.dtype == "float64" for value in graph.output_values(node))
+        answer = refused.get("no_float64") if is_wide else None
+        verdicts.append(Verdict("native") if answer is None else Verdict("refused", answer.reason))
+        if answer is not None:
+            cure = answer.cure or "Use float32."
+            found.append(_Found(node.op, node.module, node.place, answer.reason, cure, node.phase))
+    label = "whatever torch runs here, it runs" + (f", but for {', '.join(refused)}" if refused else "")
+    return MatchReport(target, label, graph, tuple(verdicts), tuple(_merge(found)))
+
+
 def _found(stop: Stop, kind: str, target: str) -> _Found:
     op, cure = stop.op, _CURES[stop.kind]
     if stop.kind == "failure":
-        # Where a layer itself fails, as under a target's mixed precision, its legal form is the cure.
+        # Where a layer itself fails, for instance under a target's mixed precision, its legal form is the cure.
         form = _legal_form(kind, target)
         op, cure = op or (kind if form else "the step"), form or cure
     return _Found(op, stop.module, stop.place, stop.message, cure, "forward")
 
 
 def _legal_form(kind: str, target: str) -> str | None:
-    from portwright.layers.legal.forms import cure_for, valid_targets
+    from portwright.legal_forms import cure_for, valid_targets
 
     return cure_for(f"nn.{kind}", target.lower()) if kind and target.lower() in valid_targets() else None
 

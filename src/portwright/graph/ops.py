@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from portwright.errors import UserError
 from portwright.graph.kernels import KernelTable, Row, Verdict
+from portwright.graph.match import refused_in_a_step
 from portwright.graph.tables import base_name, functional_name
+from portwright.legal_forms import FORMS, Form, valid_targets
 from portwright.target import Target
 
 _GROUPS = {
@@ -28,18 +26,24 @@ _MOST_BLOCKS = 12  # more rows than this are listed in lines
 
 @runtime_checkable
 class Explains(Protocol):
-    """A table that can speak of an op without seeing a node."""
+    """A table that can judge an op by its name alone."""
 
     def explain(self, op: str) -> Verdict: ...
 
 
 @dataclass(frozen=True)
 class Op:
-    """One row, with what is said of it where it is refused."""
+    """One row, and why it is refused where it is."""
 
     row: Row
     reason: str = ""
     cure: str = ""
+    trained: str = ""  # why its gradient is refused, where the op itself is not
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a training step with this op is refused."""
+        return self.row.how == "refused" or bool(self.trained)
 
     def as_json(self) -> dict[str, Any]:
         row = self.row
@@ -51,18 +55,8 @@ class Op:
             "constraints": list(row.constraints),
             "source": row.source,
         }
+        told |= {"trained": self.trained} if self.trained else {}
         return told | ({"reason": self.reason, "cure": self.cure} if row.how == "refused" else {})
-
-
-@dataclass(frozen=True)
-class Form:
-    """A form of ours that the target takes, and what it stands in for."""
-
-    name: str
-    replaces: tuple[str, ...]
-    why: str
-    how: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -79,9 +73,9 @@ class Answer:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether something was asked for and nothing of it runs."""
+        """Whether an op was asked for and no row that was found can be trained."""
         found = bool(self.ops or self.forms)
-        return bool(self.name) and found and all(op.row.how == "refused" for op in self.ops)
+        return bool(self.name) and found and all(op.is_refused for op in self.ops)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -91,14 +85,19 @@ class Answer:
             "runs_everything": self.runs_everything,
             "ops": [op.as_json() for op in self.ops],
             "near": list(self.near),
-            "legal_forms": [{**asdict(form), "replaces": list(form.replaces)} for form in self.forms],
+            "legal_forms": [
+                {"name": f.name, "replaces": list(f.replaces), "why": f.why, "how": f.how, "source": f.source}
+                for f in self.forms
+            ],
         }
 
 
 def find_ops(target: Target, name: str = "") -> Answer:
     """The rows of a target's table whose op or public name contains `name`, or is exactly that."""
     if target.kernels is None:
-        label = f"{target.name} runs whatever torch runs here, so it has no table"
+        refused = refused_in_a_step(target.needs)
+        but = f"; it refuses a step that lacks {', '.join(refused)}" if refused else ""
+        label = f"{target.name} runs whatever torch runs here, so it has no table{but}"
         return Answer(target.name, label, name, True, ())
     table, asked = target.kernels(), _tidy(name)
     rows = list(table.rows())
@@ -108,7 +107,7 @@ def find_ops(target: Target, name: str = "") -> Answer:
     if not found and not forms:
         near = _nearest(rows, asked)
         found = [_unlisted(name, asked, near, target)]
-    ops = tuple(_with_reason(table, row) for row in found)
+    ops = tuple(_with_reason(target, table, row) for row in found)
     return Answer(target.name, table.label, name, False, ops, near, forms)
 
 
@@ -121,9 +120,8 @@ def _exact(rows: Iterable[Row], asked: str) -> list[Row]:
     by_api = [row for row in rows if asked.lower() in (api.lower() for api in row.api)]
     if by_api or asked.count(".") == 0:
         return by_api
-    if asked.startswith(
-        "torch."
-    ):  # torch.relu, torch.Tensor.relu_ and torch.nn.functional.relu are all aten.relu
+    # torch.relu, torch.Tensor.relu_ and torch.nn.functional.relu are all aten.relu
+    if asked.startswith("torch."):
         asked = f"aten.{asked.rpartition('.')[2]}"
     same = [row for row in rows if functional_name(row.op) == functional_name(asked)]
     if same:
@@ -156,7 +154,7 @@ def _nearest(rows: Iterable[Row], asked: str) -> tuple[str, ...]:
 
 
 def _unlisted(name: str, asked: str, near: tuple[str, ...], target: Target) -> Row:
-    """A name with the look of an op or an API may well exist, and is refused; any other is a mistake."""
+    """A refused row for a name that looks like an op or an API, and so may exist; any other name is an error."""
     if not asked.startswith(("aten.", "torch.", "prims.", "torchvision.")):
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise UserError(
@@ -169,14 +167,12 @@ def _unlisted(name: str, asked: str, near: tuple[str, ...], target: Target) -> R
 def _find_forms(target: Target, asked: str) -> Iterator[Form]:
     """Legal forms of what was asked for: a name of torch's, a part of one, or an op."""
     wanted = asked.lower()
-    for form in _legal_forms():
-        if target.name.lower() not in form.targets:
-            continue
+    for form in FORMS if target.name.lower() in valid_targets() else ():
         names = tuple(_long_name(name) for name in form.replaces)
         is_part = "." not in wanted and any(wanted in name.lower() for name in names)
         is_op = asked.startswith("aten.") and base_name(asked) in form.aten
         if is_part or is_op or wanted in (name.lower() for name in names):
-            yield Form(form.name, names, form.why, form.how, form.source)
+            yield replace(form, replaces=names)
 
 
 def _long_name(name: str) -> str:
@@ -186,24 +182,14 @@ def _long_name(name: str) -> str:
     return name
 
 
-@cache
-def _legal_forms() -> tuple[Any, ...]:
-    """The rows of layers/legal/forms.py, which is data; it is read by its file, since its packages import torch."""
-    file = Path(__file__).parents[1] / "layers" / "legal" / "forms.py"
-    spec = importlib.util.spec_from_file_location("portwright_legal_forms", file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    forms: tuple[Any, ...] = module.FORMS
-    return forms
-
-
-def _with_reason(table: KernelTable, row: Row) -> Op:
+def _with_reason(target: Target, table: KernelTable, row: Row) -> Op:
+    explain = table.explain if isinstance(table, Explains) else lambda op: Verdict("refused")
     if row.how != "refused":
-        return Op(row)
-    verdict = table.explain(row.op) if isinstance(table, Explains) else Verdict("refused")
+        gradient = f"{base_name(row.op)}_backward"
+        replaced = (form.aten for form in FORMS if target.name.lower() in valid_targets())
+        verdict = explain(gradient) if any(gradient in ops for ops in replaced) else Verdict("free")
+        return Op(row, trained=verdict.reason if verdict.how == "refused" else "")
+    verdict = explain(row.op)
     return Op(row, verdict.reason or f"{row.op} is not in the table of this target", verdict.cure)
 
 
@@ -240,6 +226,7 @@ def _block(op: Op, width: int) -> Iterator[str]:
         ("dtypes", ", ".join(row.dtypes) or ("" if row.how == "refused" else "any")),
         ("limits", "; ".join(row.constraints)),
         ("reason", op.reason),
+        ("trained", op.trained and f"refused: {op.trained}"),
         ("instead", op.cure),
         ("source", row.source),
     )

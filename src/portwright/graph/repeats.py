@@ -1,4 +1,4 @@
-"""Finds modules that are copies of each other, so that what is said of one is said of all."""
+"""Finds modules that are copies of each other, so that a refusal in all of them is told once."""
 
 from __future__ import annotations
 

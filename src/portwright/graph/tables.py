@@ -1,4 +1,4 @@
-"""Kernel tables kept as TSV files: strict loading, and one op found under every name that it goes by.
+"""Kernel tables kept as TSV files: strict loading, and lookup of an op under each of its names.
 
 A file has the columns op, api, how, dtypes, constraints and source; cells with several words are separated by spaces, and a
 line that starts with '#' is a comment. A refused row may say why and what to use instead in the columns reason and cure.
@@ -24,7 +24,7 @@ _COLUMNS = ("op", "api", "how", "dtypes", "constraints", "source")
 _REFUSAL_COLUMNS = ("reason", "cure")
 _OP = re.compile(r"[A-Za-z]\w*\.\w+(\.\w+)?")
 
-# What torch has both as a view and, named *_copy, as a copy; index_copy and _to_copy are other things.
+# Views that torch also has as a copy, named *_copy; index_copy and _to_copy are no such copies.
 _VIEWS = frozenset(
     (
         "_conj",
@@ -80,7 +80,7 @@ _OTHER_SPELLINGS = {
 
 
 def functional_name(op: str) -> str:
-    """The op without what kernels do not differ by: writing in place, writing to `out`, copying what is a view.
+    """The op's name without variants that use the same kernel: in place, writing to `out`, a copy instead of a view.
 
     'aten.add_.Tensor', 'aten.add.out' and 'aten.view_copy.default' become 'aten.add.Tensor', 'aten.add.default' and
     'aten.view.default'; an op given without its overload stays so.
@@ -122,8 +122,8 @@ class _Entry:
 class TableFile:
     """A kernel table read from a file; what is not in it is refused.
 
-    A constraint's docstring says in words what it asks for. `cures` gives what to do about a constraint, by its name.
-    `unlisted` says of an op why it has no row, and what to do.
+    A constraint's docstring is its text for people. `cures` says what to do about a constraint, by its name.
+    `unlisted` says why an op has no row, and what to do.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class TableFile:
         return self._casts()
 
     def find(self, op: str) -> Row | None:
-        """The row that speaks of an op: of its overload if there is one, else of all its overloads."""
+        """The row of an op: that of its overload if there is one, else that of all its overloads."""
         entry = self._find(op)
         return entry.row if entry else None
 
     def explain(self, op: str) -> Verdict:
-        """What can be said of an op without seeing its arguments."""
+        """The verdict on an op whose arguments are not known."""
         entry = self._find(op)
         if entry is None:
             return Verdict("refused", *self._unlisted(op))

@@ -1,1 +1,1 @@
-"""HuggingFace's checkpoints read and written; each family of networks is one file here that says which tensor is which."""
+"""Reads and writes HuggingFace's checkpoints; one file for each family of networks maps its tensors to ours."""

@@ -1,8 +1,8 @@
-"""BERT: masked tokens and the next sentence, and the heads of fine-tuning that HuggingFace has too."""
+"""BERT with its pre-training heads, and the fine-tuning heads that HuggingFace has too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from portwright.errors import UnsupportedError, UserError, suggest
@@ -15,7 +15,7 @@ from portwright.networks.bert_heads import (
     BertForTokenClassification,
 )
 
-# Their names of activations, and ours; where one of ours has two of theirs, the first is written.
+# HuggingFace's name of an activation: ours; of two names for one of ours, the first is written.
 _ACTIVATIONS = {
     **{
         name: name
@@ -39,7 +39,7 @@ _SAME_KEYS = {  # theirs: ours
     "layer_norm_eps": "layer_norm_epsilon",
     "pad_token_id": "pad_token_id",
 }
-CONFIG_DEFAULTS: dict[str, Any] = {  # what a config.json that leaves a key out means
+CONFIG_DEFAULTS: dict[str, Any] = {  # for keys that a config.json leaves out
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -64,7 +64,7 @@ _NOT_MODELLED = {  # keys whose other values make another network
 def encoder_params(
     config: Mapping[str, Any], defaults: Mapping[str, Any] = CONFIG_DEFAULTS
 ) -> dict[str, Any]:
-    """The encoder's part of the model section; refuses what makes another network."""
+    """The encoder's part of the model section; refuses settings of a different network."""
     for key, modelled in _NOT_MODELLED.items():
         value = config.get(key, modelled)
         if value != modelled and value is not None:
@@ -74,7 +74,7 @@ def encoder_params(
             )
     params = {ours: config.get(theirs, defaults[theirs]) for theirs, ours in _SAME_KEYS.items()}
     has_padding = params["pad_token_id"] is not None
-    if not has_padding:  # no embedding is held at zero; where padding is no token, its number does not matter
+    if not has_padding:  # no embedding is kept at zero; without a padding token its id does not matter
         params["pad_token_id"] = 0
     name = config.get("hidden_act", "gelu")
     if name not in _ACTIVATIONS:
@@ -89,7 +89,7 @@ def encoder_params(
 
 
 def encoder_config(params: Params, positions_after_padding: bool = False) -> dict[str, Any]:
-    """Their config of the encoder; refuses what HuggingFace's does not model."""
+    """HuggingFace's config of the encoder; refuses settings that it lacks."""
     if params["positions_after_padding"] is not positions_after_padding:
         raise UnsupportedError(
             f"model.positions_after_padding is {str(params['positions_after_padding']).lower()}, and HuggingFace's "
@@ -117,7 +117,7 @@ def encoder_config(params: Params, positions_after_padding: bool = False) -> dic
 
 
 def encoder_entries(params: Params, root: str = "bert", pooler: str | None = None) -> list[Entry]:
-    """The encoder's tensors; `root` is the name of theirs, `pooler` that of the dense layer over the first token."""
+    """The encoder's tensors; in HuggingFace `root` is the encoder's name, `pooler` that of the dense layer over the first token."""
     base, count = f"{root}.embeddings", params["num_hidden_layers"]
     entries = [
         Entry("bert.embeddings.word_embeddings.weight", f"{base}.word_embeddings.weight"),
@@ -146,7 +146,7 @@ def same_layer(ours: str, theirs: str) -> list[Entry]:
 
 
 def mlm_entries(params: Params, dense: str, norm: str, head: str) -> list[Entry]:
-    """The head for masked tokens; untied, its biases are the decoder's, and the name beside it is dead."""
+    """The head for masked tokens; where it is untied, its biases are the decoder's, and the other name is unused."""
     entries = [*same_layer("mlm.dense", dense), *same_layer("mlm.norm", norm)]
     if params.get("share_embedding_weights", True):
         return [*entries, Entry("mlm.bias", f"{head}.bias")]
@@ -158,7 +158,7 @@ def mlm_entries(params: Params, dense: str, norm: str, head: str) -> list[Entry]
 
 
 def check_head_activation(params: Params, theirs: str) -> None:
-    """Refuses a head for masked tokens whose activation is not the one that HuggingFace's always has."""
+    """Refuses a head for masked tokens with another activation than HuggingFace's fixed one."""
     ours = params.get("mlm_nonlinearity") or params["encoder_nonlinearity"]
     if ours != theirs:
         raise UnsupportedError(
@@ -195,7 +195,7 @@ def _pretraining_config(params: Params) -> dict[str, Any]:
 
 
 def label_params(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """How many labels there are, their names unless these only count, and the head's dropout."""
+    """The number of labels, their names unless these are only numbered, and the head's dropout."""
     names: Mapping[Any, str] | None = config.get("id2label")
     count = config.get("num_labels", 2) if names is None else len(names)
     found: dict[str, Any] = {key: count, "task_dropout": config.get("classifier_dropout")}
@@ -227,7 +227,74 @@ def problem_params(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"problem_type": problem}
 
 
-_IGNORED = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+def head_families(
+    root: str,
+    class_prefix: str,
+    params_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    config_of: Callable[[Params], dict[str, Any]],
+    *,
+    pooler: str,
+    classifier: str,
+    dropout_before_pooler: bool,
+) -> tuple[Family, ...]:
+    """The fine-tuning heads over an encoder that HuggingFace names `root`.
+
+    `pooler` is its name of the classifier's dense layer over the first token, `classifier` that of its last layer.
+    """
+
+    def make(head: str, their_class: str, network: type, labels: str | None, **of_classifier: Any) -> Family:
+        parts = {"classifier": classifier, "token_classifier": "classifier", "qa": "qa_outputs"}
+        is_classifier = head == "classifier"
+
+        def params_with_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+            found = params_of(config)
+            if labels:
+                found |= label_params(config, labels)
+            return {**found, **problem_params(config), **of_classifier} if is_classifier else found
+
+        def config_with_labels(params: Params) -> dict[str, Any]:
+            made = {**config_of(params), "architectures": [their_class]}
+            if labels:
+                made |= label_config(params, labels)
+            return {**made, "problem_type": params.get("problem_type")} if is_classifier else made
+
+        return Family(
+            name=f"{root}_{head}",
+            model_type=root,
+            architectures={f"bert_{head}": their_class},
+            entries=lambda params: [
+                *encoder_entries(params, root, pooler=pooler if is_classifier else None),
+                *same_layer("qa_outputs" if head == "qa" else "classifier", parts[head]),
+            ],
+            params_of=params_with_labels,
+            config_of=config_with_labels,
+            ignored=ignored_of(root, with_pooler=not (is_classifier and pooler.startswith(root))),
+            prefix=f"{root}.",
+            network=network,
+        )
+
+    return (
+        make(
+            "classifier",
+            f"{class_prefix}ForSequenceClassification",
+            BertForSequenceClassification,
+            "num_labels",
+            task_dropout_before_pooler=dropout_before_pooler,
+        ),
+        make(
+            "token_classifier",
+            f"{class_prefix}ForTokenClassification",
+            BertForTokenClassification,
+            "num_classes",
+        ),
+        make("qa", f"{class_prefix}ForQuestionAnswering", BertForQuestionAnswering, None),
+    )
+
+
+def ignored_of(root: str, with_pooler: bool) -> tuple[str, ...]:
+    buffers = (f"{root}.embeddings.position_ids", f"{root}.embeddings.token_type_ids")
+    return (*buffers, f"{root}.pooler.dense.*") if with_pooler else buffers
+
 
 FAMILIES = (
     Family(
@@ -237,64 +304,23 @@ FAMILIES = (
         entries=_pretraining_entries,
         params_of=_pretraining_params,
         config_of=_pretraining_config,
-        # Published files of a BertForMaskedLM hold the parts of the next sentence as well, which that class leaves there.
-        ignored=(*_IGNORED, "bert.pooler.dense.*", "cls.seq_relationship.*", "cls.predictions.bias"),
+        # Published files of a BertForMaskedLM also have the next-sentence head, which that class ignores.
+        ignored=(*ignored_of("bert", True), "cls.seq_relationship.*", "cls.predictions.bias"),
         tied=(
             ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
             ("cls.predictions.bias", "cls.predictions.decoder.bias"),
         ),
-        copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},  # dead where the head is not tied
+        copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},  # unused where the head is not tied
         prefix="bert.",
         network=BertForPreTraining,
     ),
-    Family(
-        name="bert_classifier",
-        model_type="bert",
-        architectures={"bert_classifier": "BertForSequenceClassification"},
-        entries=lambda params: [
-            *encoder_entries(params, pooler="bert.pooler.dense"),
-            *same_layer("classifier", "classifier"),
-        ],
-        params_of=lambda config: {
-            **encoder_params(config),
-            **label_params(config, "num_labels"),
-            **problem_params(config),
-            "task_dropout_before_pooler": False,
-        },
-        config_of=lambda params: {
-            **encoder_config(params),
-            **label_config(params, "num_labels"),
-            "problem_type": params.get("problem_type"),
-            "architectures": ["BertForSequenceClassification"],
-        },
-        ignored=_IGNORED,
-        prefix="bert.",
-        network=BertForSequenceClassification,
-    ),
-    Family(
-        name="bert_token_classifier",
-        model_type="bert",
-        architectures={"bert_token_classifier": "BertForTokenClassification"},
-        entries=lambda params: [*encoder_entries(params), *same_layer("classifier", "classifier")],
-        params_of=lambda config: {**encoder_params(config), **label_params(config, "num_classes")},
-        config_of=lambda params: {
-            **encoder_config(params),
-            **label_config(params, "num_classes"),
-            "architectures": ["BertForTokenClassification"],
-        },
-        ignored=(*_IGNORED, "bert.pooler.dense.*"),
-        prefix="bert.",
-        network=BertForTokenClassification,
-    ),
-    Family(
-        name="bert_qa",
-        model_type="bert",
-        architectures={"bert_qa": "BertForQuestionAnswering"},
-        entries=lambda params: [*encoder_entries(params), *same_layer("qa_outputs", "qa_outputs")],
-        params_of=encoder_params,
-        config_of=lambda params: {**encoder_config(params), "architectures": ["BertForQuestionAnswering"]},
-        ignored=(*_IGNORED, "bert.pooler.dense.*"),
-        prefix="bert.",
-        network=BertForQuestionAnswering,
+    *head_families(
+        "bert",
+        "Bert",
+        encoder_params,
+        encoder_config,
+        pooler="bert.pooler.dense",
+        classifier="classifier",
+        dropout_before_pooler=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""Runs both sides on one batch: the network of transformers with its own files, and ours with the converted ones."""
+"""Runs the network of transformers with its files and ours with the converted ones on one batch, and compares them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.extras import import_transformers
 from portwright.huggingface.mapping import Family, Params
 from portwright.huggingface.their_names import is_ignored
 from portwright.huggingface.weights import Weights, read_config
@@ -26,12 +27,12 @@ _OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "start_log
 
 @dataclass(frozen=True)
 class Checked:
-    """How far both sides are apart; `difference` is that of the logits, `scale` the largest of them."""
+    """The result of a comparison; `difference` is that of the logits, `scale` the largest logit."""
 
     architecture: str
     difference: float
     scale: float
-    loss: float | None  # of theirs
+    loss: float | None  # of the network of transformers
     loss_difference: float | None
     tolerance: float
     missing_keys: tuple[str, ...] = ()  # what transformers did not find in its files
@@ -62,15 +63,8 @@ class Checked:
 
 
 def require_transformers() -> Any:
-    try:
-        with _quiet():
-            import transformers
-    except ImportError as error:
-        raise UserError(
-            f"--check runs transformers itself, and it cannot be imported ({error}).",
-            "Install it (pip install transformers), or leave --check out.",
-        ) from error
-    return transformers
+    with _quiet():
+        return import_transformers("--check")
 
 
 def check(
@@ -83,7 +77,7 @@ def check(
 ) -> Checked:
     """Compares the logits and the loss of a HuggingFace folder with those of our network; both compute in fp32.
 
-    Where the weights were converted to another type on the way, `rounded`, both sides are rounded so first: that loss was asked for.
+    If the conversion cast the weights to the type `rounded`, both sides are rounded to it first.
     """
     transformers = require_transformers()
     if family.network is None:
@@ -118,12 +112,12 @@ def check(
 
 
 def _with_head(name: str, known: list[str]) -> str:
-    """A base model's file is compared through the class with the head that is made of the same weights."""
+    """The class to load: for a base model the class with the head that is made of the same weights."""
     return known[0] if name.endswith("Model") and not name.endswith("LMHeadModel") else name
 
 
 def make_batch(config: Any, network: nn.Module) -> dict[str, Tensor]:
-    """A seeded batch with padding at the end of all rows but the first, of what our network takes."""
+    """A seeded batch of our network's inputs, with padding at the end of all rows but the first."""
     draw = torch.Generator().manual_seed(_SEED)
     longest = getattr(config, "max_position_embeddings", None) or _LENGTH
     pad = getattr(config, "pad_token_id", None)
@@ -184,7 +178,7 @@ def _compare(
     pairs = [
         (one[mask], two[mask])
         if one.shape[:2] == mask.shape
-        else (one, two)  # padding's own scores are nobody's
+        else (one, two)  # scores at padding are not compared
         for one, two in zip(theirs.values(), ours, strict=True)
     ]
     difference = max(float((one - two).abs().max()) for one, two in pairs)
@@ -201,7 +195,7 @@ def _compare(
 
 
 def _loss(config: Any, mask: Tensor, outputs: list[Tensor]) -> float | None:
-    """The mean cross-entropy of seeded labels over what is not padding; None where the scores are no classes."""
+    """The mean cross-entropy of seeded labels without padding; None where the scores are not of classes."""
     if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
         return None
     draw = torch.Generator().manual_seed(_SEED + 1)
@@ -218,7 +212,7 @@ def _loss(config: Any, mask: Tensor, outputs: list[Tensor]) -> float | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers' advice and bars off the terminal: what matters of them is in the answer."""
+    """Hides transformers' warnings and progress bars; the result has what matters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

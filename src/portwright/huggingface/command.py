@@ -1,4 +1,4 @@
-"""The command `portwright convert`: HuggingFace's checkpoints to ours, and back."""
+"""The command `portwright convert`: converts HuggingFace's checkpoints to ours, and back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Options", "bring_in", "convert_and_print", "take_back"]
 
 _SOURCES = {"hf": read_huggingface, "huggingface": read_huggingface, "zoo": read_zoo}
 _DESTINATIONS = ("hf", "huggingface")
-_LARGE_BYTES = 200_000_000  # below, a bar would be gone before it was seen
+_LARGE_BYTES = 200_000_000  # smaller conversions show no progress bar
 
 
 def convert_and_print(given_from: str | None, given_to: str | None, options: Options, as_json: bool) -> bool:
-    """Converts, tells what was made, and says whether the check, if one was asked for, found both sides equal."""
+    """Converts, prints what was made, and returns whether the check, if asked for, found both sides equal."""
     if (given_from is None) == (given_to is None):
         raise UserError("one of --from and --to is needed.", "Say --from hf, --from zoo or --to hf.")
     chosen, valid = (given_from, _SOURCES) if given_from is not None else (given_to or "", _DESTINATIONS)
@@ -42,7 +42,7 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
     try:
         with _progress(shown=not as_json) as on_bytes:
             made = convert(options, on_bytes)
-    except OSError as error:  # of what is read; what cannot be written is told where it happens
+    except OSError as error:  # while reading; errors of writing are reported there
         raise UserError(
             f"Cannot read {error.filename or options.source}: {(error.strerror or str(error)).lower()}.",
             "Check the path and its permissions.",
@@ -56,7 +56,7 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
 
 
 def _finite(made: Mapping[str, Any]) -> dict[str, Any]:
-    """The account with null for what a check found to be no number, which JSON has no word for."""
+    """The result with null for NaN and infinity, which JSON lacks."""
     check = made.get("check")
     if check is None:
         return dict(made)
@@ -86,7 +86,7 @@ def _print(made: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _progress(shown: bool) -> Iterator[OnBytes]:
-    """A bar on a terminal for what takes a while; nothing elsewhere."""
+    """A progress bar, if `shown`, on a terminal; nothing elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)

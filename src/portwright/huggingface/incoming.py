@@ -1,4 +1,4 @@
-"""Checkpoints of HuggingFace's and of the model zoo as model folders of ours, or as one file of weights."""
+"""Converts checkpoints of HuggingFace and the model zoo to our model folders, or to one file of weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ from portwright.huggingface.model_folder import (
     read_model_section,
     reference_folder,
 )
-from portwright.huggingface.options import OnBytes, Options, account, require_out, total_bytes
-from portwright.huggingface.place import atomic_file
+from portwright.huggingface.options import (
+    OnBytes,
+    Options,
+    account,
+    atomic_file,
+    require_out,
+    total_bytes,
+)
 from portwright.huggingface.registry import family_to_read, folder_of_config
 from portwright.huggingface.turned import as_ours, list_moves, parse_dtype
 from portwright.huggingface.weights import Weights, open_folder, read_config
@@ -36,17 +42,17 @@ from portwright.runtime.checkpoint_files import TensorSpec
 
 @dataclass(frozen=True)
 class Incoming:
-    """A checkpoint of others, understood: which model of ours it is, and with which params."""
+    """A foreign checkpoint with our model and params for it."""
 
     folder: str
     family: Family
     section: dict[str, Any]
     weights: Weights
-    carried: Path | None  # a folder whose config and tokenizer go along
+    carried: Path | None  # the folder whose config and tokenizer are copied too
 
 
 def read_huggingface(options: Options) -> Incoming:
-    """A HuggingFace folder."""
+    """Reads a HuggingFace folder."""
     if options.params is not None:
         raise UserError(
             "--params belongs to --to hf and --from zoo: here config.json says it.", "Leave it out."
@@ -59,7 +65,7 @@ def read_huggingface(options: Options) -> Incoming:
 
 
 def read_zoo(options: Options) -> Incoming:
-    """A .mdl file of the model zoo's release 1.6, with the params.yaml that it was trained with."""
+    """Reads a .mdl file of the model zoo's release 1.6, with the params.yaml of its training."""
     if options.check:
         raise UserError(
             "--check compares with transformers, which reads no file of the model zoo.",
@@ -84,7 +90,7 @@ def read_zoo(options: Options) -> Incoming:
 def bring_in(
     options: Options, on_bytes: OnBytes, read: Callable[[Options], Incoming] = read_huggingface
 ) -> dict[str, Any]:
-    """Makes a model folder with a checkpoint, or one file of weights, and gives an account of it."""
+    """Makes a model folder with a checkpoint, or one file of weights, and describes what was made."""
     if options.check:
         if options.new_head:
             raise UserError(
@@ -92,7 +98,7 @@ def bring_in(
             )
         require_transformers()
     given = read(options)
-    ours, moves, notes = _turn(given, options)
+    ours, moves, notes = _convert(given, options)
     direction = "from hf" if read is read_huggingface else "from zoo"
     made = account(direction, options, given.folder, given.family, ours, list_moves(moves, ours), notes)
     if options.only_list:
@@ -109,9 +115,8 @@ def bring_in(
         source = options.source.resolve().name
         with atomic_directory(out) as temporary:
             notes += make_folder(temporary, out, given.folder, given.section, given.carried, source)
-            read_model_section(
-                temporary / "configs" / "params.yaml", given.folder
-            )  # a run must take them too
+            # checks that a run accepts them
+            read_model_section(temporary / "configs" / "params.yaml", given.folder)
             write_checkpoint(temporary / "model_dir" / "checkpoint_0", ours, lambda n: on_bytes(n, total))
         made["checkpoint"] = str(out / "model_dir" / "checkpoint_0")
         made["params"] = str(out / "configs" / "params.yaml")
@@ -123,8 +128,8 @@ def bring_in(
     return made
 
 
-def _turn(given: Incoming, options: Options) -> tuple[Weights, list[Move], list[str]]:
-    """Our weights, where each comes from, and what a user should know of it."""
+def _convert(given: Incoming, options: Options) -> tuple[Weights, list[Move], list[str]]:
+    """Our weights, where each comes from, and notes for the user."""
     dtype = parse_dtype(options.dtype)
     try:
         ours, moves = as_ours(given.weights, given.family, given.section, dtype, options.new_head)
@@ -149,7 +154,7 @@ def _section_of(
         section = family.params_of(config)
         if family.by_tensors is not None:
             section = family.by_tensors(section, theirs.specs.keys())
-    except (TypeError, ValueError, KeyError, AttributeError) as error:  # values of kinds that no config has
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # values of types that no config has
         raise UserError(
             f"config.json cannot be read as that of a {family.model_type}: {type(error).__name__}: {error}.",
             "Correct it, or download it again.",
@@ -158,7 +163,7 @@ def _section_of(
 
 
 def _with_fresh(ours: Weights, family: Family, section: Params) -> tuple[Weights, list[str]]:
-    """Adds what the checkpoint lacks, drawn as a training from nothing would."""
+    """Adds weights that the checkpoint lacks, drawn as for a new training."""
     if family.network is None:
         raise UserError(
             f"the family {family.name} names no network to draw weights from.", "Leave --new-head out."
@@ -172,6 +177,6 @@ def _with_fresh(ours: Weights, family: Family, section: Params) -> tuple[Weights
     kinds = [spec.dtype for spec in ours.specs.values() if spec.dtype.is_floating_point]
     kind = max(set(kinds), key=kinds.count)
     fresh = {name: state[name].to(kind) for name in missing}
-    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in fresh.items()}
+    specs = {name: TensorSpec.of(tensor) for name, tensor in fresh.items()}
     specs = {**ours.specs, **specs}
     return Weights(specs, lambda name: fresh[name] if name in fresh else ours.read(name)), missing

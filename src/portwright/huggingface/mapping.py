@@ -1,7 +1,7 @@
-"""Which tensor of a HuggingFace model is which of ours, and both directions of moving them, bit for bit.
+"""Maps the tensors of HuggingFace models to ours and back, bit for bit.
 
-A family file says it as data: entries with names on both sides. Everything else (old names, prefixes, buffers, tied
-weights, what is missing or too much) is handled here, once for all families.
+A family's file has the mapping as data: entries with the names on both sides. Everything else (old names, prefixes,
+buffers, tied weights, missing or surplus tensors) is handled here, once for all families.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from portwright.huggingface.their_names import find_names
 
 Params = Mapping[str, Any]  # the section `model:` of params.yaml
 Shape = tuple[int, ...]
-_FEW_LAYERS = 200  # below, each missing tensor can be named
+_FEW_LAYERS = 200  # with fewer layers, each missing tensor is named
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Entry:
 class Family:
     """One network of ours and its HuggingFace twin.
 
-    A file defines `FAMILY`, or `FAMILIES` where heads differ (one a head). `architectures` maps our model folder to the HuggingFace
-    class, or classes, whose checkpoints it reads; the first is written unless `config_of` gives `architectures` itself. The first folder is
-    the one that a checkpoint without more said goes to.
+    A file defines `FAMILY`, or `FAMILIES` with one for each head. `architectures` maps our model folder to the HuggingFace
+    classes whose checkpoints it reads; the first is written unless `config_of` gives `architectures` itself. The first
+    folder is the default for a checkpoint.
     """
 
     name: str
@@ -54,25 +54,24 @@ class Family:
     params_of: Callable[[Mapping[str, Any]], dict[str, Any]]  # config.json -> `model:`
     config_of: Callable[[Params], dict[str, Any]]  # `model:` -> config.json
     ignored: tuple[str, ...] = ()  # buffers of theirs, as patterns: "*.attn.bias"
-    tied: tuple[tuple[str, str], ...] = ()  # (name that entries use, other name that older files have too)
-    copies: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name that transformers wants and no network reads: the tensor that is written for it, where there is one
-    prefix: str = ""  # of the base model inside of one with a head: "bert."; files may lack it
-    network: Callable[[Params], nn.Module] | None = None  # ours, to know the shapes before reading
+    tied: tuple[tuple[str, str], ...] = ()  # (name in the entries, other name that older files have too)
+    # name that transformers requires and no network reads: the tensor that is written for it, if it exists
+    copies: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""  # of the base model in a model with a head: "bert."; files may lack it
+    network: Callable[[Params], nn.Module] | None = None  # our network, for the shapes of its tensors
     by_tensors: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] | None = (
-        None  # params that config.json leaves open, told by the names in the file
+        None  # sets params that config.json leaves open by the names in the file
     )
 
     def classes(self, folder: str) -> tuple[str, ...]:
-        """The HuggingFace classes that a folder of ours reads, the one to write first."""
+        """The HuggingFace classes that our folder reads; the first is the one to write."""
         given = self.architectures[folder]
         return (given,) if isinstance(given, str) else tuple(given)
 
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor of ours and where it comes from, all numbers filled in."""
+    """One tensor of ours and its sources, with layers' numbers filled in."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -80,21 +79,21 @@ class Move:
     rows: tuple[int, ...] | None = None
 
     def gather(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Our tensor from theirs; the same memory where nothing has to be moved."""
+        """Makes our tensor from theirs, without a copy where possible."""
         parts = [read(name) for name in self.theirs]
         if self.transposed:
             parts = [part.t() for part in parts]
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
     def scatter(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Their tensors from ours; the same memory where nothing has to be moved."""
+        """Makes their tensors from ours, without a copy where possible."""
         parts = torch.split(tensor, self._rows_of(tuple(tensor.shape))) if len(self.theirs) > 1 else [tensor]
         made = [part.t() if self.transposed else part for part in parts]
         return {name: part.contiguous() for name, part in zip(self.theirs, made, strict=True)}
 
     def our_shape(self, parts: Sequence[Shape]) -> Shape | None:
-        """The shape that their shapes give; None where they do not fit together."""
-        turned = [self._turn(part) for part in parts]
+        """The shape of our tensor made from theirs; None where theirs do not fit together."""
+        turned = [self._transposed_shape(part) for part in parts]
         if len(turned) == 1:
             return turned[0]
         if any(part is None or not part or part[1:] != (turned[0] or ())[1:] for part in turned):
@@ -105,27 +104,27 @@ class Move:
         return (sum(rows), *(turned[0] or ())[1:])
 
     def their_shapes(self, shape: Shape) -> list[Shape] | None:
-        """The shapes of theirs that make one of ours; None where ours cannot be divided so."""
+        """The shapes of their tensors made from ours; None where ours cannot be divided so."""
         if len(self.theirs) > 1:
             if not shape or sum(self._rows_of(shape)) != shape[0]:
                 return None
             split: list[Shape] = [(rows, *shape[1:]) for rows in self._rows_of(shape)]
         else:
             split = [shape]
-        turned = [self._turn(part) for part in split]
+        turned = [self._transposed_shape(part) for part in split]
         return None if any(part is None for part in turned) else [part for part in turned if part is not None]
 
     def _rows_of(self, shape: Shape) -> list[int]:
         return list(self.rows) if self.rows else [shape[0] // len(self.theirs)] * len(self.theirs)
 
-    def _turn(self, shape: Shape) -> Shape | None:
+    def _transposed_shape(self, shape: Shape) -> Shape | None:
         if not self.transposed:
             return shape
         return (shape[1], shape[0]) if len(shape) == 2 else None
 
 
 def moves_of(family: Family, params: Params) -> list[Move]:
-    """Every tensor of a model, numbers filled in; a family file that contradicts itself is told."""
+    """The moves of all of a model's tensors; refuses a family's file that contradicts itself."""
     moves = [move for entry in family.entries(params) for move in _expand(family, entry)]
     seen: set[str] = set()
     for move in moves:
@@ -154,10 +153,10 @@ def plan_ours(
     *,
     partial: bool = False,
 ) -> tuple[list[Move], list[tuple[str, str]]]:
-    """How our tensors are made of those that a checkpoint of theirs has, told by their shapes alone, before any is read.
+    """Plans, from shapes alone, how our tensors are made from those of their checkpoint.
 
-    Also gives pairs of names whose tensors must be equal, since the model has one weight for both. `partial` passes over what
-    is missing or too much, as when a base model gets a new head.
+    Also gives pairs of names whose tensors must be equal, since the model has one weight for both. `partial` allows missing
+    and surplus tensors, as when a base model gets a new head.
     """
     _refuse_more_layers(family, params, len(shapes))
     moves = moves_of(family, params)
@@ -188,7 +187,7 @@ def plan_ours(
 
 
 def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> list[Move]:
-    """How their tensors are made of ours, told by the shapes alone."""
+    """Plans, from shapes alone, how their tensors are made from ours."""
     _refuse_more_layers(family, params, len(shapes))
     moves = moves_of(family, params)
     problems = Problems(f"The weights are not of a {family.name} with these params", "weights", "model")
@@ -210,7 +209,7 @@ def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> 
 
 
 def _refuse_more_layers(family: Family, params: Params, num_tensors: int) -> None:
-    """Refuses more layers than there are tensors before they are made: millions in a damaged config.json take all memory."""
+    """Refuses more layers than tensors early: moves for millions of layers, from a damaged config.json, take all memory."""
     most = max((entry.count or 0 for entry in family.entries(params)), default=0)
     if most > max(num_tensors, _FEW_LAYERS):
         raise UserError(
@@ -220,7 +219,7 @@ def _refuse_more_layers(family: Family, params: Params, num_tensors: int) -> Non
 
 
 def our_shapes(family: Family, params: Params) -> dict[str, Shape] | None:
-    """The shapes of our network's state, made without memory; None where the family names no network."""
+    """The shapes of our network's state, on the meta device; None where the family has no network."""
     if family.network is None:
         return None
     with torch.device("meta"):
@@ -240,7 +239,7 @@ def _check_entries(family: Family, moves: Sequence[Move], expected: Mapping[str,
 def _differing(
     move: Move, names: Sequence[str], parts: Sequence[Shape], want: Shape | None
 ) -> list[tuple[str, Shape, Shape | None]]:
-    """The parts whose shape is wrong."""
+    """Yields the parts whose shape is wrong."""
     wanted = move.their_shapes(want) if want is not None else None
     if wanted is None:
         return [(name, part, None) for name, part in zip(names, parts, strict=True)]
@@ -269,7 +268,7 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 def to_ours(
     state: Mapping[str, torch.Tensor], family: Family, params: Params, *, partial: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Our state dict of a HuggingFace one; every missing, surplus or misshapen tensor is named in one UserError."""
+    """Our state dict from a HuggingFace one; one UserError names every missing, surplus or misshapen tensor."""
     moves, equal = plan_ours(
         {name: tuple(t.shape) for name, t in state.items()}, family, params, partial=partial
     )
@@ -279,7 +278,7 @@ def to_ours(
 
 
 def to_theirs(state: Mapping[str, torch.Tensor], family: Family, params: Params) -> dict[str, torch.Tensor]:
-    """The HuggingFace state dict of one of ours: the exact inverse of `to_ours`."""
+    """The HuggingFace state dict from one of ours, the exact inverse of `to_ours`."""
     made: dict[str, torch.Tensor] = {}
     for move in plan_theirs({name: tuple(t.shape) for name, t in state.items()}, family, params):
         for name, tensor in move.scatter(state[move.ours]).items():
@@ -290,5 +289,5 @@ def to_theirs(state: Mapping[str, torch.Tensor], family: Family, params: Params)
 
 
 def copies_of(family: Family, names: Collection[str]) -> dict[str, str]:
-    """Names that a file gets beside those that the entries give, and whose tensor each gets."""
+    """Names to write in addition to the entries', each with the name whose tensor it gets."""
     return {name: source for name, source in family.copies.items() if source in names and name not in names}

@@ -17,11 +17,11 @@ from portwright.errors import UserError
 from portwright.huggingface.weights import CONFIG_FILE, Weights
 from portwright.job.params import load_params
 from portwright.job.problems import check_model
-from portwright.job.user_schema import schema_of_namespace
-from portwright.runtime.checkpoint import find_last_good, list_checkpoints, read_checkpoint
-from portwright.runtime.checkpoint_format import MANIFEST_FILE
+from portwright.job.run_params import schema_of_namespace
+from portwright.runtime.checkpoint import locate_checkpoint, read_checkpoint
+from portwright.runtime.checkpoint_folder import MANIFEST_FILE
 
-CARRIED_FOLDER = "huggingface"  # in a model folder: what came with the weights, to go back with them
+CARRIED_FOLDER = "huggingface"  # in a model folder: files that came with the weights, to be written back
 _CARRIED_NAMES = (
     CONFIG_FILE,
     "generation_config.json",
@@ -39,22 +39,22 @@ _CARRIED_NAMES = (
 )
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 _PARAMS_FILE = Path("configs") / "params.yaml"
-_MARK = "# Converted from"  # begins the params of a folder that a conversion made
+_MARK = "# Converted from"  # first line of the params that a conversion wrote
 
 
 @dataclass(frozen=True)
 class OurModel:
-    """Weights of ours and what is known about where they lie."""
+    """Our weights, and the files that belong to them."""
 
     weights: Weights
     path: Path  # of the checkpoint
     step: int
     params_file: Path | None
-    carried: Path | None  # the folder of what came with them
+    carried: Path | None  # the folder with files that came with them
 
 
 def open_ours(path: Path, params_file: Path | None) -> OurModel:
-    """A checkpoint, the newest good one of a model_dir or of a model folder, or a file of weights."""
+    """Opens a checkpoint, the newest good one in a model_dir or model folder, or a file of weights."""
     checkpoint = _find_checkpoint(path)
     loaded = read_checkpoint(checkpoint, weights_only=True)
     specs = {
@@ -75,15 +75,8 @@ def open_ours(path: Path, params_file: Path | None) -> OurModel:
 def _find_checkpoint(path: Path) -> Path:
     if path.is_file() and (path.parent / MANIFEST_FILE).is_file():
         return path.parent
-    if not path.is_dir() or (path / MANIFEST_FILE).is_file():
-        return path
-    for folder in (path, path / "model_dir"):
-        if list_checkpoints(folder):
-            notes: list[str] = []
-            found = find_last_good(folder, notes.append)
-            if found is None:
-                raise UserError(f"no checkpoint in {folder} is good: {' '.join(notes)}", "Give another.")
-            return found.path
+    if (found := locate_checkpoint(path, lambda note: None)) is not None:
+        return found
     if (path / CONFIG_FILE).is_file():
         raise UserError(
             f"'{path}' is a HuggingFace folder, not one of ours.", "Bring it in with --from hf, not --to."
@@ -95,8 +88,8 @@ def _find_checkpoint(path: Path) -> Path:
 
 
 def _find_params(checkpoint: Path) -> Path | None:
-    """The params that a run of this checkpoint kept, else those of the model folder around it."""
-    if checkpoint.is_file():  # it may lie anywhere
+    """The params that the checkpoint's run saved, else those of the model folder around it."""
+    if checkpoint.is_file():  # no model folder need be around it
         return None
     run_dir = checkpoint.parent
     candidates = [run_dir / "train" / "params_train.yaml"]
@@ -136,7 +129,7 @@ def read_sections(params_file: Path, folder: str) -> dict[str, Any]:
 
 
 def check_section(section: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """A model section of config.json's values, checked by the reference model's schema; wrong ones are told as there."""
+    """A model section from config.json, checked by the reference model's schema."""
     kind = (schema_of_namespace(_run_utils(reference_folder(folder)), "utils.py") or {}).get("model")
     if kind is None:
         return dict(section)
@@ -161,7 +154,7 @@ def _run_utils(folder: Path) -> dict[str, Any]:
     sys.path.insert(0, str(folder))
     try:
         return runpy.run_path(str(folder / "utils.py"))
-    except Exception as error:  # a user's own file may do anything
+    except Exception as error:  # a user's file may raise anything
         raise UserError(
             f"{folder / 'utils.py'} cannot be imported: {type(error).__name__}: {error}.", "Correct it first."
         ) from error
@@ -180,7 +173,7 @@ def reference_folder(name: str) -> Path:
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether a conversion made this folder; one of a user's own has a run.py too."""
+    """Whether a conversion made this folder rather than a user."""
     params_file = folder / _PARAMS_FILE
     return params_file.is_file() and params_file.read_bytes().startswith(_MARK.encode())
 
@@ -188,9 +181,9 @@ def is_converted(folder: Path) -> bool:
 def make_folder(
     folder: Path, final: Path, name: str, section: Mapping[str, Any], theirs: Path | None, source: str
 ) -> list[str]:
-    """Fills an empty folder with a reference model, the section of another size in its params, and what came along.
+    """Fills an empty folder with a reference model, the converted model section, and the files that came with the weights.
 
-    `final` is the name that the folder will have. Gives what a user should know about it.
+    `final` is the name that the folder will have. Gives notes for the user.
     """
     shutil.copytree(
         reference_folder(name),
@@ -230,7 +223,7 @@ def make_folder(
 def _fit_input(
     given: Mapping[str, Any], known: Mapping[str, Any], section: Mapping[str, Any], tokenizer: Path | None
 ) -> dict[str, Any]:
-    """An input section with the tokenizer that belongs to the weights, and no longer sequences than they know."""
+    """An input section with the weights' tokenizer, and with sequences no longer than their positions."""
     values = dict(given)
     if tokenizer is not None and "tokenizer" in known:
         values["tokenizer"] = str(tokenizer)
@@ -258,11 +251,11 @@ def replace_section(text: str, name: str, values: Mapping[str, Any]) -> str:
     if start is None:
         made = text.rstrip("\n") + "\n\n" + dumped
     else:
-        # The next line that begins at the margin; comments above it belong to it.
+        # The section ends at the next unindented line, or at the comments above it.
         end = next((i for i in range(start + 1, len(lines)) if lines[i][:1] not in " \t\r\n"), len(lines))
         gap = "\n" if end < len(lines) else ""
         made = "".join(lines[:start]) + dumped + gap + "".join(lines[end:])
-    # In a layout that lines cannot tell apart the comments go, and the values stay.
+    # Where the lines of a section cannot be found, the values are kept and the comments lost.
     return (
         made
         if _means(made, wanted)
@@ -278,7 +271,7 @@ def _means(text: str, wanted: object) -> bool:
 
 
 def carry(source: Path, target: Path) -> list[str]:
-    """Copies config, generation settings and tokenizer; gives the names of what was there."""
+    """Copies config, generation settings and tokenizer, if they exist; gives their names."""
     target.mkdir(parents=True, exist_ok=True)
     names = [name for name in _CARRIED_NAMES if (source / name).is_file()]
     for name in names:

@@ -1,24 +1,26 @@
-"""What a conversion was asked for, and the account that it gives."""
+"""A conversion's options, and the place where it may write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
 from portwright.huggingface.mapping import Family
-from portwright.huggingface.place import require_place
 from portwright.huggingface.weights import Weights
-from portwright.job.atomic import clean_leftovers
+from portwright.job.atomic import clean_leftovers, explain_os_error
 
 OnBytes = Callable[[int, int], None]  # bytes just done, bytes in all
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion was asked for."""
+    """A conversion's options."""
 
     source: Path
     out: Path | None
@@ -35,12 +37,55 @@ class Options:
 
 
 def require_out(options: Options, *, is_file: bool, is_made: Callable[[Path], bool]) -> Path:
+    """The place to write to; refuses one that is not empty, or the input itself.
+
+    `force` replaces the result of an earlier conversion, by which `is_made` recognises a folder.
+    """
     if options.out is None:
         raise UserError("no place to write to was given.", "Add OUT, or --list to see the tensors only.")
-    require_place(options.out, options.source, force=options.force, is_file=is_file, is_made=is_made)
+    _check_place(options.out, options, is_file, is_made)
     if options.out.parent.is_dir():
         clean_leftovers(options.out.parent)  # of a conversion that was killed
     return options.out
+
+
+def _check_place(out: Path, options: Options, is_file: bool, is_made: Callable[[Path], bool]) -> None:
+    if out.resolve() == options.source.resolve() or out.resolve() in options.source.resolve().parents:
+        raise UserError(f"'{out}' holds what is to be converted.", "Write to another place.")
+    if not os.path.lexists(out):
+        return
+    if is_file:
+        if out.is_dir():
+            raise UserError(f"'{out}' is a folder.", "Name a file: OUT.safetensors.")
+        if not options.force:
+            raise UserError(f"'{out}' exists already.", "Choose another name, or add --force to replace it.")
+        return
+    if not out.is_dir():
+        raise UserError(f"'{out}' is a file, and a folder is to be written.", "Choose another name.")
+    if not any(out.iterdir()):
+        return
+    if not options.force:
+        raise UserError(f"'{out}' exists already.", "Choose another name, or add --force to replace it.")
+    if not is_made(out):
+        raise UserError(
+            f"'{out}' was not made by a conversion, so --force does not replace it.",
+            "Choose another name, or remove it yourself.",
+        )
+
+
+@contextlib.contextmanager
+def atomic_file(final: Path) -> Iterator[Path]:
+    """Yields a path to write to, which is renamed to `final` after the block, or removed if it raises."""
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=final.parent) as folder:
+            temporary = Path(folder) / final.name
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(final)
+    except OSError as error:
+        raise explain_os_error(error, final) from error
 
 
 def account(

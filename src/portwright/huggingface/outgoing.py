@@ -1,13 +1,15 @@
-"""Checkpoints of ours as folders that transformers loads."""
+"""Converts our checkpoints to folders that transformers loads."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from portwright.errors import UserError, suggest
+from portwright.discover import find_models
+from portwright.errors import PortwrightError, UserError, suggest
 from portwright.huggingface.check import check, require_transformers
-from portwright.huggingface.config import make_config
 from portwright.huggingface.mapping import Family, Params
 from portwright.huggingface.model_folder import (
     OurModel,
@@ -27,14 +29,16 @@ from portwright.huggingface.registry import (
 )
 from portwright.huggingface.tokenizer_out import write_tokenizer
 from portwright.huggingface.turned import as_theirs, list_moves, parse_dtype
-from portwright.huggingface.weights import CONFIG_FILE, read_config
+from portwright.huggingface.weights import CONFIG_FILE, Weights, read_config, read_json
 from portwright.huggingface.writing import check_storable, write_folder
 from portwright.job.atomic import atomic_directory
 from portwright.job.sizes import parse_bytes
 
+_DTYPE_KEYS = ("dtype", "torch_dtype")  # today's name, and that of releases before 5
+
 
 def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
-    """A checkpoint of ours as a folder that transformers loads."""
+    """Converts our checkpoint to a folder that transformers loads, and describes what was made."""
     for given, flag in ((options.weights_only, "--weights-only"), (options.new_head, "--new-head")):
         if given:
             raise UserError(f"{flag} belongs to --from hf.", "Leave it out.")
@@ -44,7 +48,7 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
     model = open_ours(options.source, options.params)
     folder, family, section = _describe(model, options)
     theirs, moves = as_theirs(model.weights, family, section, parse_dtype(options.dtype))
-    config = make_config(family, folder, section, theirs, model.carried)
+    config = _make_config(family, folder, section, theirs, model.carried)
     made = account("to hf", options, folder, family, model.weights, list_moves(moves, model.weights), [])
     made["step"] = model.step
     if options.only_list:
@@ -68,17 +72,17 @@ def take_back(options: Options, on_bytes: OnBytes) -> dict[str, Any]:
 
 
 def _bring_tokenizer(model: OurModel, folder: str, out: Path) -> list[str]:
-    """The training's tokenizer, and a note where there is none."""
+    """Writes the training's tokenizer; gives a note where there is none."""
     why = "its params are not known"
     if model.carried is not None and not model.step:
-        why = "none came with the weights"  # one made from some text would not be theirs
+        why = "none came with the weights"  # a newly trained one would not be that of the weights
     elif model.params_file is not None:
         why = write_tokenizer(folder, read_sections(model.params_file, folder), out) or ""
     return [f"no tokenizer goes along ({why}): put the one of the training beside config.json"] if why else []
 
 
 def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:
-    """The folder, family and model section of a checkpoint of ours."""
+    """The folder, family and model section of our checkpoint."""
     carried = read_config(model.carried) if model.carried is not None else None
     name = options.model or (
         folder_of_config(carried) if carried is not None else _name_around(options.source)
@@ -95,12 +99,64 @@ def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:
 
 
 def _name_around(source: Path) -> str:
-    """A folder that has kept the name of the reference model says which it is."""
+    """The reference model whose model.py is in a folder around, else whose name a folder has (gpt2, gpt2_run)."""
     names = names_to_choose()
     around = [source.resolve(), *source.resolve().parents[:2]]
-    found = next((each.name for each in around if each.name in names), None)
-    if found is None:
+    texts = {path.joinpath("model.py").read_bytes(): name for name, path in find_models().items()}
+    files = (folder / "model.py" for folder in around)
+    found = [texts.get(file.read_bytes()) for file in files if file.is_file()]
+    found += [folder.name.removesuffix("_run") for folder in around]
+    known = next((name for name in found if name in names), None)
+    if known is None:
         raise UserError(
             f"'{source}' does not say which model it is of.", f"Name it: --model. {suggest('', names)}"
         )
-    return found
+    return known
+
+
+def _make_config(
+    family: Family, folder: str, params: Params, weights: Weights, carried: Path | None
+) -> dict[str, Any]:
+    """A config.json that transformers reads.
+
+    Where the weights came from HuggingFace, it is the original config, with keys that we do not know, changed only where
+    the params have changed.
+    """
+    told = family.config_of(params)
+    made = {"model_type": family.model_type, "architectures": [family.classes(folder)[0]], **told}
+    original = _original(family, carried)
+    if original is not None:
+        try:
+            before = family.config_of(family.params_of(original))
+        except PortwrightError:
+            before = None
+        if before is not None:
+            changed = {key: value for key, value in told.items() if key not in before or before[key] != value}
+            removed = before.keys() - told.keys()
+            made = {**{key: value for key, value in original.items() if key not in removed}, **changed}
+            made.setdefault("model_type", family.model_type)
+            if not set(original.get("architectures") or ()) & set(family.classes(folder)):  # a new head
+                made["architectures"] = told.get("architectures", [family.classes(folder)[0]])
+            return _with_dtype(made, weights, [key for key in _DTYPE_KEYS if key in made])
+    return _with_dtype(made, weights, _DTYPE_KEYS[:1])
+
+
+def _original(family: Family, carried: Path | None) -> dict[str, Any] | None:
+    if carried is None:
+        return None
+    original = read_json(carried / CONFIG_FILE)
+    if not isinstance(original, dict) or original.get("model_type") != family.model_type:
+        return None
+    return original
+
+
+def _with_dtype(config: Mapping[str, Any], weights: Weights, keys: Sequence[str]) -> dict[str, Any]:
+    """Sets the weights' dtype, in which transformers loads them, under the keys that the config has."""
+    sizes: Counter[str] = Counter()
+    for spec in weights.specs.values():
+        if spec.dtype.is_floating_point:
+            sizes[str(spec.dtype).removeprefix("torch.")] += spec.num_bytes
+    if not sizes:
+        return dict(config)
+    dtype = sizes.most_common(1)[0][0]
+    return {**config, **dict.fromkeys(keys, dtype)}

@@ -1,4 +1,4 @@
-"""What is wrong between the tensors of a file and those of a model, told all at once."""
+"""Reports all differences between the tensors of a file and those of a model at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Problems:
     misshapen: list[tuple[str, tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=list)
 
     def raise_if_any(self, params: Mapping[str, Any], candidates: Collection[str]) -> None:
-        """One UserError that names every tensor; layers' numbers are folded, `details` has each name."""
+        """Raises one UserError that names every tensor, with layers' numbers folded; `details` has each name."""
         parts = []
         if self.missing:
             parts.append(f"{len(self.missing)} missing: {_folded(self.missing, self.surplus)}")
@@ -61,7 +61,7 @@ class Problems:
 
 
 def fold(names: Sequence[str]) -> dict[str, list[str]]:
-    """Names that differ in numbers alone, together: h.{0..11}.attn.bias."""
+    """Groups names that differ only in numbers: h.{0..11}.attn.bias."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_NUMBER.sub("#", name), []).append(name)

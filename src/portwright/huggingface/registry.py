@@ -1,4 +1,4 @@
-"""Every family that has a file here, found by itself: which folder of ours and which class of theirs belong together."""
+"""Finds the families by their files, and matches our folders with HuggingFace's classes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def names_to_choose() -> list[str]:
 
 
 def families_of(name: str) -> list[tuple[str, Family]]:
-    """The families of a folder, which may be several (bert_classifier: BERT's and RoBERTa's), or the one of that name.
+    """The families of a folder (bert_classifier has BERT's and RoBERTa's), or the family of that name.
 
-    Each comes with the folder that it goes to.
+    Each comes with our folder for it.
     """
     families = find_families()
     found = [(name, family) for family in families.values() if name in family.architectures]
@@ -53,7 +53,7 @@ def families_of(name: str) -> list[tuple[str, Family]]:
 
 
 def family_to_read(name: str, config: Mapping[str, Any]) -> tuple[str, Family]:
-    """The folder and the family that read a config.json, for a model by its name."""
+    """Our folder and the family for a config.json, for the model `name`."""
     choices = families_of(name)
     given = config.get("model_type")
     for folder, family in choices:
@@ -67,7 +67,7 @@ def family_to_read(name: str, config: Mapping[str, Any]) -> tuple[str, Family]:
 
 
 def family_to_write(name: str, params: Params) -> tuple[str, Family]:
-    """The folder and the family that a model section can be written by."""
+    """Our folder and the family that can write a model section."""
     refused: UserError | UnsupportedError | None = None
     for folder, family in families_of(name):
         try:
@@ -86,7 +86,7 @@ def family_to_write(name: str, params: Params) -> tuple[str, Family]:
 
 
 def folder_of_config(config: Mapping[str, Any]) -> str:
-    """The folder of ours for a config.json: by its class, else by its model_type."""
+    """Our folder for a config.json, by its class, else by its model_type."""
     families = find_families()
     classes = config.get("architectures") or []
     by_class = {

@@ -1,17 +1,16 @@
-"""T5 and T5 1.1 as `T5ForConditionalGeneration` holds them."""
+"""T5 and T5 1.1 as `T5ForConditionalGeneration` stores them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
-
 from portwright.errors import UnsupportedError, suggest
 from portwright.huggingface.mapping import Entry, Family
-from portwright.job.model_params_seq2seq import T5Params, read_model_section
+from portwright.job.model_params import T5Params, read_model_section
+from portwright.networks.t5 import T5
 
-# `gated-gelu` has always meant the tanh approximation there, and the exact one has no name.
+# In HuggingFace `gated-gelu` means the tanh approximation, and the exact one has no name.
 _GATED = {
     "gated-gelu": "geglu_new",
     "gated-gelu_new": "geglu_new",
@@ -46,7 +45,7 @@ _SAME_NAMES = (
     "layer_norm_epsilon",
     "initializer_factor",
 )
-_DEFAULTS = {  # of T5Config: older files leave out what was no choice then
+_DEFAULTS = {  # of T5Config, for keys that older files lack
     "vocab_size": 32128,
     "d_model": 512,
     "d_kv": 64,
@@ -63,8 +62,8 @@ _DEFAULTS = {  # of T5Config: older files leave out what was no choice then
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model section of a config.json.
 
-    transformers 5 writes `tie_word_embeddings: true` always and says by `scale_decoder_outputs` what the model was;
-    such a model without scale may have a head of its own or not, and is taken to have one: `share_head` tells by the tensors.
+    transformers 5 always writes `tie_word_embeddings: true`, and has `scale_decoder_outputs` instead. Without that scale
+    the head may be tied or not: it is assumed untied, and `share_head` corrects that by the file's tensors.
     """
     if config.get("is_encoder_decoder") is False:
         raise UnsupportedError(
@@ -95,14 +94,14 @@ def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def share_head(params: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Tells by the file whether a model that does not scale has a head of its own."""
+    """Sets, by the names in the file, whether a model without scale shares its head."""
     if params["scale_decoder_outputs"]:
         return params
     return {**params, "share_embedding_weights": not any(name.endswith("lm_head.weight") for name in names)}
 
 
 def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a model section; `tie_word_embeddings` is told to old releases as it is, and scaling to new ones."""
+    """The config.json of a model section, with `tie_word_embeddings` for old releases and the scaling for new ones."""
     options = read_model_section(T5Params, params)
     name = options.feed_forward_nonlinearity
     if name not in _THEIRS:
@@ -149,7 +148,7 @@ def entries(params: Mapping[str, Any]) -> list[Entry]:
             ]
         last = len(parts)
         dense = f"{block}{last}.DenseReluDense"
-        # Ours has the value before the gate.
+        # Our layer has the value before the gate.
         first = (f"{dense}.wi_1.weight", f"{dense}.wi_0.weight") if is_gated else f"{dense}.wi.weight"
         made += [
             Entry(f"{ours}linear1.weight", first, count=count),
@@ -166,12 +165,6 @@ def entries(params: Mapping[str, Any]) -> list[Entry]:
     return made
 
 
-def _network(params: Mapping[str, Any]) -> nn.Module:
-    from portwright.networks.t5 import T5
-
-    return T5(params)
-
-
 FAMILY = Family(
     name="t5",
     model_type="t5",
@@ -186,6 +179,6 @@ FAMILY = Family(
         ("shared.weight", "decoder.embed_tokens.weight"),
         ("shared.weight", "lm_head.weight"),
     ),
-    network=_network,
+    network=T5,
     by_tensors=share_head,
 )

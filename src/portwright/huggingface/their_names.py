@@ -1,4 +1,4 @@
-"""Finds a model's tensors in a HuggingFace checkpoint under whatever names that one has: older, prefixed, saved twice."""
+"""Finds a model's tensors in a HuggingFace checkpoint, whose names may be old, prefixed or doubled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD_ENDINGS = (
 
 @dataclass(frozen=True)
 class Found:
-    """Where each wanted name is, what nobody asked for, and which names must hold equal tensors."""
+    """The wanted names' names in the file, the surplus names, and pairs of names that must have equal tensors."""
 
     names: dict[str, str]
     surplus: list[str]
@@ -34,7 +34,7 @@ def find_names(
     used: set[str] = set()
     names: dict[str, str] = {}
     equal: list[tuple[str, str]] = []
-    aliases = [pair for pair in tied if pair[1] not in set(wanted)]  # an untied head is a weight of its own
+    aliases = [pair for pair in tied if pair[1] not in set(wanted)]  # an untied head is a separate weight
     for name in dict.fromkeys(wanted):
         candidates = [name, *(other for kept, other in aliases if kept == name)]
         places = [place for each in candidates for place in _spellings(each, prefix) if place in there]
@@ -47,7 +47,7 @@ def find_names(
 
 
 def _spellings(name: str, prefix: str) -> Iterator[str]:
-    """The names that a checkpoint may have for a tensor, the usual one first."""
+    """Yields the names that a checkpoint may have for a tensor, the usual one first."""
     bare = name.removeprefix(prefix) if prefix else name
     for base in dict.fromkeys((name, bare, f"{prefix}{name}")):
         for wrapper in ("", *_WRAPPERS):
@@ -58,6 +58,6 @@ def _spellings(name: str, prefix: str) -> Iterator[str]:
 
 
 def is_ignored(name: str, prefix: str, ignored: Sequence[str]) -> bool:
-    """Whether a name is one of the patterns, with or without the base model's prefix."""
+    """Whether a name matches one of the patterns, with or without the base model's prefix."""
     spellings = (name, f"{prefix}{name}", name.removeprefix(prefix) if prefix else name)
     return any(fnmatchcase(each, pattern) for each in spellings for pattern in ignored)

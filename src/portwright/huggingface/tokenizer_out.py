@@ -1,4 +1,4 @@
-"""The tokenizer that a model was trained with, for transformers to load beside its weights."""
+"""Writes the tokenizer of a model's training in a form that transformers loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of one side seen as the other's, each tensor made when it is asked for."""
+"""Presents weights of one side under the other's names; each tensor is made when it is read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DTYPES = {
     "float64": torch.float64,
 }
 _SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
-_NUM_KEPT = 2  # tensors of ours in memory: weights and biases of a layer's queries, keys and values alternate in a file
+_NUM_KEPT = 2  # of our tensors in memory: files alternate weights and biases of queries, keys and values
 
 
 def parse_dtype(name: str | None) -> torch.dtype | None:
-    """The dtype that floating-point weights are converted to; None keeps every bit."""
+    """The dtype to convert floating-point weights to; None: they are not converted."""
     if name is None or name == "keep":
         return None
     full = _SHORT.get(name.lower(), name.lower()).removeprefix("torch.")
@@ -43,7 +43,7 @@ def parse_dtype(name: str | None) -> torch.dtype | None:
 def as_ours(
     theirs: Weights, family: Family, params: Params, dtype: torch.dtype | None, partial: bool
 ) -> tuple[Weights, list[Move]]:
-    """A HuggingFace checkpoint under our names; tied weights that are saved twice are compared first."""
+    """A HuggingFace checkpoint under our names; tied weights that are saved twice must be equal."""
     moves, equal = plan_ours(theirs.shapes, family, params, partial=partial)
     for first, other in equal:
         check_equal(first, other, theirs.read(first), theirs.read(other))
@@ -69,7 +69,7 @@ def as_ours(
 def as_theirs(
     ours: Weights, family: Family, params: Params, dtype: torch.dtype | None
 ) -> tuple[Weights, list[Move]]:
-    """Our weights under HuggingFace's names; one of ours that makes several of theirs is read once."""
+    """Our weights under HuggingFace's names; a tensor that makes several of theirs is read once."""
     moves = plan_theirs(ours.shapes, family, params)
     specs: dict[str, TensorSpec] = {}
     source: dict[str, Move] = {}

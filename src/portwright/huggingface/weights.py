@@ -1,4 +1,4 @@
-"""The tensors of a HuggingFace folder, found and described without being read, and read one at a time."""
+"""Lists the tensors of a HuggingFace folder without reading them, and reads them one at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
-from portwright.runtime.checkpoint_files import TensorSpec, read_specs, read_tensors
-from portwright.runtime.checkpoint_find import describe_head
+from portwright.runtime.checkpoint_files import Place, TensorSpec, read_specs, read_tensor
+from portwright.runtime.checkpoint_folder import describe_head
 from portwright.runtime.checkpoint_legacy import check_safetensors, read_legacy
 
 CONFIG_FILE = "config.json"
@@ -21,7 +21,7 @@ SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
-# As transformers looks for them: the first that is there is taken.
+# In the order of transformers: the first that exists is taken.
 _CHOICES = (SAFETENSORS_FILE, SAFETENSORS_INDEX, TORCH_FILE, TORCH_INDEX)
 _FOREIGN = {
     "tf_model.h5": "TensorFlow's",
@@ -34,7 +34,7 @@ _DOWNLOAD = "Download the whole folder again (hf download NAME --local-dir DIR).
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by name: what each is, and how to read one into memory of its own."""
+    """Tensors by name: the type and shape of each, and a function that reads one into memory of its own."""
 
     specs: Mapping[str, TensorSpec]
     read: Callable[[str], torch.Tensor]
@@ -45,7 +45,7 @@ class Weights:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a HuggingFace folder."""
+    """Reads the config.json of a HuggingFace folder."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(
@@ -70,7 +70,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        what = describe_head(path.read_bytes()[:64]) or str(error)
+        what = describe_head(path) or str(error)
         raise UserError(f"{path} is not JSON: {what}.", _DOWNLOAD) from error
     except OSError as error:
         raise UserError(
@@ -79,7 +79,7 @@ def read_json(path: Path) -> Any:
 
 
 def open_folder(folder: Path) -> Weights:
-    """The weights of a HuggingFace folder: whole or in shards, safetensors or torch's files, never unpickled freely."""
+    """Opens a HuggingFace folder's weights: one file or shards, safetensors or torch's, unpickled only as weights."""
     chosen = next((name for name in _CHOICES if (folder / name).is_file()), None)
     if chosen is None:
         raise _no_weights(folder)
@@ -100,7 +100,7 @@ def open_folder(folder: Path) -> Weights:
 
 def _open_safetensors(files: Iterable[Path]) -> Weights:
     specs: dict[str, TensorSpec] = {}
-    places: dict[str, tuple[Path, tuple[TensorSpec, int]]] = {}
+    places: dict[str, tuple[Path, Place]] = {}
     for path in files:
         _refuse_other_content(path)
         check_safetensors(path)
@@ -110,22 +110,18 @@ def _open_safetensors(files: Iterable[Path]) -> Weights:
             specs[name] = place[0]
             places[name] = (path, place)
 
-    def read(name: str) -> torch.Tensor:
-        path, place = places[name]
-        return next(tensor for _, tensor in read_tensors(path, {name: place}))
-
-    return Weights(specs, read)
+    return Weights(specs, lambda name: read_tensor(*places[name]))
 
 
 def _open_torch(files: Iterable[Path]) -> Weights:
     tensors: dict[str, torch.Tensor] = {}
     for path in files:
         _refuse_other_content(path)
-        for name, tensor in read_legacy(path).weights.items():
+        for name, tensor in read_legacy(path)[0].items():
             if name in tensors:
                 raise UserError(f"'{name}' is in {path.name} and in another file of the index.", _DOWNLOAD)
-            tensors[name] = tensor.detach()
-    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+            tensors[name] = tensor
+    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     return Weights(specs, lambda name: tensors[name].contiguous())
 
 
@@ -151,9 +147,7 @@ def _check_index(path: Path, weight_map: Mapping[str, str], opened: Weights) -> 
 
 
 def _refuse_other_content(path: Path) -> None:
-    with path.open("rb") as file:
-        what = describe_head(file.read(64))
-    if what:
+    if what := describe_head(path):
         raise UserError(f"{path} holds no weights: {what}.", _DOWNLOAD)
 
 

@@ -1,4 +1,4 @@
-"""Writes weights tensor by tensor: as a HuggingFace folder's files, and as a checkpoint of ours."""
+"""Writes weights tensor by tensor: as a HuggingFace folder's files, or as our checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from portwright.huggingface.weights import (
     SAFETENSORS_INDEX,
     Weights,
 )
-from portwright.runtime.checkpoint_files import TensorSpec, write_one_by_one, write_text
-from portwright.runtime.checkpoint_format import (
-    CODE_OF_DTYPE,
+from portwright.runtime.checkpoint_files import CODE_OF_DTYPE, TensorSpec, write_one_by_one, write_text
+from portwright.runtime.checkpoint_folder import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -35,7 +34,7 @@ def write_folder(
 ) -> list[str]:
     """Writes config.json and the weights of a HuggingFace folder, in shards of at most `shard_bytes`; gives the files' names.
 
-    A tensor that is larger than a shard has one for itself.
+    A tensor that is larger than a shard gets a shard of its own.
     """
     groups = _split(weights.specs, shard_bytes)
     names = (
@@ -69,7 +68,7 @@ def _split(specs: Mapping[str, TensorSpec], shard_bytes: int) -> list[dict[str, 
 
 
 def write_checkpoint(folder: Path, weights: Weights, on_bytes: OnBytes) -> None:
-    """Writes a checkpoint of step 0 that holds weights alone, in the runtime's layout."""
+    """Writes a checkpoint of step 0 with only weights, in the runtime's layout."""
     folder.mkdir(parents=True)
     entries = {
         MODEL_FILE: write_one_by_one(folder / MODEL_FILE, weights.specs, _counted(weights.read, on_bytes))
@@ -85,7 +84,7 @@ def write_file(path: Path, weights: Weights, on_bytes: OnBytes) -> None:
 
 
 def check_storable(specs: Mapping[str, TensorSpec]) -> None:
-    """Refuses dtypes that a safetensors file of every release cannot hold."""
+    """Refuses dtypes that some releases of safetensors cannot store."""
     wrong = sorted({str(spec.dtype) for spec in specs.values() if spec.dtype not in CODE_OF_DTYPE})
     if wrong:
         raise UserError(

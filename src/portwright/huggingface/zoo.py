@@ -12,27 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
-from portwright.huggingface.gpt2 import FAMILY as GPT2
-from portwright.huggingface.gpt_config import all_params
+from portwright.huggingface.gpt import GPT2, all_params
 from portwright.huggingface.mapping import Entry, Family, Params
 from portwright.huggingface.registry import families_of
 from portwright.huggingface.weights import Weights
 from portwright.runtime.checkpoint_files import TensorSpec
 from portwright.runtime.checkpoint_legacy import read_legacy
 
-_PARTS = {  # of a decoder layer: ours, the zoo's
+_PARTS = {  # of a decoder layer; our name: the zoo's
     "self_attn.out_proj": "self_attn.proj_output_dense_layer",
     "linear1": "ffn.ffn.0.linear_layer",
     "linear2": "ffn.ffn.1.linear_layer",
     "norm1": "norm1",
     "norm3": "norm3",
 }
-_BIAS_KEYS = {  # what leaves a part's biases out
+_BIAS_KEYS = {  # keys that switch a part's biases off
     "self_attn.out_proj": "use_ffn_bias_in_attention",
     "linear1": "use_ffn_bias",
     "linear2": "use_ffn_bias",
 }
-_IMPLIED = {  # keys of the zoo with one value that ours has no choice about
+_IMPLIED = {  # keys of the zoo, with the only value that our network has
     "position_embedding_type": "learned",
     "use_position_embedding": True,
 }
@@ -40,11 +39,11 @@ _OF_A_RUN = (
     "allow_multireplica",
     "compute_eval_metrics",
     "enable_vts",
-)  # keys that change no weight's meaning
+)  # keys of a training run, which do not change the network
 
 
 def adapt_section(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The zoo's model section in our keys; a value that means another network stays, to be refused by its name."""
+    """The zoo's model section in our keys; a key with an unsupported value is kept, to be refused by name."""
     return {
         key: value
         for key, value in given.items()
@@ -53,11 +52,11 @@ def adapt_section(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def zoo_family(name: str) -> tuple[str, Family]:
-    """The folder of ours and the entries for a model of the zoo."""
+    """Our folder and the family for a model of the zoo."""
     for folder, family in families_of(name):
         if family is GPT2:
             return folder, _GPT2
-        if family.model_type == "bert":  # its RoBERTa is a BertForMaskedLM, positions and all
+        if family.model_type == "bert":  # the zoo's RoBERTa is a BertForMaskedLM with BERT's positions
             return folder, family
     raise UserError(
         f"--from zoo does not know '{name}'.",
@@ -66,11 +65,11 @@ def zoo_family(name: str) -> tuple[str, Family]:
 
 
 def open_zoo_file(path: Path) -> Weights:
-    """The weights of a .mdl file; nothing in it is run."""
+    """Opens the weights of a .mdl file, without running code from it."""
     if not path.is_file():
         raise UserError(f"'{path}' is not a file.", "Give a checkpoint_N.mdl of the model zoo.")
-    tensors = {name: tensor.detach() for name, tensor in read_legacy(path).weights.items()}
-    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    tensors = read_legacy(path)[0]
+    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     return Weights(specs, lambda name: tensors[name].contiguous())
 
 

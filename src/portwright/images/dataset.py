@@ -1,4 +1,4 @@
-"""Images and masks as a data set that gives whole batches: of a folder, of an HDF5 file, or generated."""
+"""Data sets that give whole batches of images and masks: from a folder, from HDF5 files, or generated."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 
 import numpy as np
 
+from portwright.data.columns import Arrays, Indices
 from portwright.data.draws import Draws
-from portwright.data.gather import ArrayDataset, Arrays, GatherDataset, Indices
+from portwright.data.gather import ArrayDataset, GatherDataset, RecordDataset
+from portwright.data.hdf5 import HDF5_ENDINGS, Hdf5Columns
 from portwright.errors import UserError
-from portwright.images.decoding import Array, MaskFormat, read_image, read_mask, resize
-from portwright.images.pairs import Pair, find_pairs
+from portwright.images.decoding import Array, MaskFormat, Pair, find_pairs, read_image, read_mask, resize
 
 _SCALES = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What every image of a batch becomes, and what a run may do to it."""
+    """The size and range of values of a batch's images, and how a run may change them."""
 
     shape: Sequence[int]  # height, width, channels
-    fit: str = "resize"  # or "crop": anywhere in training, in the middle else
+    fit: str = "resize"  # or "crop": at a random place in training, else in the middle
     normalize: str = "zero_centered"  # -1 to 1; zero_one: 0 to 1; standard_score: of mean 0 and variance 1
     flips: bool = False
     crops_anywhere: bool = False
 
 
 class Finish:
-    """A batch's last step: turned over at random, normalised, channels first; `image` float32, `mask` int32 [batch, height, width]."""
+    """A batch's last step: flips at random, normalises, puts channels first; `image` float32, `mask` int32 [batch, height, width]."""
 
     def __init__(self, images: ImageFormat) -> None:
         self.images = images
@@ -50,7 +51,7 @@ class Generated(ArrayDataset):
 
 
 class ImageFolder(GatherDataset):
-    """Image files and their masks, decoded where a batch is made (a loader's workers) and kept up to `cache_bytes` a process."""
+    """Image files and their masks, decoded in the process that makes a batch, which caches up to `cache_bytes`."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class ImageFolder(GatherDataset):
         return len(self.pairs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}, "_num_kept_bytes": 0}  # a worker's memory is its own
+        return {**self.__dict__, "_kept": {}, "_num_kept_bytes": 0}  # the cache is not sent to workers
 
     def gather(self, indices: Indices, draws: Draws | None = None) -> Arrays:
         draws = Draws(self.seed, self.epoch, indices) if draws is None else draws
@@ -106,84 +107,67 @@ class ImageFolder(GatherDataset):
         return decoded
 
 
-class ImageArchive(GatherDataset):
+class ImageArchive(RecordDataset):
     """HDF5 files with the data sets `image` [n, height, width, channels] (or without channels) and `mask` [n, height, width]."""
 
     def __init__(self, paths: Sequence[Path], images: ImageFormat, masks: MaskFormat) -> None:
-        self.paths, self.images, self.masks = list(paths), images, masks
-        self.lengths = [self._check(path) for path in self.paths]
-        self._starts = np.cumsum([0, *self.lengths])
-        self._open: dict[int, Any] = {}
-        self._finish = Finish(images)
+        self.images, self.masks = images, masks
+        self.transform = Finish(images)
+        self._files = [self._open(path) for path in paths]
+        self._starts = np.cumsum([0, *map(len, self._files)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}  # a file that is open in two processes at once is read wrongly
+    def records(self, indices: Indices) -> Arrays:
+        file_of = np.searchsorted(self._starts, indices, side="right") - 1
+        order = np.argsort(file_of, kind="stable")
+        numbers = np.unique(file_of).tolist()
+        parts = [self._read(number, indices[file_of == number] - self._starts[number]) for number in numbers]
+        back = np.argsort(order)
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in ("image", "mask")}
 
-    def gather(self, indices: Indices, draws: Draws | None = None) -> Arrays:
-        draws = Draws(self.seed, self.epoch, indices) if draws is None else draws
-        rows = [self._row(int(index)) for index in indices]
-        batch = {"image": np.stack([row[0] for row in rows]), "mask": np.stack([row[1] for row in rows])}
-        return self._finish(batch, draws)
-
-    def _row(self, index: int) -> tuple[Array, Array]:
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        place = index - int(self._starts[number])
-        file = self._open.get(number)
-        if file is None:
-            file = self._open[number] = _open_hdf5(self.paths[number])
-        try:
-            image, mask = file["image"][place], file["mask"][place]
-        except (OSError, KeyError, ValueError) as error:
+    def _read(self, number: int, places: Indices) -> Arrays:
+        found = self._files[number].gather(places)
+        image, mask = found["image"], found["mask"]
+        wrong = (mask < 0) | (mask >= self.masks.num_classes) & (mask != self.masks.ignore_index)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.any(axis=(1, 2)))[0])
             raise UserError(
-                f"{self.paths[number]}: sample {place} cannot be read: {error}.", "Make the file again."
-            ) from error
-        wrong = (mask >= self.masks.num_classes) & (mask != self.masks.ignore_index)
-        if wrong.any() or (mask.dtype.kind == "i" and (mask < 0).any()):
-            raise UserError(
-                f"{self.paths[number]}: the mask of sample {place} has values outside 0 to {self.masks.num_classes - 1}.",
+                f"{self._files[number].where}: the mask of sample {places[row]} has values outside 0 to "
+                f"{self.masks.num_classes - 1}.",
                 "Set model.num_classes, or model.ignore_index for pixels of no class.",
             )
-        return (image[..., None] if image.ndim == 2 else image), mask
+        return {"image": image[..., None] if image.ndim == 3 else image, "mask": mask}
 
-    def _check(self, path: Path) -> int:
+    def _open(self, path: Path) -> Hdf5Columns:
         height, width, channels = self.images.shape
-        with _open_hdf5(path) as file:
-            for name in ("image", "mask"):
-                if name not in file:
-                    raise UserError(
-                        f"{path} has no data set '{name}' (it has {', '.join(file) or 'none'}).",
-                        "Save `image` [n, height, width, channels] and `mask` [n, height, width].",
-                    )
-            image, mask = file["image"], file["mask"]
-            want = [(height, width, channels), *([(height, width)] if channels == 1 else [])]
-            if (
-                tuple(image.shape[1:]) not in want
-                or tuple(mask.shape[1:]) != (height, width)
-                or len(image) != len(mask)
-            ):
-                raise UserError(
-                    f"{path} has images {tuple(image.shape)} and masks {tuple(mask.shape)}.",
-                    f"Save so many of both, of image_shape {list(self.images.shape)}, or set image_shape.",
-                )
-            return len(image)
+        columns = Hdf5Columns(path, ("image", "mask"), in_memory=False)
+        image, mask = (field.shape for field in columns.fields)
+        want = [(height, width, channels), *([(height, width)] if channels == 1 else [])]
+        if image not in want or mask != (height, width):
+            raise UserError(
+                f"{path} has images {image} and masks {mask}.",
+                f"Save `image` and `mask` of image_shape {list(self.images.shape)}, or set image_shape.",
+            )
+        return columns
 
 
 def open_images(
     folder: str | Path, images: ImageFormat, masks: MaskFormat, missing_masks: str, cache_bytes: int
 ) -> GatherDataset:
-    """The HDF5 files of a folder where it has any, else its image files."""
+    """Opens a folder's HDF5 files where it has any, else its image files."""
     where = Path(folder)
-    files = [where] if where.is_file() else sorted([*where.glob("*.h5"), *where.glob("*.hdf5")])
+    files = (
+        [where] if where.is_file() else sorted(path for end in HDF5_ENDINGS for path in where.glob(f"*{end}"))
+    )
     if files:
         return ImageArchive(files, images, masks)
     return ImageFolder(where, images, masks, missing_masks, cache_bytes)
 
 
 def decode(pair: Pair, images: ImageFormat, masks: MaskFormat) -> tuple[Array, Array]:
-    """One image and its mask, at the wanted size or, where they are cut later, at least at that."""
+    """Reads an image and its mask, at the wanted size, or at least as large where they are cropped later."""
     height, width, channels = images.shape
     image = read_image(pair.image, channels)
     mask = np.zeros(image.shape[:2], np.uint8) if pair.mask is None else read_mask(pair.mask, masks)
@@ -203,7 +187,7 @@ def decode(pair: Pair, images: ImageFormat, masks: MaskFormat) -> tuple[Array, A
 
 
 def flip(image: Array, mask: Array, draws: Draws) -> tuple[Array, Array]:
-    """Each sample upside down, and left to right, with probability one half: a draw of its own, whoever makes the batch."""
+    """Flips each sample in either direction with probability one half; the draws depend only on the sample."""
     turned = draws.uniform("flip", 2) < 0.5
     for axis in (1, 2):
         chosen = turned[:, axis - 1]
@@ -213,13 +197,13 @@ def flip(image: Array, mask: Array, draws: Draws) -> tuple[Array, Array]:
 
 
 def to_unit(image: Array) -> Array:
-    """Pixels from 0 to 1 in float32; floating-point images are taken as they are."""
+    """Pixels from 0 to 1 in float32; floating-point images are not scaled."""
     scale = _SCALES.get(image.dtype)
     return image.astype(np.float32) if scale is None else image.astype(np.float32) / np.float32(scale)
 
 
 def normalize(image: Array, method: str) -> Array:
-    """A batch [n, height, width, channels] in float32, as the model zoo's `normalize_data_method` has it; "none" takes it as it is."""
+    """A batch [n, height, width, channels] in float32, normalised as the model zoo's `normalize_data_method`; "none" changes nothing."""
     if method == "none":
         return image.astype(np.float32)
     image = to_unit(image)
@@ -230,12 +214,3 @@ def normalize(image: Array, method: str) -> Array:
     mean = image.mean((1, 2, 3), keepdims=True)
     scored: Array = (image - mean) / np.maximum(image.std((1, 2, 3), keepdims=True), 1e-6)
     return scored
-
-
-def _open_hdf5(path: Path) -> Any:
-    import h5py
-
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as HDF5: {error}.", "Make the file again.") from error

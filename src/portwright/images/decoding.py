@@ -1,8 +1,8 @@
-"""One file read and brought to a size: an image, or a mask whose pixels are class numbers."""
+"""Finds image files and their masks, reads and resizes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,16 @@ import numpy.typing as npt
 from portwright.errors import UserError
 
 Array = npt.NDArray[Any]
-_NOT_A_CLASS = 255  # of a palette's colours, none
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".npy")
+_IMAGE_FOLDERS = ("images", "imgs", "image")
+_MASK_FOLDERS = ("masks", "mask", "labels", "label")
+_MASK_SUFFIXES = ("", "_mask", "_label")  # what a mask's name adds to its image's
+_NOT_A_CLASS = 255  # marks pixels whose colour is not in the palette
 
 
 @dataclass(frozen=True)
 class MaskFormat:
-    """How a mask's pixels say their class: as its number; or, of two classes, as 0 and 255, or above a threshold; or by colours."""
+    """How a mask's pixels give their class: by number; with two classes as 0 and 255 or by a threshold; or by colour."""
 
     num_classes: int
     threshold: int | None = None
@@ -27,7 +31,7 @@ class MaskFormat:
 
 
 def read_image(path: Path, num_channels: int) -> Array:
-    """[height, width, channels], in uint8, uint16 or float32 as the file has it; grey and colour are turned into each other."""
+    """An image [height, width, channels] in the file's uint8, uint16 or float32, as grey or colour by `num_channels`."""
     if path.suffix.lower() == ".npy":
         pixels = _read_array(path)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -45,7 +49,7 @@ def read_image(path: Path, num_channels: int) -> Array:
         pixels = np.asarray(opened)
         kind = np.float32 if opened.mode == "F" else np.uint16
         return pixels.astype(kind)[..., None]
-    if opened.mode.startswith("I;16"):  # Pillow would cut off what is above 255
+    if opened.mode.startswith("I;16"):  # Pillow would clip values at 255
         grey = (np.asarray(opened) >> 8).astype(np.uint8)
         return np.repeat(grey[..., None], num_channels, axis=2)
     pixels = np.asarray(opened.convert({1: "L", 3: "RGB", 4: "RGBA"}[num_channels]))
@@ -53,7 +57,7 @@ def read_image(path: Path, num_channels: int) -> Array:
 
 
 def read_mask(path: Path, kind: MaskFormat) -> Array:
-    """[height, width] of class numbers in uint8."""
+    """A mask [height, width] of class numbers in uint8."""
     if path.suffix.lower() == ".npy":
         values = _read_array(path)
     else:
@@ -61,7 +65,7 @@ def read_mask(path: Path, kind: MaskFormat) -> Array:
         if kind.palette is not None:
             values = np.asarray(opened.convert("RGB"))
         elif opened.mode in ("P", "L", "1") or opened.mode.startswith("I"):
-            values = np.asarray(opened)  # of a palette image, the numbers of its colours
+            values = np.asarray(opened)  # for a palette image these are the numbers of its colours
         else:
             values = np.asarray(opened.convert("RGB"))
             if (values != values[..., :1]).any():
@@ -114,7 +118,7 @@ def _classes_of_colours(values: Array, path: Path, kind: MaskFormat) -> Array:
 
 
 def resize(pixels: Array, height: int, width: int, smooth: bool) -> Array:
-    """To a size: smoothly for images, by the nearest pixel for masks; the same array where it fits."""
+    """Resizes smoothly (images) or by the nearest pixel (masks); the same array where the size is right."""
     if pixels.shape[:2] == (height, width):
         return pixels
     from PIL import Image
@@ -156,3 +160,75 @@ def _read_array(path: Path) -> Array:
             f"{path} holds {getattr(values, 'dtype', type(values).__name__)}.", "Save an array of numbers."
         )
     return values
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image and its mask; a mask of None means background only."""
+
+    image: Path
+    mask: Path | None
+
+
+def find_pairs(folder: Path, missing_masks: str = "error") -> list[Pair]:
+    """The images of FOLDER/images with the masks of FOLDER/masks that have their names, whatever their endings.
+
+    A mask may also be called NAME_mask or NAME_label, and images may lie in the folder itself beside `Label`, as in DAGM 2007.
+    `missing_masks` says what to do with an image without a mask: error, background or skip.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"data_dir '{folder}' is no folder.", "Name one that has the folders images and masks."
+        )
+    parts = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    masks_in = next((parts[name] for name in _MASK_FOLDERS if name in parts), None)
+    images_in = next((parts[name] for name in _IMAGE_FOLDERS if name in parts), folder)
+    if masks_in is None:
+        raise UserError(
+            f"data_dir '{folder}' has no folder masks.",
+            f"Put a mask for each image there, with the image's name ({', '.join(ENDINGS)}).",
+        )
+    images, masks = _by_stem(images_in), _by_stem(masks_in)
+    if not images:
+        raise UserError(f"'{images_in}' has no image.", f"Images end in {', '.join(ENDINGS)}.")
+    found, lonely = [], []
+    for stem, image in images.items():
+        mask = next((masks.pop(stem + end) for end in _MASK_SUFFIXES if stem + end in masks), None)
+        if mask is None:
+            lonely.append(image)
+        if mask is not None or missing_masks == "background":
+            found.append(Pair(image, mask))
+    if lonely and missing_masks == "error":
+        raise UserError(
+            f"{_some(lonely)} of '{images_in}' have no mask in '{masks_in}'.",
+            "Add them, or set missing_masks to background or skip.",
+        )
+    if masks:
+        raise UserError(
+            f"{_some(masks.values())} of '{masks_in}' have no image in '{images_in}'.",
+            "Give images and masks the same names.",
+        )
+    if not found:
+        raise UserError(
+            f"no image of '{images_in}' has a mask.", "Add masks, or set missing_masks to background."
+        )
+    return found
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in ENDINGS or path.name.startswith(".") or not path.is_file():
+            continue
+        if path.stem in found:
+            raise UserError(
+                f"'{folder}' has {found[path.stem].name} and {path.name}.",
+                "Keep one file of a name, so that it is clear which one is meant.",
+            )
+        found[path.stem] = path
+    return found
+
+
+def _some(paths: Iterable[Path]) -> str:
+    names = [path.name for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""Textures with a defect in each, in the way of DAGM 2007: data for a segmentation that needs no download."""
+"""Generated textures with a defect in each, similar to DAGM 2007: segmentation data without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 def make_textures(
     num_samples: int, shape: Sequence[int], num_classes: int, seed: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Smooth noise, about zero, with an ellipse of another grain in each; a class beyond the background has a grain of its own.
+    """Makes smooth noise around zero with one ellipse of another grain in each image; each class has its own grain.
 
     `shape` is height, width, channels. Gives `image` [num_samples, height, width, channels] in float32 and `mask`
     [num_samples, height, width, 1] in uint8.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from portwright.discover import find_targets, get_target
+from portwright.discover import find_target, find_targets, get_target
 from portwright.errors import UserError, suggest
 from portwright.target import Flag, Target
 
@@ -29,12 +29,10 @@ The same model_dir continues where it stopped. Exit status: 0 good, 1 unsupporte
 
 @dataclass(frozen=True)
 class CommandStyle:
-    """What the command lines of two frameworks have apart."""
+    """How the command lines of the frameworks differ."""
 
     epilog: str
-    why_not: Callable[
-        [Target], str | None
-    ]  # why a target cannot run here; asked where the command names none
+    why_not: Callable[[Target], str | None]  # why a target cannot run here, to choose a default target
     has_torch_processes: bool  # the flags that speak to torch.distributed
 
 
@@ -76,7 +74,7 @@ def parse_arguments(
     target: Target | None = None
     if rest and not rest[0].startswith("-"):
         target = get_target(rest.pop(0))
-    second = next((a for a in rest[:1] if a.upper() in targets), None)
+    second = next((a for a in rest[:1] if find_target(a) is not None), None)
     if target is not None and second is not None:
         raise UserError(f"two targets are given, {target.name} and {second}.", "Give one.")
     if target is not None and rest[:1] in (["pipeline"], ["pipelined"], ["weight_streaming"]):
@@ -91,7 +89,7 @@ def parse_arguments(
     own = _add_user_flags(parser, extra_args_parser_fn, target)
     parsed, unknown = parser.parse_known_args(rest)
     if unknown:
-        _reject(unknown, parser, targets)
+        _reject(unknown, parser)
     if target is None:
         target, why = _choose_target(parsed, style)
         notes.append(f"no target given: using {target.name} ({why}).")
@@ -129,7 +127,7 @@ def script_folder() -> Path:
 
 
 def _find_params(given: Path, notes: list[str]) -> Path:
-    """The file as named from here; where there is none, the one of that name beside run.py, and a note says so."""
+    """The params file in the current folder; where there is none, that beside run.py, with a note."""
     beside = script_folder() / given
     if given.exists() or not beside.is_file():
         return given
@@ -264,7 +262,7 @@ def _mode(text: str) -> str:
 def _add_user_flags(
     parser: _Parser, extra_args_parser_fn: Callable[..., Any] | None, target: Target | None
 ) -> list[str]:
-    """Takes the user's own flags: a parser, a list of them, a dict by target, or a function that adds to ours."""
+    """Adds the user's own flags: a parser, a list of parsers, a dict by target, or a function that adds to ours."""
     if extra_args_parser_fn is None:
         return []
     before = {action.dest for action in parser._actions}
@@ -292,9 +290,9 @@ def _listed(value: Any) -> list[argparse.ArgumentParser]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _reject(unknown: Sequence[str], parser: _Parser, targets: Mapping[str, Target]) -> NoReturn:
+def _reject(unknown: Sequence[str], parser: _Parser) -> NoReturn:
     first = unknown[0]
-    if first.upper() in targets:
+    if find_target(first) is not None:
         raise UserError(
             f"the target {first} stands behind the flags.",
             f"Put it first: python run.py {first.upper()} --mode ...",

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whenever the process is killed."""
+"""Files and folders that appear whole or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ASIDE_SUFFIX = "~old"
 _TEMP_NAME = re.compile(
     rf"{re.escape(_TEMP_PREFIX)}(?P<host>[^~]+)~(?P<pid>[0-9]+)~[0-9a-f]+(?P<aside>{_ASIDE_SUFFIX})?"
 )
-# A writer elsewhere cannot be asked whether it lives, but one that wrote nothing for a day does not.
+# Whether a writer on another host lives cannot be checked; one that wrote nothing for a day counts as dead.
 _FOREIGN_AGE_SECONDS = 24 * 3600
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -145,7 +145,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
             _sync_tree(temp)
             _put_in_place(temp, final)
         finally:
-            # Here `temp` is what failed, or the folder that was replaced, or gone. What cannot be removed now is
+            # Here `temp` is the failed folder, or the replaced one, or is gone. If it cannot be removed now, it is
             # left to `clean_leftovers`, and must not hide how the block ended.
             with contextlib.suppress(OSError):
                 _remove(temp)
@@ -160,7 +160,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def check_writable(folder: Path) -> None:
     """Raises an OSError unless files can be created and written in `folder`.
 
-    Asked by doing: permission bits say nothing about a read-only or a full disk, or about root.
+    It writes a file to find out: permission bits say nothing about a read-only or a full disk, or about root.
     """
     probe = folder / _temp_name()
     try:
@@ -170,7 +170,7 @@ def check_writable(folder: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a folder that readers take for whole as long as it has its name."""
+    """Removes a folder; it is renamed first, so that no reader takes a part of it for the whole."""
     temp = path.parent / _temp_name()
     path.rename(temp)
     _remove(temp)
@@ -217,8 +217,8 @@ def _put_back(aside: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Lets two paths change places in one step; False where the system or the file system cannot."""
-    import ctypes  # dear to import, and seldom needed
+    """Exchanges two paths in one step; False where the system or the file system cannot."""
+    import ctypes  # slow to import, and seldom needed
 
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
@@ -258,7 +258,7 @@ def _may_be_alive(host: str, pid: int, path: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # somebody else's, but alive
+        pass  # another user's, but alive
     return True
 
 

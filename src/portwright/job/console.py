@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
-_NOTE = 25  # above info, so that whoever wants warnings alone is spared
+_NOTE = 25  # above info, below warning
 
 # Each refresh takes the interpreter from the training thread for a fifth of a millisecond.
 REFRESHES_PER_SECOND = 2
@@ -40,7 +40,7 @@ class Console:
             raise UserError(f"Logging level {level!r} is not known.", suggest(str(level).upper(), LEVELS))
         self._least = max(LEVELS[level.upper()], LEVELS["WARNING"] if quiet else 0)
         self._prefix = prefix
-        self._stream = _Forgiving(sys.stderr if stream is None else stream)
+        self._stream = _UnfailingStream(sys.stderr if stream is None else stream)
         self.is_terminal: bool = self._stream.isatty()
         # Rich costs a fifth of a millisecond a line, which a run without a terminal need not pay.
         self._rich: rich.console.Console | None = _make_rich(self._stream) if self.is_terminal else None
@@ -128,7 +128,7 @@ class Console:
         self._pinned, self._live = [], None
 
 
-class _Forgiving:
+class _UnfailingStream:
     """A text stream whose write errors are dropped."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -158,7 +158,7 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _make_rich(stream: _Forgiving) -> rich.console.Console:
+def _make_rich(stream: _UnfailingStream) -> rich.console.Console:
     from rich.console import Console as RichConsole
 
     # Told and not guessed, since FORCE_COLOR and the like would have rich draw into log files.

@@ -152,7 +152,7 @@ class PipelineSection(Section):
 
 
 def check_execution(config: RunConfig, target: Target) -> str | None:
-    """What to say of runconfig.execution on a target; a mode that it does not have is refused."""
+    """A note on runconfig.execution for a target, if any; a mode that the target does not have is refused."""
     wanted = config.execution
     if wanted == "auto":
         if config.execution_strategy is None or len(target.executions) == 1:

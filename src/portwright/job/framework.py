@@ -7,13 +7,13 @@ from pathlib import Path
 
 PYTORCH, TENSORFLOW = "pytorch", "tensorflow"
 
-_BESIDE = ("model.py", "data.py")
+_USER_FILES = ("model.py", "data.py")
 
 
 def framework_of(script: Path) -> str:
     """`tensorflow` where the script, or the model.py or data.py beside it, imports TensorFlow and not torch; else `pytorch`."""
     found = _imports(script)
-    for name in _BESIDE:
+    for name in _USER_FILES:
         found |= _imports(script.parent / name)
     if "portwright.tensorflow" in found:
         return TENSORFLOW
@@ -21,10 +21,10 @@ def framework_of(script: Path) -> str:
 
 
 def _imports(path: Path) -> set[str]:
-    """First names of the modules that a file imports; of ours also the second."""
+    """Top-level names of the modules that a file imports, and of portwright the second level too."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # whoever runs it says so
+    except (OSError, SyntaxError, ValueError):  # running the script will show it
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):

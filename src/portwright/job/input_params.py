@@ -1,4 +1,4 @@
-"""The keys of train_input and eval_input that reference models share, with the model zoo's names."""
+"""The keys of train_input and eval_input of the reference models, with the model zoo's names."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TranslationInputParams(LoaderInputParams):
 
 
 def fill_defaults(params: dict[str, Any], schema: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
-    """Puts what the classes of PARAMS_SCHEMA have as default where params say nothing."""
+    """Fills keys that params leave out with the defaults of the classes in PARAMS_SCHEMA."""
     for section, kind in schema.items():
         given = params.setdefault(section, {})
         for name, field in kind.model_fields.items():
@@ -115,3 +115,74 @@ def loader_arguments(options: Mapping[str, Any], section: str) -> dict[str, Any]
             arguments["prefetch_factor"] = options["prefetch_factor"]
         arguments["persistent_workers"] = options.get("persistent_workers", False)
     return arguments
+
+
+class FineTuningInputParams(LoaderInputParams):
+    data_dir: str | list[str] | None = Field(
+        None, description="files, or folders of them; without it, a small task on text of the package"
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="that of the pre-trained model: tokenizer.json, vocab.txt or a folder with one; needed with data_dir",
+    )
+    do_lower: bool = Field(True, description="text in lower case, where a vocab.txt does not say")
+    max_sequence_length: PositiveInt = Field(64, description="tokens of a sample; longer texts are cut")
+    num_samples: PositiveInt | None = Field(None, description="take no more than these")
+
+
+class ClassifierInputParams(FineTuningInputParams):
+    text_key: str = Field("text", description="column of the text")
+    text_pair_key: str | None = Field(None, description="column of a second text, such as a hypothesis")
+    label_key: str = Field("label", description="column of the label")
+
+
+class TokenClassifierInputParams(FineTuningInputParams):
+    tokens_key: str = Field("tokens", description="column of the words")
+    labels_key: str = Field("labels", description="column of their labels")
+
+
+class QaInputParams(FineTuningInputParams):
+    max_sequence_length: PositiveInt = Field(128, description="tokens of question and text together")
+    max_query_length: PositiveInt = Field(64, description="tokens of a question; longer ones are cut")
+    doc_stride: PositiveInt = Field(
+        64, description="a text that is too long is read in windows, each so many tokens after the last"
+    )
+
+
+class SummarizationInputParams(FineTuningInputParams):
+    max_sequence_length: PositiveInt = Field(
+        128, description="tokens of a sample; what is left makes another"
+    )
+    max_cls_tokens: PositiveInt = Field(16, description="sentences of a sample")
+    sentences_key: str = Field("sentences", description="column of a document's sentences")
+    labels_key: str = Field("labels", description="column that says which belong to the summary: 1, else 0")
+
+
+class PairInputParams(TranslationInputParams):
+    data_dir: str | list[str] | None = Field(
+        None,
+        description="files or folders of pairs: *.tsv, *.csv, *.jsonl, *.parquet, *.arrow, or *.src with *.tgt; "
+        "without it and src_data_dir, numbers in English and German words",
+    )
+    source_key: str = Field(
+        "source", description="column or key of the source; translation.en is a key in a key"
+    )
+    target_key: str = Field("target", description="column or key of the target")
+
+
+class SpanOrPairInputParams(SpanInputParams):
+    objective: Literal["spans", "pairs"] = Field(
+        "spans", description="spans: fill in what was taken out of text; pairs: fine-tune on pairs of texts"
+    )
+    data_dir: str | list[str] | None = Field(
+        None,
+        description="a prepared store, or folders of *.h5, *.parquet, *.arrow, *.csv, *.jsonl, *.txt; for pairs "
+        "*.tsv, *.csv, *.jsonl, *.parquet, *.arrow, or *.src with *.tgt; without it, what comes with the package",
+    )
+    tgt_max_sequence_length: PositiveInt | None = Field(
+        None, description="tokens of a target; left out: as many as the input's spans need, or 32 for pairs"
+    )
+    src_data_dir: str | None = Field(None, description="pairs: a text file with a source a line")
+    tgt_data_dir: str | None = Field(None, description="pairs: a text file with their targets, line by line")
+    source_key: str = Field("source", description="pairs: column or key of the source")
+    target_key: str = Field("target", description="pairs: column or key of the target")

@@ -1,4 +1,4 @@
-"""What torchrun or SLURM tells a process of the others that were started with it; without a framework."""
+"""What torchrun or SLURM tells a process about the processes started with it; loads no framework."""
 
 from __future__ import annotations
 
@@ -25,35 +25,24 @@ class Launch:
 def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     """Recognises torchrun's variables first, then those of an srun step."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return _launch(
-            environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", _number(environ, "LOCAL_WORLD_SIZE", 1), "torchrun"
-        )
+        names, per_node, source = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), None, "torchrun"
     # SLURM_PROCID is set in a batch script and in an salloc shell too; only a step started by srun has SLURM_STEP_ID,
     # and only there are the other tasks really running.
-    if (
-        "SLURM_STEP_ID" in environ
-        and "SLURM_PROCID" in environ
-        and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    ):
+    elif {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys() and environ.get(
+        "SLURM_STEP_NUM_TASKS", "1"
+    ) != "1":
+        names, source = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"), "SLURM"
         per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0]
-        return _launch(
-            environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", int(per_node or 1), "SLURM"
-        )
-    return Launch()
-
-
-def _launch(
-    environ: Mapping[str, str], rank: str, size: str, local: str, local_size: int, source: str
-) -> Launch:
-    launch = Launch(
-        _number(environ, rank), _number(environ, size), _number(environ, local, 0), local_size, source
-    )
-    if not 0 <= launch.rank < launch.world_size:
+    else:
+        return Launch()
+    rank, size = _number(environ, names[0]), _number(environ, names[1])
+    on_node = _number(environ, "LOCAL_WORLD_SIZE", 1) if per_node is None else int(per_node or 1)
+    if not 0 <= rank < size:
         raise UserError(
-            f"{rank}={launch.rank} does not fit {size}={launch.world_size}.",
-            f"Start the processes with torchrun or srun, or unset {rank} and {size}.",
+            f"{names[0]}={rank} does not fit {names[1]}={size}.",
+            f"Start the processes with torchrun or srun, or unset {names[0]} and {names[1]}.",
         )
-    return launch
+    return Launch(rank, size, _number(environ, names[2], 0), on_node, source)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -68,7 +57,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def export_slurm_rendezvous(launch: Launch) -> None:
-    """Sets what torch.distributed asks for, where srun started this process."""
+    """Sets the variables that torch.distributed needs, where srun started this process."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = first_slurm_host()
     if "MASTER_PORT" not in os.environ:

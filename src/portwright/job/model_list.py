@@ -1,4 +1,4 @@
-"""What `portwright models` tells of the reference models, from their files alone: nothing of them is imported."""
+"""What `portwright models` says about the reference models, read from their files without importing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES_FILE = (
 
 
 def describe_models() -> list[dict[str, Any]]:
-    """Of each model its name, framework, what it is, and its configs, the first of them the one that runs without --params."""
+    """Name, framework, summary and configs of each model; the first config is the one that runs without --params."""
     sizes = _read_sizes()
     return [
         {
@@ -57,12 +57,12 @@ def config_files(folder: Path) -> list[Path]:
 
 
 def config_name(file: Path) -> str:
-    """What --params takes for it: `small` for params_small.yaml."""
+    """The name of a params file for --params: `small` for params_small.yaml."""
     return file.stem if file.name == _DEFAULT else file.stem.removeprefix(_PREFIX)
 
 
 def find_config(folder: Path, given: str) -> Path:
-    """The params file that is meant: a path where there is one, else the name of a config of the model folder."""
+    """The params file that `given` names: an existing path, else a config of the model folder."""
     path = Path(given)
     if path.exists() or len(path.parts) != 1:
         return path
@@ -70,7 +70,7 @@ def find_config(folder: Path, given: str) -> Path:
         if (folder / "configs" / name).is_file():
             return folder / "configs" / name
     if path.suffix in (".yaml", ".yml"):
-        return path  # a file that is not there, which whoever opens it tells
+        return path  # a missing file; opening it gives the error
     names = [config_name(file) for file in config_files(folder)]
     raise UserError(
         f"'{given}' is neither a params file nor a config of '{folder.name}'.", suggest(given, names)

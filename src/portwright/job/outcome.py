@@ -1,17 +1,21 @@
-"""What a run comes to: one document, and lines for a person."""
+"""The outcome of a run, and what the workers of its stream have done: one document, and lines for a person."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from portwright.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from portwright.stream.pool import WorkerCount
 
 
 @dataclass
 class Outcome:
-    """What a run comes to; printed as JSON with --json."""
+    """The outcome of a run; printed as JSON with --json."""
 
     mode: str
     target: str
@@ -23,9 +27,9 @@ class Outcome:
     seconds: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)  # for a person, on stdout when no JSON is asked for
-    is_shown: bool = True  # by the first process alone
-    rates: dict[str, float] = field(default_factory=dict)  # steps and samples a second, when last logged
-    emulated: str | None = None  # the vendor's software that was not there
+    is_shown: bool = True  # true in the first process alone
+    rates: dict[str, float] = field(default_factory=dict)  # steps and samples a second, as last logged
+    emulated: str | None = None  # the vendor's software that was emulated
 
     def as_json(self) -> dict[str, Any]:
         own = {
@@ -39,15 +43,15 @@ class Outcome:
         return document
 
     def title(self, kind: str) -> str:
-        """What a line of progress starts with."""
+        """The beginning of a line of progress."""
         return kind if self.emulated is None else f"{self.target} (emulated) {kind}"
 
     def add_evaluation(self, values: dict[str, float]) -> None:
-        """Takes the values of an evaluation, under names that say so."""
+        """Adds the values of an evaluation, with names that begin with eval."""
         self.values.update({_eval_name(name): value for name, value in values.items()})
 
     def say_where(self, trained: bool) -> None:
-        """Lines that say what was reached, and where it lies."""
+        """Adds lines that say what was reached, and where it is saved."""
         for name, value in self.values.items():
             if name.startswith("eval/") and name != "eval/loss":
                 self.lines.append(f"{name.removeprefix('eval/')}: {value:.4f}")
@@ -73,3 +77,46 @@ def _finite(value: Any) -> Any:
 
 def _eval_name(name: str) -> str:
     return name if name.startswith("eval/") else f"eval/{name}"
+
+
+def workers_of(counts: Iterable[WorkerCount]) -> list[dict[str, Any]]:
+    """One object a worker, as --json shows them."""
+    return [
+        {
+            "name": _title(each.name),
+            "host": each.host,
+            "batches": each.batches,
+            "samples": each.samples,
+            "bytes": each.bytes,
+            "samples_per_second": round(each.rate, 1),
+            "alive": each.alive,
+        }
+        for each in sorted(counts, key=lambda each: (len(each.name), each.name))
+    ]
+
+
+def values_of(counts: Iterable[WorkerCount]) -> dict[str, float]:
+    """What is logged beside a step: each worker's samples a second, and how many workers there are."""
+    counted = list(counts)
+    values = {
+        f"{_title(each.name).replace(' ', '_')}/samples_per_second": each.rate
+        for each in counted
+        if each.alive
+    }
+    return {**values, "num_workers": float(sum(each.alive for each in counted))}
+
+
+def lines_of(workers: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for each in workers:
+        lost = "" if each["alive"] else ", lost on the way"
+        lines.append(
+            f"{each['name']}: {each['samples']:,} samples in {each['batches']:,} batches, {each['bytes'] / 1e6:,.0f} MB, "
+            f"{each['samples_per_second']:,.0f} samples/s{lost}"
+        )
+    return lines
+
+
+def _title(name: str) -> str:
+    """The title of a worker: its task's number, or the coordinator."""
+    return f"worker {name}" if name.isdecimal() else name

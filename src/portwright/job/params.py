@@ -12,15 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 
 from portwright.errors import PortwrightError, UserError, suggest
+from portwright.job.atomic import atomic_write_text
 from portwright.job.optimizer import OptimizerParams, optimizer_schema
-from portwright.job.overrides import Override, apply_override
-from portwright.job.problems import KeyPath, Problem, check_model, known_keys, plain, raise_problems, show
+from portwright.job.problems import (
+    KeyPath,
+    Problem,
+    check_model,
+    dotted,
+    known_keys,
+    plain,
+    raise_problems,
+    show,
+)
 from portwright.job.runconfig import RunConfig
 from portwright.job.schedules import check_schedule
-from portwright.job.yaml_source import YamlSource, read_yaml
+from portwright.job.yaml_source import YamlSource, parse_value, read_yaml, write_yaml
 
 USER_SECTIONS = ("train_input", "eval_input", "predict_input", "model")
 SECTIONS = (*USER_SECTIONS, "optimizer", "runconfig")
@@ -41,7 +49,7 @@ class _Origin:
 
     def where(self, path: KeyPath) -> str:
         while path and _at(self.after_defaults, path) is _MISSING:
-            path = path[:-1]  # a key that is required and missing: its section is the place
+            path = path[:-1]  # a missing key: its section is the place
         if self.defaults_place and self._is_changed(path):
             return self.defaults_place
         line = self.source.line_of(self.root + path)
@@ -64,7 +72,7 @@ class _Origin:
             return before is _MISSING
         try:
             return bool(before != after)
-        except ValueError:  # an array has no one truth
+        except ValueError:  # comparing arrays gives no single truth value
             return True
 
 
@@ -76,10 +84,13 @@ class Params:
     optimizer: OptimizerParams
     runconfig: RunConfig
     path: Path
-    sections: Mapping[str, pydantic.BaseModel] = field(
-        default_factory=dict
-    )  # those with a schema of their own
+    # those with a schema of their own
+    sections: Mapping[str, pydantic.BaseModel] = field(default_factory=dict)
     _origin: _Origin | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def overrides(self) -> tuple[Override, ...]:
+        return () if self._origin is None else self._origin.overrides
 
     def locate(self, key: str) -> str:
         """The place that a dotted key came from, such as `configs/params.yaml:12`."""
@@ -108,7 +119,7 @@ class Params:
 
 
 def get_params(params_file: Path | str) -> dict[str, Any]:
-    """Reads a params file into a plain dict, unchecked, for a utils.py of one's own."""
+    """Reads a params file into a plain dict, unchecked, for the user's own utils.py."""
     return read_yaml(params_file).values
 
 
@@ -145,24 +156,12 @@ def save_params(params: Params, path: Path) -> None:
 
     What YAML has no form for, such as a dtype that set_defaults put in, is written as its text.
     """
-    from portwright.job.rundir import atomic_write_text
-
     values = {
         **params.values,
         "optimizer": plain(params.optimizer, ("optimizer",)),
         "runconfig": plain(params.runconfig, ("runconfig",)),
     }
-    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-    atomic_write_text(Path(path), text)
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
-_Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(str(value)))
+    atomic_write_text(Path(path), write_yaml(values))
 
 
 def _choose_config(source: YamlSource, config: str | None) -> tuple[dict[Any, Any], KeyPath]:
@@ -262,7 +261,7 @@ def _check_optimizer(raw: Mapping[Any, Any]) -> tuple[OptimizerParams | None, li
     rate_key = next((key for key in ("learning_rate", "lr") if section.get(key) is not None), None)
     problems = [] if rate_key is None else check_schedule(section[rate_key], (*at, rate_key))
     if problems:
-        # The other keys are checked all the same, with a rate that is right.
+        # The other keys are checked too, with a valid rate in place of the schedule.
         section = {**section, rate_key: 1.0}
     optimizer, wrong = check_model(model, section, at)
     return optimizer, problems + wrong
@@ -316,3 +315,55 @@ def _at(values: Any, path: KeyPath) -> Any:
         else:
             return _MISSING
     return values
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override that has been applied: what was typed, and the keys that it set."""
+
+    text: str
+    path: KeyPath
+
+
+def apply_override(text: str, params: dict[Any, Any]) -> Override:
+    """Sets one value in `params`, in place, and makes the mappings that lead to it where there are none.
+
+    A part of the path that is a number is an index where it meets a list.
+    """
+    shown = f"-D {text if text.isprintable() else repr(text)}"
+    keys, equals, value_text = text.partition("=")
+    parts = [part.strip() for part in keys.split(".")]
+    if not equals or not all(parts) or len(parts) < 2:
+        raise UserError(
+            f"{shown}: this is not of the form SECTION.KEY=VALUE.", "Try: -D optimizer.learning_rate=0.01"
+        )
+    value = parse_value(value_text, shown)
+    here: Any = params
+    path: list[Any] = []
+    for number, part in enumerate(parts):
+        is_last = number == len(parts) - 1
+        key = _key_in(here, part, shown, path)
+        path.append(key)
+        if is_last:
+            here[key] = value
+        elif isinstance(here, dict) and here.get(key) is None:
+            here[key] = {}
+        here = here[key]
+    return Override(shown, tuple(path))
+
+
+def _key_in(container: Any, part: str, shown: str, path: list[Any]) -> Any:
+    if isinstance(container, dict):
+        numbered = next((key for key in container if not isinstance(key, str) and str(key) == part), None)
+        return part if part in container or numbered is None else numbered
+    if isinstance(container, list):
+        if part.isdecimal() and int(part) < len(container):
+            return int(part)
+        valid = f"0 to {len(container) - 1}" if container else "none, since it is empty"
+        raise UserError(
+            f"{shown}: {dotted(tuple(path))} is a list, received the index '{part}'.", f"Valid: {valid}."
+        )
+    raise UserError(
+        f"{shown}: {dotted(tuple(path))} is {show(container)} and has no keys.",
+        f"Set it as a whole: -D {dotted(tuple(path))}=...",
+    )

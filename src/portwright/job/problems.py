@@ -1,4 +1,4 @@
-"""What is wrong with values that a user wrote: each problem knows its key, whatever the file it came from."""
+"""Problems of values that a user wrote: each knows its key, in any kind of file."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _NUMERIC = frozenset({"int_type", "int_parsing", "float_type", "float_parsing"})
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong at `path`; `others` are places that it is wrong together with."""
+    """One problem of the value at `path`; `others` are further keys that the same problem concerns."""
 
     path: KeyPath
     message: str
     cure: str = ""
     others: tuple[KeyPath, ...] = field(default=())
-    meant: str = ""  # the key that an unknown one is probably meant to be
+    meant: str = ""  # the valid key that an unknown one probably stands for
 
     @property
     def is_missing(self) -> bool:
         return self.message == _MISSING
 
     def describe(self, where: Callable[[KeyPath], str] | None = None) -> str:
-        """One line, which begins with the place that `where` knows for the key."""
+        """One line, which begins with the place of the key as `where` gives it."""
         prefix = f"{where(self.path)}: " if where else ""
         key = f"{dotted(self.path)}: " if self.path else ""
         places = [place for place in map(where, self.others) if place != where(self.path)] if where else []
@@ -76,7 +76,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def show(value: object) -> str:
-    """A value as a message may carry it: short, on one line."""
+    """A value in a message: short, on one line."""
     limits = reprlib.Repr()
     limits.maxstring = limits.maxother = 80
     return " ".join(limits.repr(value).split())
@@ -105,7 +105,7 @@ def check_model(
 def explain(
     error: pydantic.ValidationError, model: type[pydantic.BaseModel], values: Mapping[Any, Any], at: KeyPath
 ) -> list[Problem]:
-    """Turns what pydantic says into problems whose paths are keys of the file."""
+    """Turns pydantic's errors into problems whose paths are keys of the file."""
     groups: dict[KeyPath, list[Any]] = {}
     in_union: set[KeyPath] = set()
     for item in error.errors(include_url=False):
@@ -125,7 +125,7 @@ def explain(
 
 
 def plain(model: pydantic.BaseModel, at: KeyPath) -> dict[str, Any]:
-    """A model's values as YAML knows them, without the keys that nobody set and that have no default."""
+    """A model's values as YAML knows them, without keys that are neither set nor have a default."""
     try:
         dumped = model.model_dump(mode="json")
     except PydanticSerializationError as error:
@@ -165,7 +165,7 @@ def _validate(model: type[ModelT], values: Mapping[str, Any]) -> ModelT:
         return model.model_validate(values)
     model.model_rebuild()
     strict = with_strict_scalars(model.__pydantic_core_schema__)
-    # pydantic would else take the validator that the class already has, and with it pydantic's own conversions.
+    # Otherwise pydantic uses the validator that the class already has, with pydantic's own conversions.
     afresh: Any = (
         {"_use_prebuilt": False} if "_use_prebuilt" in str(inspect.signature(SchemaValidator)) else {}
     )
@@ -181,7 +181,7 @@ def _odd_keys(values: Mapping[Any, Any], at: KeyPath) -> Iterator[Problem]:
 
 
 def _unknown_keys(model: type[pydantic.BaseModel], values: Any, at: KeyPath) -> Iterator[Problem]:
-    """Unknown keys of models that would let them pass; those that forbid them complain themselves."""
+    """Unknown keys of models that ignore them; pydantic itself reports those of models that forbid them."""
     if not isinstance(values, Mapping):
         return
     keys = known_keys(model)
@@ -194,7 +194,7 @@ def _unknown_keys(model: type[pydantic.BaseModel], values: Any, at: KeyPath) -> 
             continue
         nested = _models_in(model.model_fields[keys[key]].annotation)
         if len(nested) != 1:
-            continue  # of several models pydantic alone knows which one is meant
+            continue  # only pydantic knows which of several models applies
         if isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
                 yield from _unknown_keys(nested[0], item, (*at, key, index))

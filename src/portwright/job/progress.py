@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line per update elsewhere."""
+"""The progress of a run: a bar on a terminal, a line per update elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR_WIDTHS = (8, 40)
-_NUM_RATE_POINTS = 16  # updates that the estimate of the remaining time looks back over
+_NUM_RATE_POINTS = 16  # updates that the estimate of the remaining time is based on
 _RATES = ("steps_per_second", "samples_per_second")
 _SHORT_NAMES = {"learning_rate": "lr"}
 
@@ -62,7 +62,7 @@ class Progress:
         if values:
             self._values = dict(values)
         if len(self._points) == 2 and self._points[0][0] == self._started:
-            self._points.popleft()  # the way to the first update is compiling and warming up, too
+            self._points.popleft()  # the time to the first update includes compiling and warming up
         self._points.append((self._clock(), step))
         if self._prints:
             self._console.info("  ".join(self._fields_of_line()))

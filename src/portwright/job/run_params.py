@@ -1,7 +1,8 @@
-"""The params of a run as its command line asks for them, and the folder that it runs in."""
+"""The params of a run as its command line asks for them, PARAMS_SCHEMA of the user's code, and the folder that it runs in."""
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,13 +12,12 @@ from portwright.discover import find_all_models, find_targets
 from portwright.errors import UserError
 from portwright.job.arguments import Arguments, script_folder
 from portwright.job.params import Params, load_params
-from portwright.job.user_schema import schema_of_namespace
 
 
 def load_run_params(
     arguments: Arguments, default_params_fn: Callable[[dict[str, Any]], Any] | None
 ) -> Params:
-    """Reads the params file of a command line; flags of the user's own stand in runconfig afterwards."""
+    """Reads the params file of a command line; the values of the user's own flags are added to runconfig."""
     params = load_params(
         arguments.params,
         overrides=arguments.overrides,
@@ -37,7 +37,7 @@ def find_model_dir(arguments: Arguments, params: Params) -> Path:
         return default_model_dir(script_folder())
     try:
         return Path(chosen).expanduser()
-    except RuntimeError as error:  # ~somebody who has no home
+    except RuntimeError as error:  # ~user of an unknown user
         raise UserError(
             f"cannot use model_dir '{chosen}': {error}", "Choose another folder with --model_dir."
         ) from error
@@ -59,3 +59,41 @@ def _user_schemas(default_params_fn: Any) -> Mapping[str, Any]:
         if schema is not None:
             return schema
     return {}
+
+
+def schema_of_namespace(namespace: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
+    """PARAMS_SCHEMA of a module, section name to pydantic class, if it has one."""
+    from pydantic import BaseModel
+
+    schema = namespace.get("PARAMS_SCHEMA")
+    if schema is None:
+        return None
+    if not isinstance(schema, Mapping):
+        raise UserError(
+            f"PARAMS_SCHEMA in {place} is {type(schema).__name__}.",
+            "Make it a dict of section name to pydantic class.",
+        )
+    for section, kind in schema.items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            raise UserError(
+                f"PARAMS_SCHEMA in {place} has {kind!r} for '{section}'.",
+                "Give a class derived from pydantic.BaseModel.",
+            )
+    return schema
+
+
+def schema_of_folder(folder: Path) -> Mapping[str, Any]:
+    """PARAMS_SCHEMA of a model folder's utils.py, which is executed for it."""
+    path = folder / "utils.py"
+    if not path.is_file():
+        raise UserError(f"'{folder}' has no utils.py.", "Give a model folder, or leave it out.")
+    sys.path.insert(0, str(folder))
+    try:
+        namespace = runpy.run_path(str(path))
+    except Exception as error:
+        raise UserError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}.", "Correct it first."
+        ) from error
+    finally:
+        sys.path.remove(str(folder))
+    return schema_of_namespace(namespace, str(path)) or {}

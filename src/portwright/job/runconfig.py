@@ -1,12 +1,13 @@
-"""The `runconfig` section of params.yaml: how long to run, what to save, what to log."""
+"""The `runconfig` section of params.yaml: how long to run, what to save, what to log; and the step that a run ends at."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from portwright.errors import UserError
 from portwright.job.execution import Execution, PipelineSection, StreamingSection
 from portwright.job.section import Section, contradiction
 
@@ -244,3 +245,41 @@ class RunConfig(ClusterKeys):
     def eval_every(self) -> int:
         """Steps between evaluations in train_and_eval; 0: only at the end, where there is one anyway."""
         return self.checkpoint_steps if self.eval_frequency is None else self.eval_frequency
+
+
+def find_last_step(config: RunConfig, first_step: int, steps_in: Callable[[int], int | None]) -> int:
+    """The step that a run ends at; `steps_in` says how many steps so many epochs take, or None where that is not known."""
+    ends = []
+    if config.max_steps is not None:
+        ends.append(config.max_steps)
+    if config.num_steps is not None:
+        ends.append(first_step + config.num_steps)
+    if config.num_epochs is not None:
+        ends += _steps_in(config, config.num_epochs, steps_in, has_end=bool(ends))
+    if not ends:
+        raise UserError(
+            "nothing says how long to train.",
+            "Set runconfig.max_steps or num_epochs, or give --max_steps.",
+        )
+    return min(ends)
+
+
+def _steps_in(
+    config: RunConfig, num_epochs: int, steps_in: Callable[[int], int | None], *, has_end: bool
+) -> list[int]:
+    """The steps of some epochs; empty where they are not known and the run has another end."""
+    per_epoch = config.steps_per_epoch
+    num_steps = per_epoch * num_epochs if per_epoch is not None else steps_in(num_epochs)
+    if num_steps is None and has_end:
+        return []
+    if num_steps is None:
+        raise UserError(
+            "runconfig.num_epochs is set, but the length of the training data is not known.",
+            "Set runconfig.steps_per_epoch, or use runconfig.max_steps.",
+        )
+    if num_steps == 0:
+        raise UserError(
+            f"{num_epochs} epoch(s) have fewer batches than optimizer.grad_accum_steps, so not one update comes about.",
+            "Lower grad_accum_steps, or train for more epochs.",
+        )
+    return [num_steps]

@@ -14,25 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from portwright.errors import UserError
-from portwright.job.atomic import (
-    atomic_directory,
-    atomic_write_bytes,
-    atomic_write_text,
-    check_writable,
-    clean_leftovers,
-    explain_os_error,
-    remove_directory,
-)
-
-__all__ = [
-    "RunDir",
-    "atomic_directory",
-    "atomic_write_bytes",
-    "atomic_write_text",
-    "clean_leftovers",
-    "explain_os_error",
-    "remove_directory",
-]
+from portwright.job.atomic import check_writable, clean_leftovers, explain_os_error
 
 _LOG = logging.getLogger(__name__)
 _CURE = "Choose another folder with --model_dir."
@@ -55,7 +37,7 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 class RunDir:
     """A run's folder, which holds its checkpoints (`checkpoint_{step}`) and a folder for each mode.
 
-    To read it only (an evaluation of somebody else's run) asks for nothing but that it exists, and takes no lock.
+    A read-only RunDir (to evaluate another user's run) needs only an existing folder, and takes no lock.
     """
 
     def __init__(
@@ -67,7 +49,7 @@ class RunDir:
     ) -> None:
         try:
             self.path = Path(model_dir).expanduser()
-        except RuntimeError as error:  # ~somebody who has no home
+        except RuntimeError as error:  # ~user of an unknown user
             raise UserError(f"Cannot use model_dir '{model_dir}': {error}", _CURE) from error
         self.read_only = read_only
         self._on_note = on_note
@@ -144,7 +126,7 @@ class RunDir:
         try:
             clean_leftovers(folder)
         except OSError as error:
-            # Old rubbish that cannot be removed is no reason not to train.
+            # The run goes on where old leftovers cannot be removed.
             self._on_note(f"Cannot remove what a killed run left in {folder}: {error}.")
 
     def _create(self) -> None:

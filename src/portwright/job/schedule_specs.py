@@ -7,17 +7,19 @@ Steps count updates from 0: the first update uses the rate of step 0.
 from __future__ import annotations
 
 import bisect
+import functools
+import importlib
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.job.problems import show
 from portwright.job.section import Section, contradiction
-from portwright.job.user_function import find_function
 
 Rate = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -445,3 +447,28 @@ SCHEDULES: dict[str, type[ScheduleSpec]] = {
         Step,
     )
 }
+
+
+@functools.cache
+def find_function(name: str, key: str) -> Callable[..., Any]:
+    """Imports `module:function`; `key` is the key of the params that holds the name."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does when it is imported
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        reason = "there is no such module" if missing else f"it fails with {type(error).__name__}: {error}"
+        cure = f"Python looks for modules in {', '.join(sys.path[:3])}, ..." if missing else "Mend it."
+        raise UserError(f"{key} '{name}': cannot import '{module_name}': {reason}.", cure) from error
+    found: Any = module
+    for part in function_name.split("."):
+        if not hasattr(found, part):
+            public = [
+                item for item in vars(found) if not item.startswith("_") and callable(getattr(found, item))
+            ]
+            raise UserError(f"{key} '{name}': '{module_name}' has no '{part}'.", suggest(part, public))
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(f"{key} '{name}' is {show(found)}.", "Name a function.")
+    function: Callable[..., Any] = found
+    return function

@@ -54,7 +54,7 @@ def parse_schedule(value: Any, *, disable_lr_steps_reset: bool = False) -> Sched
 
 
 def read_specs(value: Any) -> list[ScheduleSpec]:
-    """The schedules that a learning rate consists of, for who realises them otherwise than by calling them."""
+    """The schedules that a learning rate consists of, for code that builds its own schedule from them."""
     specs, problems = _read(value, ("learning_rate",))
     raise_problems(problems)
     return specs

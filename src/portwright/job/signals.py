@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from portwright.errors import ExitStatus
 
@@ -48,7 +48,7 @@ class StopSignals:
             return self
         self._install((*_REQUEUE, signal.SIGINT))
         if _early is not None:
-            # Taken over: what came early counts, and afterwards handlers are as they were before it.
+            # An early signal counts; later the handlers from before `install_early` are restored.
             self._former.update(_early._former)
             _ACTIVE.remove(_early)
             if _early.requested and not self.requested:
@@ -65,7 +65,7 @@ class StopSignals:
         for number in numbers:
             former = signal.getsignal(number)
             if number == signal.SIGINT and former is signal.SIG_IGN:
-                continue  # a shell starts background jobs so: a Ctrl-C there is meant for another program
+                continue  # a shell ignores Ctrl-C for background jobs
             self._former[number] = former
             signal.signal(number, self._on_signal)
         _ACTIVE.append(self)
@@ -81,7 +81,7 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if number != signal.SIGINT:
-            if self.exit_status is not ExitStatus.INTERRUPTED:  # who pressed Ctrl-C does not want a requeue
+            if self.exit_status is not ExitStatus.INTERRUPTED:  # after a Ctrl-C nothing is requeued
                 self._request(name, ExitStatus.REQUEUE)
             return
         if self.exit_status is ExitStatus.INTERRUPTED:
@@ -93,10 +93,23 @@ class StopSignals:
         if not self.requested:
             self._request(reason, ExitStatus.REQUEUE)
 
+    def end(self) -> NoReturn:
+        """Ends the process in the way that the received signal asks for."""
+        if self.exit_status is ExitStatus.INTERRUPTED:
+            raise KeyboardInterrupt
+        raise SystemExit(int(self.exit_status))
+
     def _request(self, reason: str, exit_status: ExitStatus) -> None:
         self.reason = reason
         self.exit_status = exit_status
-        self.requested = True  # last: whoever sees it may read the others
+        self.requested = True  # set last, since readers of it read the others next
+
+
+def end_if_asked() -> None:
+    """Ends the process if any StopSignals has noted a signal: for work that has nothing to save."""
+    for signals in _ACTIVE:
+        if signals.requested:
+            signals.end()
 
 
 def install_early() -> None:
@@ -109,13 +122,6 @@ def install_early() -> None:
         early = StopSignals()
         early._install(_REQUEUE)
         _set_early(early)
-
-
-def uninstall_early() -> None:
-    """Undoes `install_early`, for a process that goes on without training."""
-    if _early is not None and threading.current_thread() is threading.main_thread():
-        _early._restore()
-        _set_early(None)
 
 
 def shield_worker() -> None:

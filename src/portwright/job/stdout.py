@@ -12,7 +12,7 @@ from portwright.errors import UserError
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Sends what anybody else prints, other processes and C code too, to stderr."""
+    """Sends everything printed inside, also by child processes and C code, to stderr."""
     if sys.stdout is None:
         raise UserError("standard output is closed.", "Send it to a file, or to /dev/null.")
     sys.stdout.flush()
@@ -28,7 +28,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Around the printing of a result: a reader that has seen enough is no failure, and a full disk is told."""
+    """For printing a result: a reader that has ended is no failure, and a full disk is an error."""
     try:
         yield
         if sys.stdout is not None:
@@ -44,7 +44,7 @@ def printing() -> Iterator[None]:
 
 
 def _drop_the_rest() -> None:
-    """Lets what is still buffered go nowhere, or Python would complain of it when it ends."""
+    """Discards what is still buffered, or Python would print an error when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What `portwright targets` and `portwright env` say and do, for every target that is found."""
+"""The rows of `portwright targets`, and the work of `portwright env`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError
-from portwright.job.hand_over import where
+from portwright.job.vendor_env import find_usable
 from portwright.target import Target
 
 
@@ -20,7 +20,7 @@ def describe_targets() -> list[dict[str, Any]]:
 
 def _describe(target: Target) -> dict[str, Any]:
     reason, environment = target.why_not(), target.environment
-    known = where(environment) if environment is not None else None
+    known = find_usable(environment) if environment is not None else None
     row: dict[str, Any] = {
         "name": target.name,
         "summary": target.summary,
@@ -45,7 +45,7 @@ def _describe(target: Target) -> dict[str, Any]:
 
 
 def _torch_version() -> dict[str, Any]:
-    """Asked of the package's metadata: importing torch takes seconds."""
+    """Read from the package's metadata, since importing torch takes seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,7 +1,9 @@
-"""Environments that a vendor's software needs for itself: where they are, and what is known about each.
+"""Environments of their own for vendors' software: where they are, what is known about each, and how a command goes on in one.
 
 A vendor's SDK pins its own torch, so it cannot live beside ours. What `portwright env` makes or registers is kept in one
-folder for all projects of a user; a stamp in JSON, written last, says that an environment is whole.
+folder for all projects of a user; a JSON file, written last, marks a complete environment. Portwright is not installed there: this
+portwright is put on its interpreter's PYTHONPATH. A command that needs the environment replaces its own process (exec),
+so that standard streams, signals, exit status and process number stay the same.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portwright.errors import UserError
-from portwright.job.atomic import atomic_write_text
+from portwright.errors import UnsupportedError, UserError
+from portwright.job.atomic import atomic_write_text, explain_os_error
 
 STAMP = ".installed"
 HANDED_OVER = "PORTWRIGHT_HANDED_OVER"  # set in a process that was started in a vendor's environment
@@ -24,17 +27,17 @@ HANDED_OVER = "PORTWRIGHT_HANDED_OVER"  # set in a process that was started in a
 
 @dataclass(frozen=True)
 class VendorEnvironment:
-    """What a target needs beside us, as data."""
+    """The environment that a target needs, as data."""
 
     target: str  # in small letters
     title: str  # for a person
-    module: str  # what must be importable there
+    module: str  # must be importable there
     distribution: str  # its name for pip
     version: str
     python: tuple[int, int]
     machine: str
-    requirements: Path  # for pip: the SDK with its pins, and what portwright needs beside it
-    size: str  # for a person: what making it takes
+    requirements: Path  # for pip: the SDK with its pins, and portwright's own dependencies
+    size: str  # for a person: download and disk space
 
     @property
     def name(self) -> str:
@@ -42,11 +45,15 @@ class VendorEnvironment:
 
     @property
     def folder(self) -> Path:
-        return envs_folder() / self.name
+        """Where Portwright makes it; other pins give another folder, and the old one stays."""
+        folder = envs_folder() / self.name
+        stamp = _read_json(folder / STAMP)
+        is_ours = stamp is None or stamp.get("requirements") == self.fingerprint()
+        return folder if is_ours else envs_folder() / f"{self.name}-{self.fingerprint()[:8]}"
 
     @property
     def record(self) -> Path:
-        """Where an interpreter of the user's own is registered."""
+        """The file that registers the user's own interpreter."""
         return envs_folder() / f"{self.target}.json"
 
     @property
@@ -73,8 +80,7 @@ class Known:
 
     python: Path
     sdk: str  # version of the vendor's software there
-    is_registered: bool  # the user's own, not made by us
-    portwright: str = ""  # version there, or "editable"
+    is_registered: bool  # the user's own, not made by Portwright
 
 
 def envs_folder() -> Path:
@@ -87,27 +93,28 @@ def envs_folder() -> Path:
 
 
 def find_known(environment: VendorEnvironment) -> Known | None:
-    """The environment to use: one that the user registered goes before ours; None where there is none that is whole."""
+    """The environment to use: one that the user registered, else Portwright's; None where none is complete."""
     given = _read_json(environment.record)
     if given is not None and _is_program(given.get("python")):
-        return Known(Path(given["python"]), str(given.get("sdk", "")), True, str(given.get("portwright", "")))
+        return Known(Path(given["python"]), str(given.get("sdk", "")), True)
     stamp = _read_json(environment.folder / STAMP)
     python = environment.folder / "bin" / "python"
     if stamp is None or stamp.get("requirements") != environment.fingerprint() or not _is_program(python):
         return None
-    return Known(python, str(stamp.get("sdk", "")), False, str(stamp.get("portwright", "")))
+    return Known(python, str(stamp.get("sdk", "")), False)
 
 
 def explain_missing(environment: VendorEnvironment) -> str:
-    """Why no environment is known, where there is more to say than that there is none."""
+    """Why no environment is usable, where one is there but broken."""
     given = _read_json(environment.record)
     if given is not None:
         return f"{given.get('python')}, which was registered for it, is gone."
-    if not (environment.folder / "bin").is_dir():
-        return ""
-    if (environment.folder / STAMP).is_file():
-        return f"the one in {environment.folder} was made by another version of Portwright."
-    return f"the one in {environment.folder} is not whole."
+    folder = environment.folder
+    if (folder / "bin").is_dir():
+        return f"the one in {folder} is not whole."
+    if folder.name != environment.name:
+        return f"the one in {folder.with_name(environment.name)} belongs to another installation of Portwright, with other pins."
+    return ""
 
 
 def write_record(path: Path, values: Mapping[str, Any]) -> None:
@@ -115,7 +122,7 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file or it is not ours; an unreadable one is told, not taken for missing."""
+    """None where there is no such file or it has another form; an unreadable file is an error."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -131,3 +138,87 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _is_program(path: object) -> bool:
     return isinstance(path, (str, Path)) and os.access(path, os.X_OK) and Path(path).is_file()
+
+
+def lent_folder() -> Path:
+    """A folder for PYTHONPATH with nothing but this portwright."""
+    package = Path(__file__).resolve().parents[1]
+    if package.parent.name == "src" and (package.parents[1] / "pyproject.toml").is_file():
+        return package.parent
+    # site-packages has other packages too, which the vendor's software must not see.
+    link = envs_folder() / "lent" / hashlib.sha256(bytes(package)).hexdigest()[:12] / "portwright"
+    if not link.is_symlink():
+        made = link.with_name(f"{link.name}.{os.getpid()}")
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            made.symlink_to(package)
+            made.replace(link)
+        except OSError as error:
+            raise explain_os_error(error, link) from error
+    return link.parent
+
+
+def lend(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables with which an interpreter imports this portwright, and what it would import besides."""
+    paths = [str(lent_folder()), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**variables, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def hand_over_if_elsewhere(
+    environment: VendorEnvironment | None, words: Sequence[str], note: Callable[[str], None]
+) -> None:
+    """Replaces this process by the environment's interpreter with `words`; returns where that is not needed, or none is known."""
+    if environment is None or environment.is_here():
+        return
+    if os.environ.get(HANDED_OVER) == environment.name:
+        raise UnsupportedError(
+            f"{sys.executable} was to have {environment.title}, and cannot import {environment.module}.",
+            f"Run 'portwright env {environment.target} --recreate'.",
+        )
+    known = find_known(environment)
+    if known is None:
+        return
+    note(f"{environment.title} {known.sdk} has an environment of its own: going on in {known.python}.")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    try:
+        os.execve(known.python, [str(known.python), *words], make_env(environment, os.environ))
+    except OSError as error:
+        raise UnsupportedError(
+            f"cannot start {known.python}: {error.strerror or error}.",
+            f"Run 'portwright env {environment.target} --recreate'.",
+        ) from error
+
+
+def command_words(argv: Sequence[str]) -> list[str] | None:
+    """The words behind the interpreter that started this program, where `argv` are its arguments.
+
+    None for a call inside another program, which must go on.
+    """
+    started = sys.orig_argv[1:]
+    count = len(argv)
+    return started if count and count < len(started) and started[-count:] == list(argv) else None
+
+
+def make_env(environment: VendorEnvironment, former: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a process in the vendor's environment."""
+    env = {name: value for name, value in former.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    env[HANDED_OVER] = environment.name
+    env.setdefault("OMP_NUM_THREADS", "1")  # its tracing is many small steps, which threads only slow down
+    return lend(env)
+
+
+def find_usable(environment: VendorEnvironment) -> Known | None:
+    """Where the vendor's software can be used from here: this process, or an environment that is known."""
+    if environment.is_here():
+        return Known(Path(sys.executable), _version_here(environment), is_registered=False)
+    return find_known(environment)
+
+
+def _version_here(environment: VendorEnvironment) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(environment.distribution)
+    except PackageNotFoundError:
+        return ""

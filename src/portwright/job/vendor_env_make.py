@@ -15,13 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from portwright import __version__
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.atomic import explain_os_error
-from portwright.job.own_wheel import checkout_folder, make_wheel
-from portwright.job.vendor_env import STAMP, Known, VendorEnvironment, envs_folder, find_known, write_record
+from portwright.job.vendor_env import (
+    STAMP,
+    Known,
+    VendorEnvironment,
+    envs_folder,
+    find_known,
+    lend,
+    write_record,
+)
 
 _SHOWN = re.compile(r"^\s*(Downloading (?P<file>\S+) \((?P<size>[^)]*[GM]B)\)|Installing collected packages)")
+_WHICH_PYTHON = "import platform, sys, venv; print(platform.python_implementation(), *sys.version_info[:2])"
 _PROBE = """
 import importlib, importlib.metadata, json, platform, sys
 found = {"version": list(sys.version_info[:3]), "machine": platform.machine(), "system": platform.system(),
@@ -31,9 +38,7 @@ for name in sys.argv[1:]:
         importlib.import_module(name)
     except Exception as error:
         found["problems"].append(f"{name}: {type(error).__name__}: {error}")
-for key, name in (("sdk", sys.argv[1:2]), ("portwright", ["portwright"])):
-    module = sys.modules.get(name[0]) if name else None
-    found[key] = str(getattr(module, "__version__", ""))
+found["sdk"] = str(getattr(sys.modules.get(sys.argv[1]), "__version__", ""))
 print("\\n" + json.dumps(found))
 """
 
@@ -44,7 +49,7 @@ def make_environment(
     """Makes the environment, mends a half-made one, or does nothing where it is whole; one process at a time."""
     with _lock(environment, say):
         known = find_known(environment)
-        if known is not None and not recreate and _has_our_portwright(known):
+        if known is not None and not recreate:
             return known
         if recreate:
             environment.record.unlink(missing_ok=True)
@@ -65,12 +70,6 @@ def make_environment(
         pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         pip += ["--progress-bar", "off"]
         _run([*pip, "-r", str(environment.requirements)], log, say, f"install {environment.distribution}")
-        checkout = checkout_folder()
-        if checkout is not None:
-            _run([*pip, "--no-deps", "-e", str(checkout)], log, say, "install portwright")
-        else:
-            wheel = make_wheel(envs_folder() / f"{environment.name}.wheels")
-            _run([*pip, "--no-deps", "--force-reinstall", str(wheel)], log, say, "install portwright")
         say("trying it ...")
         found = _probe(python, environment)
         write_record(
@@ -78,7 +77,6 @@ def make_environment(
             {
                 "requirements": environment.fingerprint(),
                 "sdk": found["sdk"] or environment.version,
-                "portwright": __version__ if checkout is None else "editable",
                 "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             },
         )
@@ -88,7 +86,7 @@ def make_environment(
 
 
 def register_python(environment: VendorEnvironment, python: Path) -> Known:
-    """Takes an interpreter of the user's own for this target, once it has shown that it can import what is needed."""
+    """Registers the user's own interpreter for this target, after a check that it can import the vendor's software."""
     # Not resolved: a venv's interpreter is a link, and what it links to is another environment.
     python = python.expanduser().absolute()
     if python.is_dir():
@@ -99,9 +97,8 @@ def register_python(environment: VendorEnvironment, python: Path) -> Known:
         )
     found = _probe(python, environment)
     with _lock(environment, lambda line: None):
-        values = {"python": str(python), "sdk": found["sdk"], "portwright": found["portwright"]}
-        write_record(environment.record, values)
-    return Known(python, found["sdk"], True, found["portwright"])
+        write_record(environment.record, {"python": str(python), "sdk": found["sdk"]})
+    return Known(python, found["sdk"], True)
 
 
 def find_base_python(environment: VendorEnvironment) -> Path:
@@ -117,13 +114,10 @@ def find_base_python(environment: VendorEnvironment) -> Path:
     paths = [Path(folder) / name for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     tried = []
     for path in dict.fromkeys([Path(sys.executable), *paths]):
-        if not path.is_file() or not os.access(path, os.X_OK):
-            continue
-        code = "import platform, sys, venv; print(platform.python_implementation(), *sys.version_info[:2])"
-        done = subprocess.run([str(path), "-c", code], capture_output=True, text=True, check=False)
-        if done.returncode == 0 and done.stdout.split() == ["CPython", str(major), str(minor)]:
+        if _says(path, _WHICH_PYTHON) == ["CPython", str(major), str(minor)]:
             return path
-        tried.append(str(path))
+        if os.access(path, os.X_OK):
+            tried.append(str(path))
     raise UnsupportedError(
         f"{environment.title} needs {wanted}, and {name} is not on PATH"
         + (f" (tried {', '.join(tried)})." if tried else "."),
@@ -131,19 +125,18 @@ def find_base_python(environment: VendorEnvironment) -> Path:
     )
 
 
-def _has_our_portwright(known: Known) -> bool:
-    """A checkout is found through PYTHONPATH, so only an installed portwright must be of our version there."""
-    return known.is_registered or checkout_folder() is not None or known.portwright == __version__
-
-
 def _is_usable(folder: Path, environment: VendorEnvironment) -> bool:
-    """Whether pip can go on in a folder that was left half-made."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        return False
-    code = "import sys, pip; print(*sys.version_info[:2])"
+    """Whether pip can go on in a folder whose making was interrupted."""
+    said = _says(folder / "bin" / "python", "import sys, pip; print(*sys.version_info[:2])")
+    return said == [str(part) for part in environment.python]
+
+
+def _says(python: Path, code: str) -> list[str]:
+    """The words that an interpreter prints; none where it cannot be run, or fails."""
+    if not python.is_file() or not os.access(python, os.X_OK):
+        return []
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.split() == [str(part) for part in environment.python]
+    return done.stdout.split() if done.returncode == 0 else []
 
 
 @contextmanager
@@ -184,7 +177,7 @@ def _run(command: Sequence[str], log: Path, say: Callable[[str], None], aim: str
                     shown = _SHOWN.match(line)
                     if shown:
                         say(f"  {shown['file']} ({shown['size']})" if shown["file"] else "  unpacking ...")
-            except BaseException:  # Ctrl-C: nothing goes on unpacking behind our back
+            except BaseException:  # such as Ctrl-C: ends pip too
                 process.kill()
                 raise
         status = process.returncode
@@ -200,10 +193,7 @@ def _run(command: Sequence[str], log: Path, say: Callable[[str], None], aim: str
 
 
 def _probe(python: Path, environment: VendorEnvironment) -> dict[str, Any]:
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONHOME"}
-    checkout = checkout_folder()
-    if checkout is not None:  # a run will lend it ours, too
-        env["PYTHONPATH"] = str(checkout / "src")
+    env = lend({k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")})
     done = subprocess.run(
         [str(python), "-c", _PROBE, environment.module, "portwright.runtime.run"],
         capture_output=True, text=True, env=env, check=False,
@@ -220,6 +210,6 @@ def _probe(python: Path, environment: VendorEnvironment) -> dict[str, Any]:
         version = ".".join(map(str, found["version"]))
         raise UnsupportedError(
             f"{python} (Python {version}) cannot import {found['problems'][0]}.",
-            f"Install {environment.distribution}=={environment.version} and portwright there, or leave --python out.",
+            f"Install it there: {environment.distribution}=={environment.version}, and what {environment.requirements} lists; or leave --python out.",
         )
     return found

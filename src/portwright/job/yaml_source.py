@@ -1,10 +1,10 @@
-"""A YAML file read so that every value still knows the line it stands on."""
+"""Reads a YAML file and keeps the line of every value."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,31 @@ def read_yaml(path: Path | str) -> YamlSource:
 def parse_value(text: str, name: str) -> Any:
     """Parses one YAML value, such as the right side of an override; `name` stands for the file in errors."""
     return _parse(text, name, numbered=False)[1]
+
+
+def write_yaml(values: Mapping[Any, Any]) -> str:
+    """Values as YAML that `read_yaml` reads back; what YAML has no form for, such as a dtype, is written as its text."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Quotes text that `read_yaml` would read as another value, such as '1e-3', or would change."""
+    try:
+        meant = parse_value(text, "")
+    except UserError:
+        meant = text  # the emitter sees that it needs quotes
+    style = '"' if not text.isprintable() else None if isinstance(meant, str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value))
+_Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(str(value)))
 
 
 def _read_text(path: Path) -> str:
@@ -165,7 +190,7 @@ def _explain_syntax(error: yaml.MarkedYAMLError) -> tuple[str, str]:
 
 
 def _check_nodes(root: yaml.Node, loader: _Loader, place: Callable[[int], str]) -> None:
-    """Refuses what would be lost or blow up on the way from the text to values."""
+    """Refuses nodes that would be lost, or would take too much memory, as values."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""How jobs stand, whoever runs them: the scheduler is asked first, the job's own folder where it has forgotten."""
+"""The state of jobs on any scheduler: it is asked first, and the job's folder where it has forgotten the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_ENDED_LISTED = 5
 
 
 def ask_state(entry: Entry) -> SlurmState:
-    """How a job stands; an end is written into the registry, as schedulers forget."""
+    """The state of a job; its end is written into the registry, since schedulers forget."""
     if entry.ended or not entry.was_taken:
         return _known_without_asking(entry)
     if entry.scheduler == "slurm":
@@ -29,7 +29,7 @@ def ask_state(entry: Entry) -> SlurmState:
 
 
 def ask_states(entries: Sequence[Entry]) -> dict[str, SlurmState]:
-    """How several jobs stand, by name, with as few questions as can be."""
+    """The states of several jobs, by name, with as few calls of the scheduler as possible."""
     waiting = [e.scheduler_id for e in entries if e.scheduler == "slurm" and e.was_taken and not e.ended]
     in_queue = slurm.job_states(waiting)
     found = {}
@@ -42,7 +42,7 @@ def ask_states(entries: Sequence[Entry]) -> dict[str, SlurmState]:
 
 
 def list_entries(*, everything: bool) -> tuple[list[Entry], int]:
-    """Jobs to list, the newest last, and how many are left out: of those that have ended the newest few are shown."""
+    """Jobs to list, the newest last, and how many are left out: of ended jobs only the newest few are listed."""
     entries = [_adopt_if_answered(entry) for entry in registry.read_entries()]
     over = [entry for entry in entries if entry.ended or entry.error]
     hidden = [] if everything else over[: max(0, len(over) - _NUM_ENDED_LISTED)]
@@ -50,7 +50,7 @@ def list_entries(*, everything: bool) -> tuple[list[Entry], int]:
 
 
 def judge(folder: Path, state: SlurmState) -> SlurmState:
-    """What SLURM says, completed by what the job's script said of itself."""
+    """SLURM's state of a job, completed by the state file that the job's script writes."""
     said = local.read_state(folder)
     status = said.get("status")
     status = status if isinstance(status, int) else None
@@ -70,7 +70,7 @@ def judge(folder: Path, state: SlurmState) -> SlurmState:
 
 
 def adopt(entry: Entry) -> Entry:
-    """A job whose submission was cut off before the answer came: its id, if it was taken all the same."""
+    """Finds the id of a job whose submission broke off before sbatch answered, if it was accepted."""
     if entry.was_taken or entry.error or entry.ended:
         return entry
     found = slurm.find_by_name(entry.name) if entry.scheduler == "slurm" else local.find_process(entry.folder)
@@ -84,7 +84,7 @@ def adopt(entry: Entry) -> Entry:
 def _adopt_if_answered(entry: Entry) -> Entry:
     try:
         return adopt(entry)
-    except slurm.SlurmError:  # told where its state is asked for
+    except slurm.SlurmError:  # shown where its state is asked for
         return entry
 
 
@@ -96,20 +96,20 @@ def _known_without_asking(entry: Entry) -> SlurmState:
 
 
 def _noted(entry: Entry, state: SlurmState) -> SlurmState:
-    """Writes an end down that is one: between two attempts SLURM calls a job failed for a moment."""
+    """Writes down a real end: between two attempts SLURM calls a job failed for a moment."""
     is_sure = (
         state.word in ("", "COMPLETED", "CANCELLED")
         or local.read_state(entry.folder).get("state") == state.state
     )
     if state.is_ended and (is_sure or state.ended_seconds > _SETTLED_SECONDS):
-        # A word of SLURM's is kept as what it means; its reason is then a word, too, and no sentence.
+        # The meaning of SLURM's state word is kept; its reason is no sentence either.
         reason = explain_word(state.word) if state.word else state.reason
         registry.note_end(entry, state.state, state.exit, reason)
     return state
 
 
 def status_of(state: SlurmState) -> int:
-    """What a command that followed a job to its end ends with: the job's own status."""
+    """The exit status of a command that followed a job to its end: the job's own."""
     if state.state == "done":
         return 0
     return state.exit if state.exit is not None and 0 < state.exit < 256 else 1

@@ -39,7 +39,7 @@ inside() {
 inside sh -c 'apt-get update && apt-get install -y --no-install-recommends g++ && rm -r /var/lib/apt/lists'
 # PyTorch first and pinned, so that the next line finds its dependency met and changes nothing of it.
 inside python -m pip install --no-cache-dir ${pip_flags[@]+"${pip_flags[@]}"} "torch==$torch"
-inside python -m pip install --no-cache-dir "/mnt/0/$(basename -- "$wheel")"
+inside python -m pip install --no-cache-dir "/mnt/0/$(basename -- "$wheel")[torch]"
 inside portwright --version
 printf 'LC_ALL=C.UTF-8\nPYTHONDONTWRITEBYTECODE=1\n' >>"$unfinished/ch/environment"
 mv -- "$unfinished" "$folder"

@@ -1,18 +1,17 @@
-"""Whether the files that a job needs are there, may be used, and are where the nodes see them."""
+"""Checks that the files of a job exist, may be read or written, and are visible to the nodes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from portwright.launch.findings import Finding
+from portwright.job.data_paths import named_paths
+from portwright.launch.findings import Finding, note, refusal
 from portwright.launch.job import Job
-from portwright.launch.mounts import find_mount
 
-_PATH_ENDS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 _MADE_BY_RUNS = {
     "model_dir",
     "compile_dir",
@@ -26,17 +25,18 @@ _INTERPRETER = "the interpreter"
 _SYSTEM = ("/usr", "/bin", "/opt")
 _LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 _LOCAL_DISKS = ("/local", "/scratch/local", "/nvme", "/mnt/ram")
+MOUNTS = Path("/proc/self/mounts")
 _DISK_TYPES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "vfat", "9p"}
 
 
 @dataclass(frozen=True)
 class Needed:
-    """A path of the job, and what it is there for."""
+    """A path of the job, and its purpose."""
 
     path: Path
     what: str
     use: Literal["read", "write"] = "read"
-    level: Literal["error", "warning"] = "error"  # where it is missing
+    level: Literal["error", "warning"] = "error"  # of the finding, if it is missing
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,20 @@ def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[F
     found, unseen = [], dict[Unseen, list[Needed]]()
     for needed in needed_paths(job, params):
         if "\0" in str(needed.path):
-            found.append(Finding("error", f"{needed.what} {str(needed.path)!r} is no path.", "Correct it."))
+            found.append(refusal(f"{needed.what} {str(needed.path)!r} is no path.", "Correct it."))
             continue
         if _is_below(needed.path, job.site.storage.on_nodes):
-            continue  # only the nodes have it
+            continue  # exists on the nodes alone
         if (absent := absent_root(needed.path, job)) is not None:
             found.append(
-                Finding(
-                    "note",
-                    f"{needed.what} '{needed.path}' was not checked here: this machine has no {absent}.",
-                    "",
-                )
+                note(f"{needed.what} '{needed.path}' was not checked here: this machine has no {absent}.")
             )
             continue
         if wrong := _check_use(needed):
-            found += wrong
+            found.append(wrong)
             continue
         if needed.what == _INTERPRETER and _is_below(needed.path, _SYSTEM):
-            continue  # nodes have the system's own too
+            continue  # nodes have system folders too
         if (problem := find_unseen(needed.path, job, at_site=at_site)) is not None:
             unseen.setdefault(problem, []).append(needed)
     for problem, paths in unseen.items():
@@ -86,12 +82,16 @@ def needed_paths(job: Job, params: Mapping[str, Any]) -> list[Needed]:
         Needed(job.workdir, "the working folder"),
         Needed(job.folder, "the job's folder", "write"),
         Needed(job.model_dir, "model_dir", "write"),
-        *_paths_of(params, "", job.workdir),
     ]
+    for key, text in named_paths(params):
+        name = key.rpartition(".")[2]
+        if name not in _MADE_BY_RUNS and not any(sign in text for sign in ("://", "$", "*")):
+            # Only what input sections and checkpoint_path name is known to be read.
+            is_read = key.partition(".")[0].endswith("_input") or name == "checkpoint_path"
+            path = Path(os.path.normpath(job.workdir / Path(text).expanduser()))
+            found.append(Needed(path, key, level="error" if is_read else "warning"))
     if job.container is not None:
-        made = [
-            path.resolve() for path in (job.model_dir, job.folder)
-        ]  # by the job: a bind names the end of a link
+        made = [path.resolve() for path in (job.model_dir, job.folder)]  # binds have links resolved
         binds = [Path(host) for host, _ in job.container.binds]
         found += [Needed(path, "the bound path") for path in binds if path not in made]
     elif os.sep in job.python:
@@ -102,81 +102,40 @@ def needed_paths(job: Job, params: Mapping[str, Any]) -> list[Needed]:
     return list(by_path.values())
 
 
-def _paths_of(values: Any, name: str, workdir: Path) -> Iterator[Needed]:
-    if not isinstance(values, Mapping):
-        return
-    for key, value in values.items():
-        place = f"{name}.{key}" if name else str(key)
-        if isinstance(value, Mapping):
-            yield from _paths_of(value, place, workdir)
-        elif isinstance(key, str) and key.endswith(_PATH_ENDS) and key not in _MADE_BY_RUNS:
-            # Only what input sections and checkpoint_path name is known to be read.
-            is_read = place.partition(".")[0].endswith("_input") or key == "checkpoint_path"
-            for text in value if isinstance(value, list) else [value]:
-                if (
-                    isinstance(text, str)
-                    and text
-                    and "://" not in text
-                    and "$" not in text
-                    and "*" not in text
-                ):
-                    path = Path(os.path.normpath(workdir / Path(text).expanduser()))
-                    yield Needed(path, place, level="error" if is_read else "warning")
-
-
-def _check_use(needed: Needed) -> list[Finding]:
-    path = needed.path
+def _check_use(needed: Needed) -> Finding | None:
+    path, name = needed.path, f"{needed.what} '{needed.path}'"
     try:
         is_there = path.exists()
     except OSError as error:
-        return [Finding("error", f"{needed.what} '{path}' is no path: {error.strerror}.", "Correct it.")]
+        return refusal(f"{name} is no path: {error.strerror}.", "Correct it.")
+    if needed.use == "read" and not is_there:
+        cure = "Correct the path; relative ones begin at the working folder. Make the folder, if the job is to fill it."
+        if path.is_symlink():
+            cure = "It is a link that leads nowhere: mend it."
+        return Finding(needed.level, f"{name} does not exist.", cure)
     if needed.use == "read":
-        if not is_there:
-            cure = (
-                "It is a link that leads nowhere: mend it."
-                if path.is_symlink()
-                else "Correct the path; relative ones begin at the working folder."
-            )
-            return [Finding(needed.level, f"{needed.what} '{path}' does not exist.", cure)]
         wanted = os.R_OK | (os.X_OK if path.is_dir() else 0)
-        if not os.access(path, wanted):
-            return [
-                Finding(
-                    "error",
-                    f"{needed.what} '{path}' may not be read by you.",
-                    f"Ask its owner for it: ls -ld '{path}' shows the rights.",
-                )
-            ]
-        return []
+        cure = f"Ask its owner for it: ls -ld '{path}' shows the rights."
+        return None if os.access(path, wanted) else refusal(f"{name} may not be read by you.", cure)
     if is_there and not path.is_dir():
-        return [
-            Finding(
-                "error",
-                f"{needed.what} '{path}' is a file, not a folder.",
-                "Choose another, or move the file away.",
-            )
-        ]
-    place = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+        return refusal(f"{name} is a file, not a folder.", "Choose another, or move the file away.")
+    place = nearest_existing(path)
     if not place.is_dir():
-        return [
-            Finding(
-                "error", f"{needed.what} '{path}' lies below the file '{place}'.", "Choose another place."
-            )
-        ]
+        return refusal(f"{name} lies below the file '{place}'.", "Choose another place.")
     if not os.access(place, os.W_OK | os.X_OK):
-        return [
-            Finding(
-                "error",
-                f"{needed.what} '{path}' cannot be written: '{place}' is not yours to write.",
-                "Choose a folder of your own, or ask for the right to write.",
-            )
-        ]
-    return []
+        cure = "Choose a folder of your own, or ask for the right to write."
+        return refusal(f"{name} cannot be written: '{place}' is not yours to write.", cure)
+    return None
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 
 def find_unseen(path: Path, job: Job, *, at_site: bool) -> Unseen | None:
-    """Why the nodes may not see a path, by what the site's file says of its file systems."""
-    if job.site.scheduler == "none":  # all of it runs here
+    """Why the nodes may not see a path, according to the file systems in the site's file."""
+    if job.site.scheduler == "none":  # jobs run on this machine
         return None
     real = Path(os.path.realpath(path))
     shared = job.site.storage.shared
@@ -207,7 +166,7 @@ def find_unseen(path: Path, job: Job, *, at_site: bool) -> Unseen | None:
 
 
 def absent_root(path: Path, job: Job) -> str | None:
-    """The site's shared file system that the path names, where this machine has no such thing."""
+    """The site's shared file system that the path is on, where this machine does not have it."""
     for root in job.site.storage.shared:
         if _is_below(path, (root,)) and not Path(root).exists():
             return root
@@ -216,3 +175,25 @@ def absent_root(path: Path, job: Job) -> str | None:
 
 def _is_below(path: Path, roots: tuple[str, ...]) -> bool:
     return any(path == Path(root) or Path(root) in path.parents for root in roots)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """The mount of a path, from /proc."""
+
+    device: str  # /dev/sda1, server:/export
+    kind: str  # ext4, nfs, lustre
+
+
+def find_mount(path: Path) -> Mount | None:
+    """The mount that a path is on, or would be; None where the system does not tell."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    mounts = {}
+    for line in lines:
+        fields = line.split()
+        if len(fields) >= 3:  # a later mount covers an earlier one at the same place
+            mounts[fields[1].replace("\\040", " ")] = Mount(fields[0], fields[2])
+    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), None)

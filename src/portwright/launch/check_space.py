@@ -1,4 +1,4 @@
-"""Whether the checkpoints to come have room, on the disk and in the user's quota."""
+"""Checks that the disk and the user's quota have room for the next checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portwright.launch.check_paths import find_mount, nearest_existing
 from portwright.launch.checkpoints_seen import list_seen
-from portwright.launch.findings import Finding, Run
+from portwright.launch.findings import Finding, Run, note, refusal, warning
 from portwright.launch.job import Job
-from portwright.launch.mounts import find_mount
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_SHOWN = ("B", "KiB", "MiB", "GiB", "TiB")
 _LITTLE_BYTES = 1 << 30
 _SIZE = r"(?P<{0}>\d[\d.,]*)\s*(?P<{0}_unit>[KMGTP]?)i?B?\b\*?"
 _USED_OF = re.compile(
@@ -39,11 +40,7 @@ class Quota:
 
 def check_space(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> list[Finding]:
     needed, why = _needed_bytes(job.model_dir, params)
-    found = (
-        []
-        if needed is not None
-        else [Finding("note", f"how much room checkpoints need is not known: {why}.", "")]
-    )
+    found = [] if needed is not None else [note(f"how much room checkpoints need is not known: {why}.")]
     found += _check_disk(job.model_dir, needed)
     if at_site and job.site.scheduler != "none":
         found += _check_quota(job, needed, run)
@@ -51,7 +48,7 @@ def check_space(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool)
 
 
 def _needed_bytes(model_dir: Path, params: Mapping[str, Any]) -> tuple[int | None, str]:
-    """What checkpoints will take besides what they take now: the newest one's size for each that is to be kept, and one more, as the oldest is removed last."""
+    """Bytes that checkpoints will take in addition: the newest one's size for each that is to be kept, and one more, since the oldest is removed last."""
     try:
         seen = list_seen(model_dir)
     except OSError as error:
@@ -75,36 +72,22 @@ def _needed_bytes(model_dir: Path, params: Mapping[str, Any]) -> tuple[int | Non
 
 
 def _check_disk(model_dir: Path, needed: int | None) -> list[Finding]:
-    place = next((place for place in (model_dir, *model_dir.parents) if place.exists()), Path("/"))
+    place = nearest_existing(model_dir)
     try:
         disk = os.statvfs(place)
     except OSError as error:
-        return [Finding("note", f"the room on the disk of '{place}' was not checked: {error.strerror}.", "")]
-    free = disk.f_bavail * disk.f_frsize
+        return [note(f"the room on the disk of '{place}' was not checked: {error.strerror}.")]
+    free, where = disk.f_bavail * disk.f_frsize, f"the disk of model_dir '{model_dir}'"
+    has = f"has {_say(free)} free"
     if needed is not None and free < needed:
-        return [
-            Finding(
-                "error",
-                f"the disk of model_dir '{model_dir}' has {_say(free)} free, and checkpoints need about {_say(needed)}.",
-                "Free space, lower runconfig.max_checkpoints, or choose another --model_dir.",
-            )
-        ]
+        cure = "Free space, lower runconfig.max_checkpoints, or choose another --model_dir."
+        return [refusal(f"{where} {has}, and checkpoints need about {_say(needed)}.", cure)]
     if disk.f_files and disk.f_favail == 0:
         return [
-            Finding(
-                "error",
-                f"the disk of model_dir '{model_dir}' takes no more files.",
-                "Remove files there, or choose another --model_dir.",
-            )
+            refusal(f"{where} takes no more files.", "Remove files there, or choose another --model_dir.")
         ]
     if free < _LITTLE_BYTES:
-        return [
-            Finding(
-                "warning",
-                f"the disk of model_dir '{model_dir}' has only {_say(free)} free.",
-                "Free space, or choose another --model_dir.",
-            )
-        ]
+        return [warning(f"{where} has only {_say(free)} free.", "Free space, or choose another --model_dir.")]
     return []
 
 
@@ -112,7 +95,7 @@ def _check_quota(job: Job, needed: int | None, run: Run) -> list[Finding]:
     words = job.site.storage.quota or ("quota", "-w")
     answer = run(words)
     if answer.status is None:
-        return [Finding("note", f"your quota was not checked here: {answer.words}.", "")]
+        return [note(f"your quota was not checked here: {answer.words}.")]
     for quota in parse_quota(answer.out):
         is_that = bool(quota.place) and _is_of(quota.place, job.model_dir)
         where = f" of {quota.place}" if quota.place else ""
@@ -120,14 +103,14 @@ def _check_quota(job: Job, needed: int | None, run: Run) -> list[Finding]:
         cure = "Remove what is not needed, lower runconfig.max_checkpoints, or choose another --model_dir."
         if is_that and quota.free_bytes < (needed or 1):
             more = f", and checkpoints need about {_say(needed)}" if needed else ""
-            return [Finding("error", f"{told}{more}.", cure)]
+            return [refusal(f"{told}{more}.", cure)]
         if quota.free_bytes <= 0:
-            return [Finding("warning", f"{told}.", cure)]
+            return [warning(f"{told}.", cure)]
     return []
 
 
 def parse_quota(text: str) -> list[Quota]:
-    """Quotas in what a site's command prints, as far as they can be made out: `14.43G used of 1000G` or rows of `quota -w`."""
+    """Reads quotas from the output of a site's command: `14.43G used of 1000G` or rows of `quota -w`."""
     found = []
     for line in text.splitlines():
         if row := _ROW.match(line):
@@ -163,8 +146,8 @@ def _is_of(place: str, path: Path) -> bool:
 
 
 def _say(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    """The size in the units of df and quota."""
+    unit = 0
+    while count >= 1024 and unit < len(_SHOWN) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.{1 if unit else 0}f} {_SHOWN[unit]}"

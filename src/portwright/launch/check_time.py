@@ -1,4 +1,4 @@
-"""Whether the time limit suits: the site, the partition, what is left to train, and the time that saving takes."""
+"""Checks the time limit against the site, the partition, the steps that are left, and the time to save."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
-from portwright.launch.findings import Finding
+from portwright.launch.findings import Finding, note, refusal, warning
 from portwright.launch.job import Job
 from portwright.launch.metrics_file import MetricsFile
 from portwright.launch.partition import Partition
-from portwright.launch.times import minutes_of, slurm_time
+from portwright.launch.times import slurm_time
 
 _TRAINING = ("train", "train_and_eval")
 _SHORTEST_GRACE_SECONDS = 30
@@ -27,25 +27,18 @@ def _check_limits(job: Job, partition: Partition | None) -> Iterator[Finding]:
     asked, rules = job.resources, job.site.job
     if asked.minutes is None:
         return
-    most = minutes_of(rules.max_time) if rules.max_time else None
-    if most is not None and asked.minutes > most:
-        yield Finding(
-            "error",
-            f"{job.site.name} takes jobs of at most {slurm_time(most)}, received --time {slurm_time(asked.minutes)}.",
-            f"Give --time {slurm_time(most)} or less: the job saves before the limit, requeues and resumes.",
-        )
-    elif (
-        partition is not None and partition.max_minutes is not None and asked.minutes > partition.max_minutes
-    ):
-        limit = slurm_time(partition.max_minutes)
-        yield Finding(
-            "error",
-            f"the partition {partition.name} takes jobs of at most {limit}, received --time {slurm_time(asked.minutes)}.",
-            f"Give --time {limit} or less: the job saves before the limit, requeues and resumes.",
-        )
+    limits = [(job.site.name, rules.max_minutes)]
+    if partition is not None:
+        limits.append((f"the partition {partition.name}", partition.max_minutes))
+    for who, most in limits:
+        if most is not None and asked.minutes > most:
+            yield refusal(
+                f"{who} takes jobs of at most {slurm_time(most)}, received --time {slurm_time(asked.minutes)}.",
+                f"Give --time {slurm_time(most)} or less: the job saves before the limit, requeues and resumes.",
+            )
+            break
     if asked.minutes * 60 <= asked.grace_seconds:
-        yield Finding(
-            "error",
+        yield refusal(
             f"the job would be asked to save as soon as it begins: {asked.grace_seconds} s before a limit of {slurm_time(asked.minutes)}.",
             "Give a longer --time, or a shorter grace_seconds in the site's file.",
         )
@@ -56,54 +49,47 @@ def _check_estimate(job: Job, params: Mapping[str, Any]) -> Iterator[Finding]:
         return
     rate, reason = _measured_rate(job.model_dir)
     if rate is None:
-        yield Finding("note", f"how long training takes is not known: {reason}.", "")
+        yield note(f"how long training takes is not known: {reason}.")
         return
     done = max((seen.step for seen in _seen(job.model_dir)), default=0)
     left = _steps_left(params, done)
     if left is None:
-        yield Finding(
-            "note", "how long training takes is not known: params do not say how many steps it has.", ""
-        )
+        yield note("how long training takes is not known: params do not say how many steps it has.")
         return
     if left == 0:
-        yield Finding("note", f"0 steps are left: the newest checkpoint is of step {done}.", "")
+        yield note(f"0 steps are left: the newest checkpoint is of step {done}.")
         return
     seconds = left / rate
     told = f"{left} steps are left, at {rate:.3g} steps/s of the earlier run in {job.model_dir} {_duration(seconds)}"
     limit = job.resources.minutes
     if limit is None:
-        yield Finding("note", f"{told}.", "")
+        yield note(f"{told}.")
         return
     usable = limit * 60 - job.resources.grace_seconds
     if seconds <= usable:
-        yield Finding("note", f"{told}, within the limit of {slurm_time(limit)}.", "")
+        yield note(f"{told}, within the limit of {slurm_time(limit)}.")
     elif _runconfig(params).get("checkpoint_steps", 1) == 0:
-        yield Finding(
-            "error",
+        yield refusal(
             f"{told}, longer than the limit of {slurm_time(limit)}, and checkpoint_steps is 0, so that nothing is saved.",
             "Set runconfig.checkpoint_steps, or give a longer --time.",
         )
     elif usable > 0:
         requeues = math.ceil(seconds / usable) - 1
-        yield Finding(
-            "note",
-            f"{told}, longer than the limit of {slurm_time(limit)}: the job saves, requeues and resumes about {requeues} time(s).",
-            "",
+        yield note(
+            f"{told}, longer than the limit of {slurm_time(limit)}: the job saves, requeues and resumes about {requeues} time(s)."
         )
 
 
 def _check_grace(job: Job) -> Iterator[Finding]:
     grace = job.resources.grace_seconds
     if job.site.scheduler == "slurm" and grace < _SHORTEST_GRACE_SECONDS:
-        yield Finding(
-            "warning",
+        yield warning(
             f"the job has {grace} s to save before its limit, and SLURM's signal may come half a minute late.",
             "Give grace_seconds of 60 or more in the site's file.",
         )
     longest = max((_seconds_of_save(seen) for seen in _seen(job.model_dir)), default=0.0)
-    if longest * 1.5 > max(grace - 20, grace / 2):  # what job.sh leaves of it for the tasks
-        yield Finding(
-            "warning",
+    if longest * 1.5 > max(grace - 20, grace / 2):  # the part that job.sh leaves to the tasks
+        yield warning(
             f"a checkpoint took at least {longest:.0f} s to write before, and the job has {grace} s to save before its limit.",
             f"Give grace_seconds of {math.ceil(longest * 2 + 40)} or more in the site's file.",
         )
@@ -142,12 +128,12 @@ def _runconfig(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def _seen(model_dir: Path) -> list[CheckpointSeen]:
     try:
         return list_seen(model_dir)
-    except OSError:  # told by the check of paths
+    except OSError:  # check_paths reports it
         return []
 
 
 def _seconds_of_save(seen: CheckpointSeen) -> float:
-    """From the first file of a checkpoint to its last: at least so long it took."""
+    """Seconds from a checkpoint's first file to its last: saving took at least so long."""
     path = Path(seen.path)
     try:
         files = list(path.iterdir()) if path.is_dir() else list(path.parent.glob(f"{path.name}.*"))

@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder as file names and sizes tell them, whichever framework wrote them."""
+"""The checkpoints in a run's folder, by file names and sizes alone, of either framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INDEX = re.compile(r"model\.ckpt-([0-9]+)\.index", re.ASCII)
 
 @dataclass(frozen=True)
 class CheckpointSeen:
-    """A finished checkpoint; whether its bytes are good, `portwright checkpoints` finds out by reading them."""
+    """A finished checkpoint; its bytes are not checked here, but by `portwright checkpoints`."""
 
     step: int
     path: str

@@ -1,20 +1,26 @@
-"""Checks before the queue: what would fail after hours of waiting is told at once."""
+"""Checks before submission: faults that would show after hours in the queue are told at once."""
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from portwright.launch.check_account import check_account
+from portwright.errors import UserError
 from portwright.launch.check_image import check_container
-from portwright.launch.check_paths import check_paths
-from portwright.launch.check_probe import check_test_only, probe_node
-from portwright.launch.check_resources import check_resources
+from portwright.launch.check_paths import check_paths, nearest_existing, needed_paths
+from portwright.launch.check_resources import check_account, check_resources
 from portwright.launch.check_space import check_space
 from portwright.launch.check_time import check_time
-from portwright.launch.findings import Answer, Finding, Run, run_program
+from portwright.launch.explain import explain_text
+from portwright.launch.findings import Answer, Finding, Run, note, refusal, run_program, warning
 from portwright.launch.job import Job
 from portwright.launch.partition import read_partitions
+from portwright.launch.script import render_job
+from portwright.launch.task_script import container_of, render_task
+from portwright.launch.words import quote
 
 __all__ = ["Answer", "Finding", "Run", "check_job", "run_program"]
 
@@ -22,9 +28,9 @@ __all__ = ["Answer", "Finding", "Run", "check_job", "run_program"]
 def check_job(
     job: Job, params: Mapping[str, Any], *, run: Run = run_program, probe: bool = False
 ) -> list[Finding]:
-    """Everything that is known to be wrong with a job, or worth knowing, before it is submitted.
+    """All findings about a job before it is submitted.
 
-    Where this machine is not the site's (its scheduler does not answer), what only the site can tell is a note.
+    Where this machine is not the site's (its scheduler does not answer), checks that need the site become notes.
     `probe` also asks a node, which takes a place in the queue for a moment.
     """
     if job.site.scheduler != "slurm":
@@ -54,13 +60,113 @@ def check_job(
 
 def _check_files(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> list[Finding]:
     found = check_paths(job, params, at_site=at_site)
-    found += check_container(job, run=run, at_site=at_site)
+    found += check_container(job, at_site=at_site)
     return found + check_space(job, params, run, at_site=at_site)
 
 
 def _not_here(job: Job, why: str) -> Finding:
-    return Finding(
-        "note",
+    return note(
         f"account, partition, devices and limits of {job.site.name} were not checked here: {why}.",
         "Submit on a login node of the site.",
     )
+
+
+_START = re.compile(r"to start at (?P<time>\S+) using .* on nodes? (?P<nodes>\S+)")
+_PROBE_SECONDS = 180.0
+_MARK = "portwright-probe:"
+_STEP = "portwright-probe"  # no step of a job: task.sh keeps no record of it
+# Each argument is a letter for the test, then the path, so that no name is taken for shell syntax.
+_PROBE = f"""
+while [ $# -gt 1 ]; do
+    [ "-$1" "$2" ] || echo "{_MARK} $1 $2"
+    shift 2
+done
+echo "{_MARK} done"
+"""
+
+
+def check_test_only(job: Job, run: Run) -> list[Finding]:
+    """Has sbatch read the script and say whether and when it would start; nothing is submitted."""
+    try:
+        text = render_job(job)
+    except UserError as error:
+        return [refusal(error.message, error.cure)]
+    with tempfile.TemporaryDirectory(prefix="portwright-") as folder:
+        script = Path(folder) / "job.sh"
+        script.write_text(text, encoding="utf-8")
+        answer = run(["sbatch", "--test-only", str(script)])
+    if answer.status is None:
+        return [note(f"sbatch --test-only was not asked: {answer.words}.")]
+    said = f"{answer.err}\n{answer.out}"
+    if answer.is_good:
+        start = _START.search(said)
+        if start is None:
+            return []
+        return [note(f"SLURM would start it about {start['time']} on {start['nodes']}.")]
+    return [_refused("sbatch refuses the job", answer)]
+
+
+def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
+    """Asks a node of the partition whether it sees the job's paths, and whether the container starts there."""
+    asked = job.resources
+    srun = ["srun", "--quiet", "--ntasks=1", "--cpus-per-task=1", "--time=2", f"--job-name=probe-{job.name}"]
+    srun += [f"--account={asked.account}"] if asked.account else []
+    srun += [f"--partition={asked.partition}"] if asked.partition else []
+    srun += [f"--immediate={int(_PROBE_SECONDS) - 60}", "--chdir=/"]
+    tests = []
+    for needed in needed_paths(job, params):
+        if needed.use == "read" and needed.path.exists():
+            tests += ["r", str(needed.path)]
+        elif needed.use == "write":
+            tests += ["w", str(nearest_existing(needed.path))]
+    if (
+        job.container is not None
+        and job.container.image.startswith("/")
+        and not job.container.images_on_nodes
+    ):
+        tests += ["r", job.container.image]
+    answer = run([*srun, "/bin/sh", "-c", _PROBE, "probe", *tests], timeout_seconds=_PROBE_SECONDS)
+    if f"{_MARK} done" not in answer.out:
+        if answer.status is None or "Unable to allocate resources" in answer.err:
+            return [warning(f"no node could be asked: {answer.words}.", "Submit without --probe.")]
+        return [_refused("the probe failed on the node", answer)]
+    found = []
+    for kind, path in re.findall(rf"^{_MARK} ([rw]) (.*)$", answer.out, re.MULTILINE):
+        verb = "read" if kind == "r" else "write"
+        found.append(
+            refusal(
+                f"a node cannot {verb} '{path}'.",
+                "Put it on a file system that the nodes see, with rights for you.",
+            )
+        )
+    if found or container_of(job) is None:
+        return found or [note("a node sees all paths of the job.")]
+    words = ["/bin/bash", "-c", _start_script(job), "task.sh", _STEP, "true"]
+    start = run([*srun, *words], timeout_seconds=_PROBE_SECONDS)
+    if start.is_good:
+        return [note("a node sees all paths of the job, and the container starts there.")]
+    return [_refused("the container does not start on a node", start)]
+
+
+def _start_script(job: Job) -> str:
+    """job.sh's preparation, then task.sh itself: the container starts here exactly as it does in the job.
+
+    task.sh leaves out binds that the node lacks, such as model_dir before the first start, and makes ch-run's mount points.
+    """
+    lines = [f"cd -- {quote(job.workdir)} || exit 2"]
+    if job.modules:
+        lines += [
+            "type module >/dev/null 2>&1 || source /etc/profile",
+            f"module load {' '.join(quote(name) for name in job.modules)} || exit 2",
+        ]
+    lines += [f"export {name}={quote(value)}" for name, value in job.environment.items()]
+    return "\n".join([*lines, "export PORTWRIGHT_TASK_HOSTS=localhost", render_task(job)])
+
+
+def _refused(what: str, answer: Answer) -> Finding:
+    said = answer.words or f"status {answer.status}"
+    told = explain_text(f"{answer.err}\n{answer.out}\n")
+    if not told:
+        return refusal(f"{what}: {said}.", "See 'man sbatch' for what it names.")
+    first = told[0]
+    return refusal(f"{what}: {first.text.rstrip('.')}. {first.meaning}", first.cure)

@@ -1,4 +1,4 @@
-"""What a job's programs run in: the image, what of the host it sees, and the words that start it."""
+"""The container of a job's programs: the image, the host's folders that it sees, and the words that start it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["apptainer", "singularity", "ch-run"]
 KINDS: tuple[Kind, ...] = ("apptainer", "singularity", "ch-run")
 Bind = tuple[str, str]
 
-# Signs that separate binds; Singularity's releases before Apptainer also read quotes.
+# Characters that separate binds; Singularity's releases before Apptainer also interpret quotes.
 _UNBINDABLE = {"apptainer": ":,", "singularity": ':,"', "ch-run": ":"}
 # Binding one of these hides what the image itself needs.
 _IMAGE_OWN = frozenset(
@@ -48,9 +48,9 @@ def make_container(
     extra_binds: Iterable[str] = (),
     packages: Path | None = None,
 ) -> Container | None:
-    """The container of a job, None where its programs run without one.
+    """The container of a job; None where its programs run without one.
 
-    `image` and `kind` are the command line's and come before the site's; `paths` are seen inside where they are outside.
+    `image` and `kind` of the command line go before the site's; `paths` are bound to the same place inside.
     """
     chosen = kind or site.container.kind
     if chosen == "none":
@@ -79,9 +79,9 @@ def make_container(
 
 
 def foreign_flags(site: Site, kind: Kind) -> tuple[str, ...]:
-    """Flags of the site's file that `kind` does not know: they are of the program that the site itself runs.
+    """Flags of the site's file that `kind` does not know, since they belong to the site's own container program.
 
-    Apptainer and Singularity share theirs. Where a site names no program, its flags are of these two, such as --nv.
+    Apptainer and Singularity share flags. Where a site names no program, its flags are those of these two, such as --nv.
     """
     of_ch_run = site.container.kind == "ch-run"
     return site.container.flags if of_ch_run != (kind == "ch-run") else ()
@@ -110,14 +110,14 @@ def _absolute(path: Path) -> str:
 
 
 def _places(path: Path) -> list[str]:
-    """Where a path is, and where it leads: a link among the data must find its end inside too."""
+    """A path and what it links to: a link must find its target inside the container too."""
     place = _absolute(path)
     end = os.path.realpath(place)
     return [place] if end == place else [place, end]
 
 
 def parse_bind(text: str) -> Bind:
-    """A bind as it is written: HOST or HOST:INSIDE."""
+    """Reads a bind: HOST or HOST:INSIDE."""
     host, colon, inside = text.partition(":")
     if not host or (colon and not inside) or ":" in inside:
         raise UserError(f"the bind is '{text}'.", "Write /path or /path:/inside.")
@@ -143,7 +143,7 @@ def _check_bind(host: str, inside: str, kind: Kind) -> None:
 
 
 def fold_binds(binds: Iterable[Bind]) -> tuple[Bind, ...]:
-    """Each once, parents first, without those that lie in another one; two sources for one place are an error."""
+    """Binds without repetition, parents first, without those inside another one; two sources for one place are an error."""
     by_place: dict[str, str] = {}
     for host, inside in binds:
         if by_place.setdefault(inside, host) != host:
@@ -153,7 +153,7 @@ def fold_binds(binds: Iterable[Bind]) -> tuple[Bind, ...]:
             )
     kept: dict[str, str] = {}
     for inside in sorted(by_place, key=lambda place: (len(PurePosixPath(place).parts), place)):
-        # The nearest one that covers it decides what is seen there without a bind of its own.
+        # Without a bind of its own, the place shows what the nearest covering bind has there.
         covering = next((str(above) for above in PurePosixPath(inside).parents if str(above) in kept), None)
         if covering is not None:
             seen = str(PurePosixPath(kept[covering]) / PurePosixPath(inside).relative_to(covering))
@@ -164,7 +164,7 @@ def fold_binds(binds: Iterable[Bind]) -> tuple[Bind, ...]:
 
 
 def write_bind(bind: Bind) -> str:
-    """A bind as the programs take it."""
+    """A bind as the container programs take it."""
     host, inside = bind
     return host if host == inside else f"{host}:{inside}"
 

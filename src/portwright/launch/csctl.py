@@ -5,14 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from portwright.errors import UserError
-from portwright.launch.programs import call_program
+from portwright.launch.findings import run_program
 
 TIMEOUT_SECONDS = 60.0
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -36,14 +34,14 @@ class ClusterJob:
 
 
 def list_jobs(label: str) -> list[ClusterJob]:
-    """This user's jobs of the cluster that have this label, such as `name=mymodel-3`; another's may have it, too."""
+    """This user's cluster jobs with a label, such as `name=mymodel-3`, which other users' jobs may have too."""
     mine = {"", *_my_names()}
     listed = parse_jobs(_run(["csctl", "get", "jobs"]))
     return [job for job in listed if job.user in mine and label in re.split(r", ?", job.labels)]
 
 
 def cancel_jobs(label: str) -> list[str]:
-    """Ends the cluster's jobs that have this label, and gives their names; one that fails does not spare the others."""
+    """Ends the cluster's jobs with a label, and gives their names; after a failure the others are still ended."""
     ended: list[str] = []
     failed: dict[str, UserError] = {}
     for job in list_jobs(label):
@@ -60,7 +58,7 @@ def cancel_jobs(label: str) -> list[str]:
 
 
 def _tell_failures(label: str, ended: Sequence[str], failed: Mapping[str, UserError]) -> None:
-    """Raises what went wrong with jobs that have still not ended; many end by themselves when the first one does."""
+    """Raises the failures of jobs that have still not ended; many end by themselves when the first one does."""
     left = {job.name for job in list_jobs(label) if not job.is_ended}
     reasons = [error.message for name, error in failed.items() if name in left]
     if reasons:
@@ -71,7 +69,7 @@ def _tell_failures(label: str, ended: Sequence[str], failed: Mapping[str, UserEr
 
 
 def _my_names() -> set[str]:
-    """What a cluster may call this user: the login's name, or the number."""
+    """The names under which a cluster may list this user: the login name, or the number."""
     names = {str(os.getuid())}
     with suppress(KeyError, OSError):  # a number without a name, as in some containers
         names.add(getpass.getuser())
@@ -96,7 +94,7 @@ def _read_row(line: str, columns: Sequence[tuple[str, int]]) -> dict[str, str]:
     """The cells of a line by their headings; empty ones are left out."""
     cells = list(_CELL.finditer(line))
     row: dict[str, str] = {}
-    pushed = 0  # how far a value that is longer than its column has moved those after it
+    pushed = 0  # columns by which longer values have moved the later cells
     for number, (name, _) in enumerate(columns):
         following = columns[number + 1][1] if number + 1 < len(columns) else len(line) + 1
         own = []
@@ -109,19 +107,13 @@ def _read_row(line: str, columns: Sequence[tuple[str, int]]) -> dict[str, str]:
 
 
 def _run(words: Sequence[str]) -> str:
-    if shutil.which(words[0]) is None:
+    answer, command = run_program(words, timeout_seconds=TIMEOUT_SECONDS), " ".join(words)
+    if answer.status is None:
         raise UserError(
-            "there is no csctl here, so the cluster cannot be asked.", "Run this on a user node of the site."
+            f"the cluster cannot be asked '{command}': {answer.words}.",
+            "Run this on a user node of the site.",
         )
-    try:
-        done = call_program(words, TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise UserError(
-            f"the cluster did not answer '{' '.join(words)}' within {TIMEOUT_SECONDS:.0f} s.", "Try again."
-        ) from error
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[:300]
-        raise UserError(
-            f"'{' '.join(words)}' failed with status {done.returncode}: {said}.", "Mend what it names."
-        )
-    return done.stdout
+    if not answer.is_good:
+        said = " ".join((answer.err or answer.out).split())[:300]
+        raise UserError(f"'{command}' failed with status {answer.status}: {said}.", "Mend what it names.")
+    return answer.out

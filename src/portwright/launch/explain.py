@@ -1,4 +1,4 @@
-"""Why a job failed, from its log: what is known of the lines in it, the first cause first."""
+"""Why a job failed, from its log: explanations of known lines, the first cause first, and the report of `explain-log`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from portwright.errors import UserError
-from portwright.launch.log_errors import KnownError, load_errors
-from portwright.launch.log_scan import Hit, LogScan
+from portwright.launch.log_scan import Hit, KnownError, LogScan, load_errors
 
-_MOST_REGIONS = 500  # steps' runs that are told apart; a log with more is not of a job
+_MOST_REGIONS = 500  # runs of steps; a log with more is no job's
 _MOST_FOLLOWERS = 20  # lines that are shown under a cause
 _TRACEBACK_LINES = 2000  # an exception's own line comes at most so far below 'Traceback'
 
 
 @dataclass(frozen=True)
 class Follower:
-    """A line that came of a cause."""
+    """A line that followed from a cause."""
 
     line: int
     text: str
@@ -27,7 +26,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One thing that went wrong (or, as a note, that is worth knowing), at its first line."""
+    """One failure (or, as a note, something worth knowing), at its first line."""
 
     name: str
     level: Literal["error", "note"]
@@ -36,12 +35,12 @@ class Explanation:
     meaning: str
     cure: str
     source: str
-    count: int  # lines that say so
-    is_first: bool  # the first cause of its step's run; others there may have come of it
+    count: int  # lines with this failure
+    is_first: bool  # the first cause in its run of the step; later ones may follow from it
     step: str = ""  # of the job, where the log names steps
     attempt: int = 0  # of that step, from 1; 0: the log does not tell
     followers: tuple[Follower, ...] = ()
-    num_followers: int = 0  # with those that are not listed
+    num_followers: int = 0  # also those not listed
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class _Region:
 
 
 def explain_log(path: Path | str) -> list[Explanation]:
-    """What is known of the lines of a log file, the first cause first; empty where nothing is."""
+    """Explanations of the known lines of a log file, the first cause first; empty without such lines."""
     return list(read_log(path).explanations)
 
 
@@ -99,7 +98,7 @@ def read_log(path: Path | str) -> LogReport:
 
 
 def explain_text(text: str) -> list[Explanation]:
-    """The same for what a program has just printed."""
+    """The same for the output of a program."""
     return list(scan_log(io.BytesIO(text.encode("utf-8", errors="replace"))).explanations)
 
 
@@ -107,7 +106,7 @@ def scan_log(file: BinaryIO) -> LogReport:
     """Reads a log from a stream, once and in constant memory."""
     errors = load_errors()
     undoing = {error.undone_by: error.name for error in errors if error.undone_by is not None}
-    hidden = tuple(_undoer(text) for text in undoing)
+    hidden = tuple(_undoing_entry(text) for text in undoing)
     scan = LogScan(file, (*hidden, *errors))
     regions, attempts, is_done = [_Region()], dict[str, int](), False
     for hit in scan.hits():
@@ -132,7 +131,7 @@ def scan_log(file: BinaryIO) -> LogReport:
     return LogReport(tuple(found), tuple(scan.tail()), scan.num_lines, is_done)
 
 
-def _undoer(text: str) -> KnownError:
+def _undoing_entry(text: str) -> KnownError:  # finds lines which say that an earlier error is overcome
     return KnownError(f"undone by {text}", "hidden", (text,), None, "", "", "", ())
 
 
@@ -150,9 +149,8 @@ def _take(region: _Region, hit: Hit) -> bool:
         if len(region.symptoms) < _MOST_FOLLOWERS:
             region.symptoms.append(Follower(hit.line, hit.text))
         elif region.symptoms[-1].line < hit.line:
-            region.symptoms[-1] = Follower(
-                hit.line, hit.text
-            )  # the last one is worth more than one in the middle
+            # The last one is worth more than one in the middle.
+            region.symptoms[-1] = Follower(hit.line, hit.text)
     return True
 
 
@@ -162,43 +160,43 @@ def _explain(region: _Region, *, is_overcome: bool) -> list[Explanation]:
     by_kind: dict[str, list[_Record]] = {}
     for record in sorted(region.records.values(), key=lambda record: record.hit.line):
         by_kind.setdefault(record.hit.error.kind, []).append(record)
-    causes, events, symptoms = (by_kind.get(kind, []) for kind in ("cause", "event", "symptom"))
+    causes, events, symptoms, notes = (
+        by_kind.get(kind, []) for kind in ("cause", "event", "symptom", "note")
+    )
     told = causes or events[:1]
     if not told and symptoms:
         told = [_first_symptom(symptoms)]
     explanations = []
-    for number, record in enumerate(told):
-        is_error = record.hit.error.kind != "event" and not is_overcome
-        folded = region.symptoms if number == 0 else []
-        own = record.hit.line if record.hit.error.kind == "symptom" else 0
-        followers = tuple(follower for follower in folded if follower.line != own)
-        explanations.append(
-            _explanation(
-                record,
-                region,
-                "error" if is_error else "note",
-                is_first=number == 0,
-                followers=followers,
-                num_followers=region.num_symptoms - bool(own) if number == 0 else 0,
-            )
+    for number, record in enumerate([*told, *notes]):
+        hit, error = record.hit, record.hit.error
+        is_first = number == 0 and bool(told)
+        own = hit.line if error.kind == "symptom" else 0
+        followers = region.symptoms if is_first else []
+        explanation = Explanation(
+            name=error.name,
+            level="note" if is_overcome or error.kind in ("event", "note") else "error",
+            line=hit.line,
+            text=hit.text,
+            meaning=_fill(error.meaning, hit.groups),
+            cure=_fill(error.cure, hit.groups),
+            source=error.source,
+            count=record.count,
+            is_first=is_first,
+            step=region.step,
+            attempt=region.attempt,
+            followers=tuple(follower for follower in followers if follower.line != own),
+            num_followers=region.num_symptoms - bool(own) if is_first else 0,
         )
-    explanations += [
-        _explanation(record, region, "note", is_first=False, followers=(), num_followers=0)
-        for record in by_kind.get("note", [])
-    ]
+        explanations.append(explanation)
     return explanations
 
 
 def _first_symptom(symptoms: list[_Record]) -> _Record:
-    """What a task said itself goes before how it ended, and that before what was done to the other tasks."""
+    """A message of a task itself goes before its exit, and that before the end of the other tasks."""
     said = ("error-line", "python-exception", "container-failed", "slurm-submission-refused")
     others = (
-        "slurm-step-cancelled",
-        "task-terminated",
-        "peer-gone",
-        "collective-timeout",
-        "child-failed",
-        "job-step-failed",
+        *("slurm-step-cancelled", "task-terminated", "peer-gone", "collective-timeout"),
+        *("child-failed", "job-step-failed"),
     )
 
     def rank(record: _Record) -> tuple[int, int]:
@@ -208,36 +206,104 @@ def _first_symptom(symptoms: list[_Record]) -> _Record:
     return min(symptoms, key=rank)
 
 
-def _explanation(
-    record: _Record,
-    region: _Region,
-    level: Literal["error", "note"],
-    *,
-    is_first: bool,
-    followers: tuple[Follower, ...],
-    num_followers: int,
-) -> Explanation:
-    hit, error = record.hit, record.hit.error
-    return Explanation(
-        name=error.name,
-        level=level,
-        line=hit.line,
-        text=hit.text,
-        meaning=_fill(error.meaning, hit.groups),
-        cure=_fill(error.cure, hit.groups),
-        source=error.source,
-        count=record.count,
-        is_first=is_first,
-        step=region.step,
-        attempt=region.attempt,
-        followers=followers,
-        num_followers=num_followers,
-    )
-
-
 def _fill(sentence: str, groups: dict[str, str]) -> str:
-    """Puts what the pattern matched into a sentence, and takes out the gaps of what it did not."""
+    """Puts the pattern's groups into a sentence; placeholders without a match are removed."""
     filled = re.sub(r"\{(\w+)\}", lambda found: groups.get(found[1], found[0]).strip(), sentence)
     filled = re.sub(r"\s+([).,:])", r"\1", re.sub(r" {2,}", " ", filled)).replace("( ", "(").strip()
     filled = filled.rstrip(": ")
     return filled if filled.endswith((".", "!", "?")) else f"{filled}."
+
+
+LOG_FILE = "log.txt"
+_SHOWN_FOLLOWERS = 3
+
+
+def find_log(text: str) -> Path:
+    """The log that `text` names: a file, or the log of a job."""
+    path = Path(text).expanduser()
+    try:
+        if path.is_file() or path.is_fifo():
+            return path
+        if path.joinpath(LOG_FILE).is_file():
+            return path / LOG_FILE
+    except OSError as error:  # a name that is too long
+        raise UserError(
+            f"'{text[:200]}' is no path: {error.strerror}.", "Give a job, a log file, or -."
+        ) from error
+    from portwright.launch.registry import find_entry
+
+    try:
+        entry = find_entry(text)
+    except UserError as error:
+        raise UserError(f"'{text}' is neither a file nor a job: {error.message}", error.cure) from error
+    found = entry.folder / LOG_FILE
+    if not found.is_file():
+        raise UserError(
+            f"the job {entry.name} has no log yet ({found}).",
+            "It has not begun, or its folder was removed; see 'portwright jobs'.",
+        )
+    return found
+
+
+def write_report(report: LogReport, name: str) -> str:
+    """The report for a person: why the job ended, then earlier failures, then notes."""
+    errors = [found for found in report.explanations if found.level == "error"]
+    notes = [found for found in report.explanations if found.level == "note"]
+    counted = f"{name}: {report.num_lines} line{'s' * (report.num_lines != 1)}"
+    lines: list[str] = []
+    if errors:
+        last = (errors[-1].step, errors[-1].attempt)
+        final = [found for found in errors if (found.step, found.attempt) == last]
+        earlier = [found for found in errors if (found.step, found.attempt) != last]
+        lines += [f"{counted}. What went wrong{_where(final[0])}:", *_full_lines(final[0])]
+        if final[1:]:
+            lines += ["", "Said after it, and perhaps because of it:", *_brief_lines(final[1:])]
+        if earlier:
+            lines += ["", "In runs before that:", *_brief_lines(earlier)]
+    elif report.is_done:
+        lines += [f"{counted}. All steps of the job ended well."]
+    elif not report.num_lines:
+        lines += [f"{name} is empty: the job has written nothing."]
+        lines += ["Look whether it has begun ('portwright jobs'), and whether its log is another file."]
+    else:
+        lines += [f"{counted}. Nothing in it is known as an error.", *_look_at(report)]
+    if notes:
+        lines += ["", "Worth knowing:", *_brief_lines(notes)]
+    return "\n".join(lines)
+
+
+def _full_lines(found: Explanation) -> list[str]:
+    lines = [
+        f"  line {found.line}: {found.text}" + (f"  ({found.count} such lines)" if found.count > 1 else ""),
+        f"  {found.meaning}",
+        f"  Cure: {found.cure}",
+        f"  Known from: {found.source}",
+    ]
+    if found.followers:
+        shown = found.followers[:_SHOWN_FOLLOWERS]
+        more = found.num_followers - len(shown)
+        lines.append("  What came of it, or with it:")
+        lines += [f"    line {follower.line}: {follower.text}" for follower in shown]
+        lines += [f"    and {more} more"] if more > 0 else []
+    return lines
+
+
+def _brief_lines(explanations: list[Explanation]) -> list[str]:
+    lines = []
+    for found in explanations:
+        lines.append(f"  line {found.line}{_where(found)}: {found.text}")
+        lines.append(f"    {found.meaning} {found.cure}")
+    return lines
+
+
+def _where(found: Explanation) -> str:
+    if not found.step:
+        return ""
+    return f" in {found.step}" + (f", attempt {found.attempt}" if found.attempt > 1 else "")
+
+
+def _look_at(report: LogReport) -> list[str]:
+    return [
+        "Look at the last lines, and upwards from them for the first that says error, failed or Traceback:",
+        *(f"  {text}" for text in report.tail),
+    ]

@@ -1,15 +1,14 @@
-"""What checks before the queue find, and how they ask programs."""
+"""The findings of checks before submission, and calls of a site's programs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
-
-from portwright.launch.programs import call_program
-from portwright.launch.slurm import plain_environment
 
 TIMEOUT_SECONDS = 15.0
 
@@ -19,13 +18,25 @@ class Finding:
     """One result of a check: an error stops the submission, a note is only worth knowing."""
 
     level: Literal["error", "warning", "note"]
-    what: str  # with the value received
+    what: str  # contains the value received
     cure: str
+
+
+def refusal(what: str, cure: str) -> Finding:
+    return Finding("error", what, cure)
+
+
+def warning(what: str, cure: str) -> Finding:
+    return Finding("warning", what, cure)
+
+
+def note(what: str, cure: str = "") -> Finding:
+    return Finding("note", what, cure)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said; `status` is None where it is not on this machine, cannot be started or did not answer in time."""
+    """The result of a program; `status` is None where it is not installed, cannot be started or did not answer in time."""
 
     status: int | None
     out: str = ""
@@ -37,13 +48,13 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """What it said last, on one line."""
+        """Its last output, on one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 class Run(Protocol):
-    """Calls a program; tests answer in its place."""
+    """Calls a program; tests pass a replacement."""
 
     def __call__(self, words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer: ...
 
@@ -59,3 +70,39 @@ def run_program(words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECOND
     except OSError as error:
         return Answer(None, err=f"{words[0]} cannot be started: {error}")
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def call_program(
+    words: Sequence[str],
+    timeout_seconds: float,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end; the caller handles a failure."""
+    return subprocess.run(
+        list(words),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_seconds,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        cwd=cwd,
+        env=env,
+    )
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without variables that change what SLURM's commands do.
+
+    SBATCH_PARTITION and the like override a script, and SLURM_NTASKS of an allocation that this shell is in
+    would apply to the next job.
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in kept
+        or not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SRUN_"))
+    }

@@ -1,4 +1,4 @@
-"""The folder of a job: written whole or not at all, and for its owner's eyes alone."""
+"""The folder of a job: written whole or not at all, and readable by its owner alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import platform
 import secrets
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -18,15 +17,16 @@ from typing import Any
 from portwright import __version__
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, explain_os_error
+from portwright.launch.findings import run_program
+from portwright.launch.job import MANIFEST, SCHEDULER_ID
 from portwright.launch.planning import Plan, Request
-from portwright.launch.programs import call_program
-from portwright.launch.registry import MANIFEST, SCHEDULER_ID, now
+from portwright.launch.times import now
 
 _GIT_SECONDS = 10.0
 
 
 class NameTakenError(UserError):
-    """A folder of that name came into being meanwhile."""
+    """Another process has meanwhile made a folder of that name."""
 
 
 def render_files(plan: Plan, request: Request) -> dict[str, str]:
@@ -44,11 +44,11 @@ def render_files(plan: Plan, request: Request) -> dict[str, str]:
 
 
 def make_manifest(plan: Plan, request: Request) -> dict[str, Any]:
-    """What was submitted, for a person and for `portwright jobs`; values of passed variables are in no file."""
+    """What was submitted, for a person and for `portwright jobs`; the values of passed variables are written to no file."""
     job, container = plan.job, plan.job.container
     return {
         "name": job.name,
-        "site": request.site,  # as given: a path stays one
+        "site": request.site,  # as given, name or path
         "scheduler": job.site.scheduler,
         "subject": request.subject,
         "subject_folder": str(plan.subject.folder),
@@ -77,7 +77,7 @@ def make_manifest(plan: Plan, request: Request) -> dict[str, Any]:
 
 
 def command_words(request: Request) -> list[str]:
-    """The command that was given; what -D sets is in params.yaml, what --env sets in job.sh, and only there."""
+    """The command that was given, without the values of -D and --env, which only params.yaml and job.sh contain."""
     words = ["portwright", "submit", request.subject]
     for name, value in asdict(request).items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
@@ -110,7 +110,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
             for name, text in files.items():
                 _write_private(temp / name, text, 0o700 if name.endswith(".sh") else 0o600)
             (temp / "steps").mkdir(mode=0o700)
-            temp.rename(folder)  # fails where a folder with something in it has the name
+            temp.rename(folder)  # fails where a folder of that name has files in it
         except OSError:
             shutil.rmtree(temp, ignore_errors=True)
             raise
@@ -125,7 +125,7 @@ def note_scheduler_id(folder: Path, scheduler_id: str) -> None:
 
 
 def note_error(folder: Path, message: str) -> None:
-    """Says in the job's log that it was not submitted, and why."""
+    """Writes to the job's log that it was not submitted, and why."""
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         log.write(f"portwright: {now()} not submitted: {message}\n")
 
@@ -143,15 +143,10 @@ def _describe_code(folder: Path) -> dict[str, Any] | None:
     """The git commit that the code is at, and whether it was changed since; None outside of git."""
 
     def git(*words: str) -> str | None:
-        try:
-            done = call_program(
-                ["git", "-C", str(folder), *words],
-                _GIT_SECONDS,
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        answer = run_program(
+            ["git", "--no-optional-locks", "-C", str(folder), *words], timeout_seconds=_GIT_SECONDS
+        )
+        return answer.out.strip() if answer.is_good else None
 
     commit = git("rev-parse", "--verify", "HEAD")
     if not commit:

@@ -1,4 +1,4 @@
-"""The second way to a CS-2: programs of the Cerebras SDK, compiled by cslc and run by cs_python.
+"""Jobs with programs of the Cerebras SDK on a CS-2, compiled by cslc and run by cs_python.
 
 Their YAML has two sections, and an optional place of the programs:
 
@@ -95,7 +95,7 @@ class HpcParams(Section):
 
 
 def refuse_beside(request: Request) -> None:
-    """What a training has and the SDK's programs have not: it would be left out without a word."""
+    """Refuses options that only a training has, since the SDK's programs would ignore them."""
     one_task = "Leave it out: each step is one task."
     brings = "Leave it out: cslc and cs_python bring their own container."
     place = (

@@ -25,8 +25,8 @@ from portwright.launch.site_files import load_site
 from portwright.launch.steps import compiles_on_the_host
 from portwright.launch.times import slurm_time
 
-# Of the environment, those under these names are seen in a container whose environment is clean.
-_LEND = (
+# Passes the variables of these names into a container that starts with a clean environment.
+_PASS_VARIABLES = (
     "for name in {names}; do if [[ -n ${{!name+set}} ]]; then "
     'export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"; fi; done'
 )
@@ -34,18 +34,18 @@ _LEND = (
 
 @dataclass(frozen=True)
 class Shell:
-    """A command that takes this process's place."""
+    """A command that replaces this process."""
 
     words: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)  # beside those of this shell
+    environment: dict[str, str] = field(default_factory=dict)  # added to those of this shell
 
     def as_text(self) -> str:
-        """As one would type it."""
+        """The command line as a person would type it."""
         sets = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*sets, shlex.join(self.words)])
 
     def become(self) -> NoReturn:
-        """Runs it here: this process is it from now on."""
+        """Replaces this process by the command."""
         try:
             os.execvpe(self.words[0], list(self.words), {**os.environ, **self.environment})
         except OSError as error:
@@ -70,21 +70,21 @@ def make_shell(request: Request) -> Shell:
     if site.scheduler != "slurm":
         return Shell(tuple(inside), dict(environment))
     if compiles_on_the_host(target) and request.gres is None:
-        # Validating and compiling for it need no device, and must not keep one from others.
+        # Validating and compiling for this target need no device, which others can use meanwhile.
         defaults = defaults.model_copy(update={"gres": None})
     words = ["srun", "--pty", *_srun_flags(request, site, defaults, account), *inside]
     return Shell(tuple(words), dict(environment))
 
 
 def _inside(site: Site, container: Container | None, visible: Sequence[str], workdir: Path) -> list[str]:
-    """What runs in the allocation: a container's shell, after what must be set up around it."""
+    """The command inside the allocation: sets up the environment, then opens the container's shell."""
     shell = ["bash"] if site.scheduler == "slurm" else [os.environ.get("SHELL") or "bash"]
     if container is not None:
         shell = shell_words(container, workdir=workdir, visible=visible)
     before = [f"module load {shlex.join(site.environment.modules)}"] if site.environment.modules else []
     if container is not None and container.clean_env and container.kind != "ch-run" and visible:
-        # Asked on the node, since the site sets some of them only there.
-        before.append(_LEND.format(names=" ".join(visible)))
+        # Evaluated on the node, since the site sets some variables only there.
+        before.append(_PASS_VARIABLES.format(names=" ".join(visible)))
     if not before:
         return shell
     login = ["-l"] if site.environment.modules else []  # whose profile defines `module`
@@ -92,7 +92,7 @@ def _inside(site: Site, container: Container | None, visible: Sequence[str], wor
 
 
 def _srun_flags(request: Request, site: Site, defaults: JobDefaults, account: str | None) -> list[str]:
-    """The site's flags for this purpose go before those of its jobs, and the command line's before both."""
+    """The flags of srun: the command line's go before the site's interactive ones, and these before those of its jobs."""
     asked: dict[str, str | int | None] = {
         "--account": account,
         "--partition": defaults.partition,

@@ -1,4 +1,4 @@
-"""A job: everything that its scripts say, before a line of them is written."""
+"""A job: all that its scripts will contain."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 from portwright.launch.site import Site
 
 Tasks = Literal["stream", "parallel", "single"]
+MANIFEST, SCHEDULER_ID = "manifest.json", "scheduler_id"  # files of a job's folder
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Step:
     literal: tuple[int, ...] = ()  # places in `words` where ${NAME} is expanded, such as ${CS_IP_ADDR}
     folder: Path | None = None  # where it runs; without it in Job.workdir
     contained: bool = True  # in the job's container, where it has one
+    tells_end: bool = False  # its program writes the file PORTWRIGHT_END_NOTE at its end, as ours do
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Job:
-    """What `submit` decided; `script.py` writes it down, the schedulers run it."""
+    """A job as `submit` decided it; `script.py` writes its scripts, and a scheduler runs them."""
 
     name: str  # unique among a user's jobs: mymodel-3; letters, digits, - and _ only
     folder: Path  # of the job: job.sh, task.sh, params.yaml, manifest.json, log.txt, steps/; absolute
@@ -72,6 +74,6 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)  # plain values, which may be seen by all
     passed: tuple[
         str, ...
-    ] = ()  # names of variables of the submitting shell, whose values are never written down
+    ] = ()  # variables of the submitting shell, whose values are never written to a file
     max_retries: int = 3  # attempts without a new checkpoint, after failures that are not the user's
-    title: str = ""  # what a person calls it: the subject as given
+    title: str = ""  # the subject as given, for people

@@ -1,4 +1,4 @@
-"""Jobs without a scheduler: each has a process of its own (supervisor.py) that runs job.sh; here it is started, asked and told to end."""
+"""Starts, queries and ends jobs without a scheduler; each has a supervisor process (supervisor.py), which runs job.sh."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text
+from portwright.launch.job import MANIFEST
 from portwright.launch.process_tree import (
+    KILL_WAIT_SECONDS,
+    Ending,
     Process,
     command_words,
     living,
     machine,
     marked,
     parent,
-    signal_each,
 )
-from portwright.launch.registry import MANIFEST, now
 from portwright.launch.slurm import ENDED, SlurmState
+from portwright.launch.times import now
 
 FOLDER_VARIABLE = "PORTWRIGHT_JOB_FOLDER"  # marks all processes of a job
 RESTARTS_VARIABLE = "PORTWRIGHT_RESTARTS"
 RECORD, _STATE, _LOG, _SCRIPT = "supervisor.json", "state.json", "log.txt", "job.sh"
-KILL_WAIT_SECONDS = 30.0  # as SLURM's KillWait: between a SIGTERM and the SIGKILL behind it
 _START_SECONDS = 60.0
-_GONE_SECONDS = 10.0  # after a SIGKILL; what hangs in a file system stays longer
+_END_SECONDS = KILL_WAIT_SECONDS + 10.0  # a process that hangs in a file system outlives a SIGKILL
 
 
 class ElsewhereError(UserError):
-    """The job is of a machine that cannot be asked from here."""
+    """The job runs on another machine, which cannot be asked from here."""
 
 
 def own_record() -> dict[str, Any]:
-    """Which process this is, for those who look for it later."""
+    """A record of this process, to find it again later."""
     return {**vars(Process.here()), "host": socket.gethostname(), "machine": machine()}
 
 
 def start(folder: Path, *, minutes: int | None = None, grace_seconds: int = 120, max_retries: int = 3) -> str:
-    """Starts the process that watches over a job, and gives its number; it goes on when the terminal is closed."""
-    words = [sys.executable, "-m", "portwright.launch.supervisor", f"--grace-seconds={grace_seconds}"]
-    words += [
-        f"--max-retries={max_retries}",
-        *([f"--minutes={minutes}"] if minutes is not None else []),
-        str(folder),
-    ]
+    """Starts a job's supervisor and gives its process number; it goes on when the terminal is closed."""
+    words = [sys.executable, "-m", "portwright.launch.supervisor", str(folder)]
+    words += [f"--grace-seconds={grace_seconds}", f"--max-retries={max_retries}"]
+    words += [] if minutes is None else [f"--minutes={minutes}"]
     try:
         with (folder / _LOG).open("ab") as log:
             process = subprocess.Popen(
@@ -72,18 +70,18 @@ def start(folder: Path, *, minutes: int | None = None, grace_seconds: int = 120,
                 f"See {folder / _LOG}.",
             )
         time.sleep(0.02)
-    process.returncode = 0  # nobody waits for it: it outlives us
+    process.returncode = 0  # spares a warning of Popen: the process outlives this one
     return str(process.pid)
 
 
 def job_state(folder: Path) -> SlurmState:
-    """How a job without a scheduler stands, from its folder and from the process that watches over it."""
+    """The state of a job without a scheduler, from its folder and its supervisor."""
     said, record = read_state(folder), _read_json(folder / RECORD)
     host, restarts, status = str(record.get("host", "")), said.get("restarts"), said.get("status")
     common = SlurmState("running", nodes=host, restarts=restarts if isinstance(restarts, int) else 0)
-    if _is_watched(record):
+    if _is_supervised(record):
         return common
-    if _unwatched(folder):
+    if _unsupervised(folder):
         reason = "what watched over it was killed, or it was started by hand; its tasks run"
         return replace(common, reason=reason)
     for state in ENDED:
@@ -98,7 +96,7 @@ def job_state(folder: Path) -> SlurmState:
 
 
 def has_gone_on(folder: Path, ended: str, noted_ns: int) -> bool:
-    """Whether a job whose end was noted was started again by hand since, and runs or has ended in another way."""
+    """Whether a job was started again by hand after its end was noted, and runs or has ended in another way."""
     try:
         if (folder / _STATE).stat().st_mtime_ns <= noted_ns:
             return False
@@ -107,22 +105,22 @@ def has_gone_on(folder: Path, ended: str, noted_ns: int) -> bool:
     said = read_state(folder).get("state")
     if said in ENDED:
         return bool(said != ended)
-    return said in ("running", "requeued") and bool(_unwatched(folder))
+    return said in ("running", "requeued") and bool(_unsupervised(folder))
 
 
 def cancel(folder: Path) -> bool:
     """Tells a job to end: its tasks have half a minute to save; False where it has ended already.
 
-    Where nobody watches over it, it has ended when this returns.
+    A job without a living supervisor has ended when this returns.
     """
     record = _read_json(folder / RECORD)
-    if _is_watched(record):
+    if _is_supervised(record):
         os.kill(int(record["pid"]), signal.SIGTERM)
         return True
-    if _unwatched(folder):
+    if _unsupervised(folder):
         try:
-            _end_unwatched(folder)
-        finally:  # they were told to end, whether or not somebody waits for it
+            _end_unsupervised(folder)
+        finally:  # notes it even if the wait is interrupted
             write_state(folder, state="cancelled", status=128 + signal.SIGTERM)
         return True
     if (host := str(record.get("host", ""))) and not _is_here(record):
@@ -135,59 +133,52 @@ def cancel(folder: Path) -> bool:
 
 
 def find_process(folder: Path) -> str | None:
-    """The number of the process that watches, or watched, over a job."""
+    """The process number of a job's supervisor, living or not."""
     pid = _read_json(folder / RECORD).get("pid")
     return str(pid) if isinstance(pid, int) else None
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What job.sh last said of itself; empty before it began."""
+    """The state that job.sh wrote last; empty before it began."""
     return _read_json(folder / _STATE)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What was submitted; empty where that cannot be read."""
+    """The job's manifest; empty where it cannot be read."""
     return _read_json(folder / MANIFEST)
 
 
 def write_state(folder: Path, **changes: Any) -> None:
-    """Corrects what job.sh said of itself, where it ended before it could."""
+    """Corrects the state file of a job.sh that ended before it could write its own end."""
     values = {"step": "", "restarts": 0, **read_state(folder), **changes, "time": now()}
     atomic_write_text(folder / _STATE, json.dumps(values) + "\n")
 
 
-def _unwatched(folder: Path) -> list[int]:
-    """Living processes of a job, however it was started; a job.sh that was started by hand marks only what it starts."""
+def _unsupervised(folder: Path) -> list[int]:
+    """Living processes of a job without a supervisor; a job.sh started by hand is not marked itself, only its children."""
     found = living(marked(FOLDER_VARIABLE, str(folder)))
     above = {number for pid in found if (number := parent(pid)) is not None}.difference(found)
     scripts = [pid for pid in above if any(Path(word).name == _SCRIPT for word in command_words(pid))]
-    return [*scripts, *found]  # a script hears first that no further step is wanted
+    return [*scripts, *found]  # scripts first, so that they start no further step
 
 
-def _end_unwatched(folder: Path) -> None:
-    """Does what the process that watched would have done: asks all of them to end, waits, and kills what is left."""
-    began = time.monotonic()
-    told: set[int] = set()
-    while left := _unwatched(folder):
-        spent = time.monotonic() - began
-        if spent > KILL_WAIT_SECONDS + _GONE_SECONDS:
-            return
-        if spent > KILL_WAIT_SECONDS:
-            signal_each(left, signal.SIGKILL)
-        else:
-            signal_each([pid for pid in left if pid not in told], signal.SIGTERM)
-            told.update(left)
+def _end_unsupervised(folder: Path) -> None:
+    """Ends a job as its supervisor would: asks all processes to end, waits, and kills the rest."""
+    ending, deadline = Ending(lambda: _unsupervised(folder)), time.monotonic() + _END_SECONDS
+    ending.begin()
+    while _unsupervised(folder) and time.monotonic() < deadline:
+        ending.press()
         time.sleep(0.1)
 
 
 def _is_here(record: dict[str, Any]) -> bool:
-    """Whether a process of this machine is meant, which may have got another name meanwhile."""
+    """Whether a record is of this machine, even if its host name has changed."""
     if record.get("host") == socket.gethostname():
         return True
     return bool(here := machine()) and record.get("machine") == here
 
 
-def _is_watched(record: dict[str, Any]) -> bool:
+def _is_supervised(record: dict[str, Any]) -> bool:
     if not _is_here(record) or not isinstance(record.get("pid"), int):
         return False
     return Process(record["pid"], str(record.get("started", ""))).is_alive()

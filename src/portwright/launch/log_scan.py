@@ -1,24 +1,30 @@
 """Looks through a log of any size for known texts, in constant memory.
 
-A log is bytes that nobody promises anything about: progress bars that end in a carriage return, colours, lines of
-megabytes, rubbish of a torn write. It is read in blocks; each block is searched for the hints of all entries, which
-takes no Python code a line, and only lines that have one are looked at. Of the hints only those are searched for whose
-words are among the words of the block, since a log says the same few words over and over.
+A log may have any bytes: progress bars that end in a carriage return, colours, lines of
+megabytes, remains of a torn write. It is read in blocks; each block is searched for the hints of all entries, which
+takes no Python code a line, and only lines with a hint are examined. Only those hints are searched for whose
+words occur in the block, since a log repeats few words.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
-from portwright.launch.log_errors import KnownError
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 BLOCK_BYTES = 1 << 20
-_OVERLAP_BYTES = 4096  # of a line that is longer than a block
-_AROUND_BYTES = 2000  # of a long line, on each side of a hint
+_OVERLAP_BYTES = 4096  # kept from a line that is longer than a block
+_AROUND_BYTES = 2000  # kept from a long line, on each side of a hint
 _SHOWN_CHARS = 400
 _TAIL_BYTES = 32 << 10
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -34,7 +40,7 @@ _NOTE = "note: "  # how Portwright begins a line about something that needs no a
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that an entry fits."""
+    """A line that matches an entry."""
 
     error: KnownError
     line: int  # from 1, as editors count
@@ -76,12 +82,12 @@ class LogScan:
             is_torn = not piece.endswith((b"\n", b"\r"))
             kept = piece[-_OVERLAP_BYTES:] if is_torn else b""
             kept = kept[max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1 :]
-            torn = len(kept)  # seen already, unless a hint goes on behind it
+            torn = len(kept)  # already searched, unless a hint goes on after it
             block = kept + block[end:]
         self.num_lines = line - is_ended
 
     def tail(self, num_lines: int = 12) -> list[str]:
-        """The last lines that say something; of a progress bar its last state."""
+        """The last lines that are not empty; of a progress bar its last state."""
         data = _ESCAPES.sub(b"", b"".join(self._last_bytes)[-_TAIL_BYTES:])
         lines = [_cut(_readable(raw.rstrip(b"\r").rsplit(b"\r", 1)[-1])) for raw in data.split(b"\n")]
         return [text for text in lines if text.strip()][-num_lines:]
@@ -102,9 +108,8 @@ class LogScan:
             piece, torn = seen + _ESCAPES.sub(b"", piece[torn:]), len(seen)
         flat = piece.replace(b"\r", b"\n")  # one kind of line end, at the same places
         words = b" ".join(set(_WORD.findall(flat)))
-        is_repetitive = (
-            len(words) < len(flat) // 8
-        )  # else looking for words takes as long as looking for hints
+        # else the search for words takes as long as that for hints
+        is_repetitive = len(words) < len(flat) // 8
         places: dict[
             int, tuple[int, int, set[int]]
         ] = {}  # by where its text begins: a hint's ends, the entries
@@ -144,3 +149,63 @@ def _readable(raw: bytes) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+
+
+FILE = Path(__file__).with_name("log_errors.toml")
+Kind = Literal["cause", "event", "symptom", "note", "region", "well", "done", "hidden"]
+_KEYS = {"name", "kind", "hint", "pattern", "meaning", "cure", "source", "example", "undone_by", "within"}
+
+
+@dataclass(frozen=True)
+class KnownError:
+    """One entry; the comment at the head of the file explains the keys."""
+
+    name: str
+    kind: Kind
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str] | None
+    meaning: str
+    cure: str
+    source: str
+    examples: tuple[str, ...]
+    undone_by: str | None = None
+    within: str | None = None
+
+    @property
+    def is_of_notes(self) -> bool:
+        """Whether the entry explains notes of Portwright's; no other entry matches a note, which is no failure."""
+        return self.pattern is not None and "note: " in self.pattern.pattern
+
+    def match(self, line: str) -> dict[str, str] | None:
+        """The pattern's groups in a line that has one of the hints; None where the pattern does not match."""
+        if self.pattern is None:
+            return {}
+        found = self.pattern.search(line)
+        return None if found is None else {k: v or "" for k, v in found.groupdict().items()}
+
+
+@cache
+def load_errors() -> tuple[KnownError, ...]:
+    """All entries, in the file's order: of two that fit a line the first counts."""
+    return tuple(_entry(raw) for raw in tomllib.loads(FILE.read_text(encoding="utf-8"))["error"])
+
+
+def _entry(raw: dict[str, Any]) -> KnownError:
+    if unknown := set(raw) - _KEYS:
+        raise ValueError(f"{FILE.name}: {raw.get('name')}: unknown keys {sorted(unknown)}")
+    return KnownError(
+        name=raw["name"],
+        kind=raw.get("kind", "cause"),
+        hints=_words(raw["hint"]),
+        pattern=re.compile(raw["pattern"]) if "pattern" in raw else None,
+        meaning=raw["meaning"],
+        cure=raw["cure"],
+        source=raw["source"],
+        examples=_words(raw["example"]),
+        undone_by=raw.get("undone_by"),
+        within=raw.get("within"),
+    )
+
+
+def _words(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -1,9 +1,8 @@
-"""The log of a job: its last lines, one step's part of it, and what is still coming."""
+"""The log of a job: its last lines, the part of one step, and new lines as they come."""
 
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import time
 from collections import deque
@@ -12,18 +11,18 @@ from pathlib import Path
 
 from portwright.errors import UserError, suggest
 from portwright.launch.ask import ask_state
-from portwright.launch.local import read_state
-from portwright.launch.registry import MANIFEST, Entry
+from portwright.launch.local import read_manifest, read_state
+from portwright.launch.registry import Entry
 from portwright.launch.slurm import ENDED, NoAnswerError, SlurmState
 
 _BEGINS = re.compile(r"portwright: (\S+) begins at ")
 _POLL_SECONDS = 0.5
-_ASK_SECONDS = {"slurm": 10.0}  # a controller serves all users of a site
+_ASK_SECONDS = {"slurm": 10.0}  # the controller serves all users of a site
 _BLOCK_BYTES = 1 << 16
 
 
 class LogReader:
-    """Reads lines as they come; the file need not exist yet, and a line that is not whole waits for its end."""
+    """Reads lines as they come; the file need not exist yet, and an incomplete line is kept until its end comes."""
 
     def __init__(self, path: Path, step: str | None = None) -> None:
         self._path, self._step = path, step
@@ -33,7 +32,7 @@ class LogReader:
         self._current: str | None = None
 
     def lines(self, *, is_last: bool = False) -> Iterator[str]:
-        """New lines, without their ends; with `is_last`, what stands behind the last one too."""
+        """New lines, without line ends; with `is_last`, an incomplete last line too."""
         for text in self._read():
             self._rest += text
             *whole, self._rest = self._rest.split("\n")
@@ -46,7 +45,7 @@ class LogReader:
         try:
             with self._path.open("rb") as file:
                 file.seek(0, 2)
-                if file.tell() < self._position:  # begun anew
+                if file.tell() < self._position:  # the file was written anew
                     self._position, self._rest = 0, ""
                 file.seek(self._position)
                 while block := file.read(_BLOCK_BYTES):
@@ -81,7 +80,7 @@ def follow_log(
     step: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SlurmState:
-    """Writes the log until the job has ended, across requeues; `note` is told how a job that waits stands."""
+    """Writes the log until the job has ended, across requeues; `note` gets the state of a waiting job."""
     reader = LogReader(entry.folder / "log.txt", step)
     for line in deque(reader.lines(), maxlen=count):
         write(line)
@@ -107,7 +106,7 @@ def follow_log(
         is_lost = unknown_since is not None and now - unknown_since > 3 * _ASK_SECONDS.get(
             entry.scheduler, 1.0
         )
-        # Between two attempts SLURM may call a job failed for a moment: the job's own word decides.
+        # Between two attempts SLURM may call a job failed for a moment: the job's own state file decides.
         is_over = state.is_ended and (said_end or state.word != "FAILED" or state.ended_seconds > 30)
         if is_over or is_lost:
             for line in reader.lines(is_last=True):
@@ -117,7 +116,7 @@ def follow_log(
 
 
 def describe_waiting(entry: Entry, state: SlurmState) -> str:
-    """How a job that does not run stands in the queue, in one line; empty for one that runs or has ended."""
+    """A waiting job's state in the queue, in one line; empty for a job that runs or has ended."""
     if state.state != "pending":
         return ""
     words = [f"{entry.name} waits in the queue"]
@@ -132,12 +131,9 @@ def describe_waiting(entry: Entry, state: SlurmState) -> str:
 
 def check_step(entry: Entry, step: str | None) -> None:
     """Refuses a step that the job does not have."""
-    if step is None:
-        return
     try:
-        manifest = json.loads((entry.folder / MANIFEST).read_text(encoding="utf-8"))
-        names = [str(each["name"]) for each in manifest["steps"]]
-    except (OSError, ValueError, KeyError, TypeError):  # then any may be looked for
+        names = [str(each["name"]) for each in read_manifest(entry.folder)["steps"]]
+    except (KeyError, TypeError):  # a manifest without steps allows any name
         return
-    if step not in names:
+    if step is not None and step not in names:
         raise UserError(f"the job {entry.name} has no step '{step}'.", suggest(step, names))

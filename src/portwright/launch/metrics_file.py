@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl while it grows: read on from the last look, thinned out where it is long, sampled where it is huge."""
+"""Reads a metrics.jsonl that grows: each time only the new lines, fewer points where it is long, and only the end of a huge one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_MOST_BYTES = 4 << 20  # read whole up to here; more is sampled, since a page must come at once
+_MOST_BYTES = 4 << 20  # larger files are read from near the end, since a page must come at once
 _TAIL_BYTES = 256 << 10
-_NUM_SAMPLES = 400
 _MOST_LINE_BYTES = 16 << 20
 _MOST_POINTS = 4096
 _POINTS_PER_LINE = 8
-_NUM_RATE_LINES = 16  # of the last part, which speed and ETA are of
-_ROUNDING_SECONDS = 0.002  # of wall_time and time_seconds together
+_NUM_RATE_LINES = 16  # last lines, from which speed and ETA follow
+_ROUNDING_SECONDS = 0.002  # the sum of the errors of wall_time and time_seconds
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A line of the file, as far as it is understood; values that are not finite are NaN or infinite again."""
+    """One parsed line of the file, with NaN and infinity restored."""
 
     kind: str
     step: int
@@ -36,24 +35,23 @@ class Logged:
 
 @dataclass
 class Metrics:
-    """What the lines come to so far."""
+    """A summary of the lines so far."""
 
     train: Logged | None = None  # the last one
     evaluation: Logged | None = None
     evaluated: list[tuple[int, float]] = field(default_factory=list)  # step, loss of evaluations
     streams: list[Logged] = field(default_factory=list)  # lines of the workers since the last start
-    points: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # step, loss (a mean, where several are one)
+    # step, loss (a mean, where points were joined)
+    points: list[tuple[int, float]] = field(default_factory=list)
     best: tuple[int, float] | None = None
     non_finite_step: int | None = None  # the first whose loss is NaN or infinite
-    resumed_at: list[int] = field(default_factory=list)  # steps that a later start went on from
+    resumed_at: list[int] = field(default_factory=list)  # steps at which the run was resumed
     recent: deque[Logged] = field(default_factory=lambda: deque(maxlen=_NUM_RATE_LINES))  # since that start
     is_sampled: bool = False
     num_damaged: int = 0
 
     def steps_per_second(self) -> float | None:
-        """Over the last lines since the last start, so that no gap between two starts counts."""
+        """The speed over the last lines since the last start, without the pause between two starts."""
         lines = [line for line in self.recent if line.seconds is not None]
         if len(lines) > 1:
             first, last = lines[0], lines[-1]
@@ -66,32 +64,29 @@ class Metrics:
     def samples_per_step(self) -> float | None:
         if self.train is None:
             return None
-        samples, steps = (
-            self.train.values.get("samples_per_second"),
-            self.train.values.get("steps_per_second"),
-        )
+        told = self.train.values
+        samples, steps = told.get("samples_per_second"), told.get("steps_per_second")
         if samples is None or not steps or not math.isfinite(samples / steps):
             return None
         return samples / steps
 
 
 class MetricsFile:
-    """Looks at a metrics.jsonl again and again; what was read once is not read a second time.
+    """Reads a metrics.jsonl repeatedly; each call reads only the new lines.
 
-    `is_brief` is content with the end of the file: for the last values and the speed, not for the curve.
+    `is_brief` reads only the end of the file: enough for the last values and the speed, not for the curve.
     """
 
     def __init__(self, path: Path, *, is_brief: bool = False) -> None:
         self._path = path
         self._most_bytes = _TAIL_BYTES if is_brief else _MOST_BYTES
-        self._num_samples = 0 if is_brief else _NUM_SAMPLES
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._before: Logged | None = None
         self.metrics = Metrics()
 
     def read(self) -> Metrics:
-        """Takes in what was written since; a file that is not there has nothing to say. May raise an OSError."""
+        """Reads new lines; a missing file has none. May raise an OSError."""
         try:
             file = self._path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
@@ -105,33 +100,20 @@ class MetricsFile:
                 self._forget()
                 self._identity = identity
             if about.st_size - self._offset > self._most_bytes:
-                self._sample(file, about.st_size)
+                self.metrics.is_sampled = True
+                file.seek(about.st_size - _TAIL_BYTES)
+                file.readline(_MOST_LINE_BYTES)  # the rest of a line
+                self._offset = file.tell()
             self._read_on(file)
         return self.metrics
 
     def _forget(self) -> None:
         self._identity, self._offset, self._before, self.metrics = None, 0, None, Metrics()
 
-    def _sample(self, file: BinaryIO, size: int) -> None:
-        """Takes lines at equal distances, up to the tail, which is read whole afterwards."""
-        self.metrics.is_sampled = True
-        end, taken = size - _TAIL_BYTES, -1
-        for number in range(self._num_samples):
-            file.seek(self._offset + (end - self._offset) * number // self._num_samples)
-            if number:
-                file.readline(_MOST_LINE_BYTES)  # the rest of a line
-            at = file.tell()
-            if taken < at < end:  # long lines are met more than once
-                taken = at
-                self._take(file.readline(_MOST_LINE_BYTES))
-        file.seek(end)
-        file.readline(_MOST_LINE_BYTES)
-        self._offset = file.tell()
-
     def _read_on(self, file: BinaryIO) -> None:
         file.seek(self._offset)
         for raw in file:
-            if not raw.endswith(b"\n"):  # half written, now or for ever
+            if not raw.endswith(b"\n"):  # incomplete: still being written, or torn
                 break
             self._offset += len(raw)
             self._take(raw)
@@ -175,13 +157,13 @@ class MetricsFile:
         if streams and _is_new_start(streams[-1], line):
             streams.clear()
         streams.append(line)
-        # The names of all that ever were are wanted, and of each the last line; not a million lines.
+        # Only the last line for each set of workers is kept, not a million lines.
         if len(streams) > 1 and streams[-2].values.keys() <= line.values.keys():
             del streams[-2]
 
 
 def thin_out(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """At most so many points: means of neighbours, each at the last step of its part; one that is not finite stays so."""
+    """At most so many points: means of neighbours, each at the last of their steps; a mean with a NaN is NaN."""
     if len(points) <= most:
         return points
     parts = (points[len(points) * k // most : len(points) * (k + 1) // most] for k in range(most))
@@ -189,7 +171,7 @@ def thin_out(points: list[tuple[int, float]], most: int) -> list[tuple[int, floa
 
 
 def mean(values: Sequence[float]) -> float:
-    return sum(x / len(values) for x in values)  # a sum of large ones might not be finite
+    return sum(x / len(values) for x in values)  # a sum of large values might overflow
 
 
 def _losses_of(line: Logged) -> list[tuple[int, float]]:

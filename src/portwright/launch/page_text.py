@@ -29,14 +29,12 @@ class Marks:
     waiting: str
     bar: str
     bar_rest: str
-    levels: str  # of a sparkline, the lowest first
-    broken: str  # a loss that is not finite
     dash: str
     ellipsis: str
 
 
-UNICODE = Marks("✓", "▶", "✗", "·", "━", "─", "▁▂▃▄▅▆▇█", "×", "—", "…")
-ASCII = Marks("ok", ">", "FAILED", ".", "=", "-", "_.-:=+*#", "x", "-", "...")
+UNICODE = Marks("✓", "▶", "✗", "·", "━", "─", "—", "…")
+ASCII = Marks("ok", ">", "FAILED", ".", "=", "-", "-", "...")
 
 
 def choose_marks(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Marks:
@@ -56,9 +54,9 @@ def choose_marks(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Mar
 
 
 def clean(text: str) -> str:
-    """A line of somebody's output without what would move a cursor or colour a terminal."""
+    """A line of a program's output without codes that move the cursor or set colours."""
     text = _ESCAPES.sub("", text.rstrip("\r\n"))
-    text = text[text.rfind("\r") + 1 :]  # what a terminal would show of a line that was drawn over
+    text = text[text.rfind("\r") + 1 :]  # the last state of a line that was overwritten
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.expandtabs())
 
 

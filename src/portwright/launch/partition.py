@@ -1,4 +1,4 @@
-"""Partitions and their nodes, as SLURM tells them."""
+"""Partitions and their nodes, from SLURM's commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Gres:
-    """A device as it is written: gpu:a100:4; without a type any will do."""
+    """A device as in gpu:a100:4; without a type it stands for any type."""
 
     name: str
     type: str | None
@@ -59,7 +59,7 @@ class Node:
         return not self.state.rstrip("*").lower().startswith(_DEAD)
 
     def num_of(self, wanted: Gres) -> int:
-        """How many devices it has that serve for what is wanted."""
+        """How many of the node's devices match `wanted`."""
         return sum(
             has.count
             for has in self.gres
@@ -134,5 +134,5 @@ def _minutes(text: str) -> int | None:
         return None
     try:
         return minutes_of(text)
-    except UserError:  # a form that no SLURM is known to print: nothing is said about the limit then
+    except UserError:  # an unknown form: the limit is not checked
         return None

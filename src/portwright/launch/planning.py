@@ -1,4 +1,4 @@
-"""What a command line asks for, worked out into a job: names, steps, resources, container; nothing is written."""
+"""Turns a command line into a job: names, steps, resources, container; writes nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from portwright.errors import UserError, suggest
 from portwright.job.problems import check_model
 from portwright.launch import registry
 from portwright.launch.job import Container, Job, Resources, Step, Tasks
-from portwright.launch.resolved import ResolvedParams, read_hpc_params, resolve_params, with_fixed_end
+from portwright.launch.resolved import (
+    ResolvedParams,
+    Subject,
+    find_subject,
+    read_hpc_params,
+    resolve_params,
+    with_fixed_end,
+)
 from portwright.launch.site import Environment, JobDefaults, Site
 from portwright.launch.site_files import load_site
 from portwright.launch.site_values import has_login, is_secret_key
 from portwright.launch.steps import ON_THE_HOST, Chain, choose_steps, compiles_on_the_host, make_steps
-from portwright.launch.subject import Subject, find_subject
 from portwright.launch.times import minutes_of
 from portwright.target import Target
 
 JOBS_VARIABLE, DEFAULT_JOBS = "PORTWRIGHT_JOBS", "portwright_jobs"
 TASKS: tuple[Tasks, ...] = ("stream", "parallel", "single")
-KINDS = ("apptainer", "singularity", "ch-run", "none")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -72,12 +77,7 @@ class Plan:
     subject: Subject
     params: ResolvedParams
     mode: str
-    notes: tuple[str, ...] = ()  # worth knowing before the queue
-
-
-def plan_job(request: Request) -> Job:
-    """The job that a command line means."""
-    return make_plan(request).job
+    notes: tuple[str, ...] = ()  # worth knowing before submission
 
 
 def make_plan(request: Request) -> Plan:
@@ -86,7 +86,7 @@ def make_plan(request: Request) -> Plan:
     target = get_target(request.target or site.target)
     site = site.for_target(target.name)
     for path, what in ((_here(), "the current folder"), (request.subject, "the model")):
-        _check_sayable(path, what)
+        _check_fits_script(path, what)
     subject = find_subject(request.subject, hpc=request.hpc, takes_configs=site.scheduler == "csctl")
     if request.hpc and not site.hpc:
         raise UserError(
@@ -110,30 +110,20 @@ def make_plan(request: Request) -> Plan:
         params = with_fixed_end(params, model_dir)
     name = _free_name(request, subject)
     folder = jobs_root(request.jobs_dir) / name
-    # Inside an image it is the image's own; "python" is replaced by Job.python where there is no container.
+    # Inside a container it is the image's own python; outside, Job.python takes its place.
     python = request.python or "python"
     seen = [workdir, model_dir, folder, *params.data_paths()]
     if subject.reference is None:  # a reference model is in the image's own portwright
         seen.append(subject.folder)
-    container = None if request.hpc else find_container(request, site, seen)  # whose programs bring their own
+    container = None if request.hpc else find_container(request, site, seen)  # the SDK brings its own
     environment, passed = visible_environment(request, site)
     if request.hpc:
         from portwright.launch.hpc import choose_hpc_steps, hpc_steps
 
         steps = hpc_steps(subject.folder, dict(params.values), choose_hpc_steps(request.steps))
     else:
-        chain = Chain(
-            subject,
-            target,
-            request.mode,
-            folder / "params.yaml",
-            model_dir,
-            python,
-            tasks,
-            defaults.ntasks,
-            site,
-            name,
-        )
+        ntasks, file = defaults.ntasks, folder / "params.yaml"
+        chain = Chain(subject, target, request.mode, file, model_dir, python, tasks, ntasks, site, name)
         steps = make_steps(chain, choose_steps(request.steps, request.mode, target, params.values, site))
     job = Job(
         name=name,
@@ -168,7 +158,7 @@ def _here() -> Path:
         raise UserError("the current folder has been removed.", "Go to another one: cd ~") from error
 
 
-def _check_sayable(path: str | Path, what: str) -> None:
+def _check_fits_script(path: str | Path, what: str) -> None:
     text = str(path)
     try:
         text.encode()
@@ -181,16 +171,16 @@ def _check_sayable(path: str | Path, what: str) -> None:
 
 
 def absolute(given: str, flag: str) -> Path:
-    """A path as the user means it, from the current folder."""
-    _check_sayable(given, flag)
+    """A path of the user's, made absolute from the current folder."""
+    _check_fits_script(given, flag)
     try:
         return Path(os.path.normpath(_here() / Path(given).expanduser()))
-    except RuntimeError as error:  # ~somebody who has no home
+    except RuntimeError as error:  # ~user of an unknown user
         raise UserError(f"{flag} is '{given}': {error}", "Give another.") from error
 
 
 def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
-    """What the site says with what the command line changes, checked together."""
+    """The site's defaults with the command line's changes, validated together."""
     defaults = site.job
     tasks = _tasks(request, site)
     given: dict[str, Any] = {
@@ -203,7 +193,7 @@ def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
     if request.flags:
         given["flags"] = [*defaults.flags, *request.flags]
     minutes = defaults.minutes if request.time is None else _minutes(request.time)
-    # Short jobs, such as tries, still have a half to work in.
+    # In a short job the grace time is at most half of the limit.
     given["grace_seconds"] = min(defaults.grace_seconds, minutes * 30)
     if defaults.max_minutes is not None and minutes > defaults.max_minutes:
         raise UserError(
@@ -212,11 +202,8 @@ def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
         )
     checked, problems = check_model(JobDefaults, {**defaults.model_dump(exclude_unset=True), **given}, ())
     for problem in problems:
-        flag = (
-            "--" + str(problem.path[0]).replace("_", "-").replace("flags", "flag")
-            if problem.path
-            else site.name
-        )
+        key = str(problem.path[0]).replace("_", "-").replace("flags", "flag") if problem.path else ""
+        flag = f"--{key}" if key else site.name
         raise UserError(f"{flag}: {problem.message}.", problem.cure)
     assert checked is not None
     if tasks == "single" and checked.ntasks > 1:
@@ -230,7 +217,7 @@ def job_defaults(request: Request, site: Site) -> tuple[JobDefaults, Tasks]:
                 f"--tasks stream needs two tasks at least, one that trains and one that reads; --ntasks is {checked.ntasks}.",
                 "Give --ntasks 2 or more, or --tasks single.",
             )
-        tasks = "single"  # --ntasks 1 says so
+        tasks = "single"  # --ntasks 1 asks for that
     return checked, "single" if checked.ntasks == 1 else tasks
 
 
@@ -264,7 +251,7 @@ def _resources(
     if nodes is not None and request.nodes is None:
         nodes = min(nodes, ntasks)
     if request.gres is None and not _needs_device(request, target, steps):
-        gres = None  # it would keep a device from others and wait for one
+        gres = None  # the job does not need a device
     return Resources(
         account=account,
         partition=defaults.partition,
@@ -325,7 +312,7 @@ def visible_environment(request: Request, site: Site) -> tuple[Mapping[str, str]
         )
     assert checked is not None
     for name, value in checked.variables.items():
-        if has_login(value):  # and is not repeated
+        if has_login(value):  # the value is not repeated
             is_given = any(text.startswith(f"{name}=") for text in request.env)
             raise UserError(
                 f"the value of {name} holds a password (://user:password@), and job.sh would show it.",
@@ -339,34 +326,27 @@ def visible_environment(request: Request, site: Site) -> tuple[Mapping[str, str]
     return checked.variables, checked.passed
 
 
-def _container_kind(request: Request, site: Site) -> str:
-    kind = request.container or site.container.kind
-    if kind not in KINDS:
-        raise UserError(f"--container is '{kind}'.", suggest(kind, KINDS))
-    if kind == "none" and request.container is None and request.image is not None:
-        raise UserError(
-            f"--image is given, and {site.name} does not say what runs containers there.",
-            f"Say it: --container {' or '.join(KINDS[:-1])}.",
-        )
-    if kind == "none" and request.packages:
-        raise UserError("--packages is given, and nothing runs in a container.", "Leave it out.")
-    if kind == "none" and request.binds:
-        raise UserError(
-            "--bind is given, and nothing runs in a container.",
-            "Leave it out, or give --container and --image.",
-        )
-    return kind
-
-
 def find_container(request: Request, site: Site, paths: Sequence[Path]) -> Container | None:
-    """What the programs run in, which sees these paths; None for nothing."""
-    if _container_kind(request, site) == "none":
-        return None
-    from portwright.launch.container import make_container
+    """The container of the programs, which sees these paths; None where there is none."""
+    from portwright.launch.container import KINDS, make_container
 
+    kind = request.container or site.container.kind
+    if kind not in (*KINDS, "none"):
+        raise UserError(f"--container is '{kind}'.", suggest(kind, (*KINDS, "none")))
+    if kind == "none":
+        if request.container is None and request.image is not None:
+            raise UserError(
+                f"--image is given, and {site.name} does not say what runs containers there.",
+                f"Say it: --container {' or '.join(KINDS)}.",
+            )
+        for flag, given in (("--packages", request.packages), ("--bind", request.binds)):
+            if given:
+                cure = "Leave it out, or give --container and --image."
+                raise UserError(f"{flag} is given, and nothing runs in a container.", cure)
+        return None
     python = Path(request.python or "")
     if python.is_absolute() and python.exists():
-        # The host's interpreter: what it needs lies around it, and where it was made from.
+        # The host's interpreter needs its own folder and, for a venv, that of the Python it was made from.
         paths = [*paths, python.parents[1], python.resolve().parents[1]]
     return make_container(
         site,
@@ -387,7 +367,7 @@ def _model_dir(request: Request, params: ResolvedParams, subject: Subject) -> Pa
 
 
 def _free_name(request: Request, subject: Subject) -> str:
-    """A name that no job of the user has, nor a folder among the jobs: mymodel-3."""
+    """A name such as mymodel-3 that no job of the user and no folder among the jobs has."""
     if request.name is not None and not _NAME.fullmatch(request.name):
         raise UserError(
             f"--name is {request.name!r}.",
@@ -428,7 +408,7 @@ def _notes(request: Request, params: ResolvedParams, job: Job) -> tuple[str, ...
 
 
 def _without_scheduler(request: Request) -> list[str]:
-    """Flags that only a scheduler heeds."""
+    """Given flags that have no effect without a scheduler."""
     given = {
         "--account": request.account,
         "--partition": request.partition,
@@ -441,7 +421,7 @@ def _without_scheduler(request: Request) -> list[str]:
 
 
 def _notes_of_secrets(request: Request, job: Job) -> list[str]:
-    """Which keys of -D lie readable where params do; their values are not repeated."""
+    """Notes keys of -D whose secret values are readable in params files; the values are not repeated."""
     keys = dict.fromkeys(text.partition("=")[0].strip() for text in request.overrides)
     where = "the job's params.yaml (mode 0600)"
     if request.hpc:

@@ -1,24 +1,27 @@
-"""Processes of this machine: which one is meant, and all that it has started."""
+"""Processes of this machine: how to identify one, find its descendants, and end them together."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+KILL_WAIT_SECONDS = 30.0  # as SLURM's KillWait: between a SIGTERM and the SIGKILL behind it
 _PROC = Path("/proc")
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 _SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process number with the moment at which it began: numbers are used again, moments are not."""
+    """A process number with its start time, since the numbers are reused."""
 
     pid: int
     started: str
@@ -28,25 +31,23 @@ class Process:
         return Process(os.getpid(), started_at(os.getpid()) or "")
 
     def is_alive(self) -> bool:
-        """A zombie has ended: it waits only for its parent to ask."""
+        """A zombie counts as ended."""
         return bool(self.started) and started_at(self.pid) == self.started
 
 
 def started_at(pid: int) -> str | None:
-    """When a process began, in words that differ for another one of the same number; None where there is none."""
-    if not _PROC.joinpath("self").exists():
-        return _started_by_ps(pid)
-    fields = _stat(pid)
-    if fields is None or fields[0] in ("Z", "X"):
-        return None
-    # Ticks since the machine's start, and which start that was.
-    return f"{fields[19]}@{_boot()}"
+    """A text that identifies a process's start, different for a later process of the same number; None without such a process."""
+    if not _PROC.joinpath("self").exists():  # not Linux
+        words = ["ps", "-o", "lstart=", "-p", str(pid)]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
+    # Ticks since the machine's start, and the id of that start.
+    return f"{_stat(pid)[19]}@{_boot()}" if living([pid]) else None
 
 
 def machine() -> str:
-    """Names where process numbers mean something: this start of the machine, and the process namespace (a container's) on it.
+    """Identifies the scope of process numbers: this start of the machine, and the process namespace (of a container).
 
-    A new host name does not change it. Empty where it is not known.
+    It does not depend on the host name. Empty where it is not known.
     """
     try:
         namespace = _PROC.joinpath("self/ns/pid").stat().st_ino
@@ -56,13 +57,13 @@ def machine() -> str:
 
 
 def parent(pid: int) -> int | None:
-    """The number of the process that started another one, or has taken it over."""
+    """The number of a process's parent, or of the process that adopted it."""
     fields = _stat(pid)
-    return int(fields[1]) if fields is not None else None
+    return int(fields[1]) if fields else None
 
 
 def command_words(pid: int) -> list[str]:
-    """The words that a process was started with; none where it may not be looked at."""
+    """The command line of a process; empty where it may not be read."""
     try:
         text = _PROC.joinpath(str(pid), "cmdline").read_bytes()
     except OSError:
@@ -71,11 +72,11 @@ def command_words(pid: int) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that a process has started, children before grandchildren."""
+    """All descendants of a process, children before grandchildren."""
     children: dict[int, list[int]] = {}
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    for number in _all_processes():
+        if (above := parent(number)) is not None:
+            children.setdefault(above, []).append(number)
     found: list[int] = []
     rest = [pid]
     while rest:
@@ -85,80 +86,106 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def living(pids: Iterable[int]) -> list[int]:
-    return [pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] not in ("Z", "X")]
-
-
-def signal_each(pids: Iterable[int], number: int) -> None:
-    """Those that have ended meanwhile, or belong to another user, are left out."""
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
+def own_descendants() -> list[int]:
+    return descendants(os.getpid())
 
 
 def marked(name: str, value: str) -> list[int]:
     """Processes of this user whose environment has `name` with this value."""
     wanted = os.fsencode(f"{name}={value}")
     found = []
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if wanted in entry.joinpath("environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:  # another user's, or just ended
-            continue
-    return found
+    for number in _all_processes():
+        with contextlib.suppress(OSError):  # another user's, or just ended
+            if wanted in _PROC.joinpath(str(number), "environ").read_bytes().split(b"\0"):
+                found.append(number)
+    return [number for number in found if number != os.getpid()]
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if (fields := _stat(pid)) and fields[0] not in ("Z", "X")]
+
+
+def signal_each(pids: Iterable[int], number: int) -> None:
+    """Sends a signal to processes; those that have ended, or belong to another user, are left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+class Ending:
+    """Ends processes together: a SIGTERM to all of them, and half a minute later a SIGKILL to those that are left."""
+
+    def __init__(self, find: Callable[[], list[int]]) -> None:
+        self._find = find
+        self._told_at: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._told_at is not None
+
+    def begin(self) -> None:
+        """Sends the SIGTERM; more calls do nothing."""
+        if self._told_at is None:
+            self._told_at = time.monotonic()
+            signal_each(self._find(), signal.SIGTERM)
+
+    def press(self) -> None:
+        """Kills what has not ended in time; a waiting caller calls it repeatedly."""
+        if self._told_at is not None and time.monotonic() - self._told_at > KILL_WAIT_SECONDS:
+            signal_each(self._find(), signal.SIGKILL)
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For `preexec_fn`: the child is killed when the thread that started it is gone, however that went.
+    """For `preexec_fn`: the kernel kills the child when the thread that started it ends, in any way.
 
-    It also hears of its own children again, where its parent has that blocked for `wait_for_a_child`.
+    It also unblocks SIGCHLD in the child, which a parent blocks for `wait_for_a_child`.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    parent = os.getpid()
+    above = os.getpid()
 
     def arm() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        if prctl is not None:
-            prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-            if os.getppid() != parent:  # gone before the call
-                os._exit(128 + signal.SIGKILL)
+        end_with_parent()
+        if os.getppid() != above:  # gone before the call
+            os._exit(128 + signal.SIGKILL)
 
     return arm
 
 
 def end_with_parent() -> None:
-    """The same for this very process: it is killed when its parent is gone."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    """The kernel kills this process when its parent ends."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Orphaned descendants become children of this process, so that it can find them all."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def wait_for_a_child(seconds: float) -> None:
-    """Sleeps until a child ends, which the caller has blocked SIGCHLD for, or the time is over."""
+    """Sleeps until a child ends or the time is over; the caller must have blocked SIGCHLD."""
     if hasattr(signal, "sigtimedwait"):
         signal.sigtimedwait({signal.SIGCHLD}, seconds)
     else:
         time.sleep(min(seconds, 0.05))
 
 
-def adopt_orphans() -> None:
-    """What descendants leave behind becomes a child of this process, so that none is lost sight of."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def _prctl(option: int, value: int) -> None:
+    if _PRCTL is not None:
+        _PRCTL(option, value, 0, 0, 0)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields behind the name, which may hold spaces and brackets: state, parent, ..."""
+def _all_processes() -> Iterator[int]:
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if entry.name.isdecimal():
+            yield int(entry.name)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name, which may have spaces: state, parent, ...; empty without such a process."""
     try:
         text = _PROC.joinpath(str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
-        return None
+        return []
     return text.rpartition(")")[2].split()
 
 
@@ -167,10 +194,3 @@ def _boot() -> str:
         return _PROC.joinpath("sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _started_by_ps(pid: int) -> str | None:
-    done = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None

@@ -1,26 +1,25 @@
-"""How far a job is, read from its folder and its run's: nothing is asked of the scheduler, nothing is written."""
+"""The progress of a job, read from its folder and its run's; calls no scheduler and writes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from portwright.launch.attempts_file import Attempt, read_attempts
 from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
 from portwright.launch.metrics_file import Logged, Metrics, MetricsFile, number, thin_out
-from portwright.launch.stream_counts import Worker, list_workers, rates_in
 
 _LOG_TAIL_BYTES = 64 << 10
 _TOLD_TOTAL = re.compile(rb"train step \d+/(\d+)")
-_MOST_POINTS = 512  # of the series that is handed on
-_CLOCK_SECONDS = 5  # by which clocks of nodes may differ
+_MOST_POINTS = 512  # of the series for a page
+_CLOCK_SECONDS = 5  # clocks of nodes may differ by so much
 
 LinkState = Literal["done", "running", "failed", "waiting"]
 
@@ -35,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Training:
-    """How far the training is; a rate is of the last part since the last start."""
+    """The progress of the training; rates are those of the last lines since the last start."""
 
     step: int
     total: int | None
@@ -50,7 +49,7 @@ class Training:
     samples_per_second: float | None
     logged: float | None  # wall time of the last line
     log_interval_seconds: float | None  # between the last two lines
-    is_sampled: bool  # of a huge file a part was read, so that `best_loss` is the best of that part
+    is_sampled: bool  # only a part of a huge file was read, so that `best_loss` is of that part
     emulated: str | None
 
     @property
@@ -58,14 +57,14 @@ class Training:
         return min(1.0, self.step / self.total) if self.total else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the last step, at the speed of late; None where the speed or the end is not known."""
+        """Seconds to the last step at the current speed; None where the speed or the end is not known."""
         if self.total is None or self.steps_per_second is None:
             return None
         since = max(0.0, now - self.logged) if self.logged is not None else 0.0
         return max(0.0, (self.total - self.step) / self.steps_per_second - since)
 
     def silent_seconds(self, now: float) -> float | None:
-        """How long nothing was logged, where that is far longer than it was between the last lines."""
+        """Seconds since the last line, where that is far more than between the last two lines."""
         if self.logged is None:
             return None
         silent = now - self.logged
@@ -74,7 +73,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the last evaluation came to; names without `eval/`."""
+    """The values of the last evaluation; names without `eval/`."""
 
     step: int
     values: Mapping[str, float]
@@ -83,7 +82,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a job's folders say of it."""
+    """The progress of a job, from its folders."""
 
     state: str | None  # running, requeued, done, failed, cancelled; None: the script has not begun
     step: str | None  # the one that runs, or ran last
@@ -92,7 +91,7 @@ class Progress:
     time: float | None  # of state.json
     chain: tuple[Link, ...]
     training: Training | None
-    earlier_step: int | None  # what the run's folder had reached before this job wrote to it
+    earlier_step: int | None  # the run's step before this job began
     evaluation: Evaluation | None
     checkpoint: CheckpointSeen | None
     num_checkpoints: int
@@ -101,18 +100,13 @@ class Progress:
     notes: tuple[str, ...]  # what could not be read
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON knows it; a number that is not finite is null."""
+        """The progress as JSON values; a number that is not finite is null."""
         document: dict[str, Any] = as_plain(self)
         return document
 
 
-def read_progress(folder: Path, model_dir: Path | None) -> Progress:
-    """Looks once; who looks again and again keeps a ProgressReader."""
-    return ProgressReader(folder, model_dir).read()
-
-
 class ProgressReader:
-    """Reads a job's folder and its run's `model_dir`, which an HPC job has none of; `is_brief`: for a row of a table."""
+    """Reads a job's folder and its run's `model_dir` (None for an HPC job); `is_brief`: only what a table row needs."""
 
     def __init__(self, folder: Path, model_dir: Path | None, *, is_brief: bool = False) -> None:
         self._folder, self._model_dir = Path(folder), model_dir
@@ -121,8 +115,8 @@ class ProgressReader:
 
     def read(self) -> Progress:
         notes: list[str] = []
-        state = _read_object(self._folder / "state.json", notes)
-        manifest = _read_object(self._folder / "manifest.json", notes)
+        state = _read_mapping(self._folder / "state.json", json.loads, "JSON object", notes)
+        manifest = _read_mapping(self._folder / "manifest.json", json.loads, "JSON object", notes)
         submitted = read_time(manifest.get("submitted", manifest.get("time")))
         train, evaluated = [_read_metrics(file, notes) for file in self._files] or (Metrics(), Metrics())
         is_ours = _is_since(train.train, submitted)
@@ -145,13 +139,10 @@ class ProgressReader:
         )
 
     def _list_checkpoints(self, notes: list[str]) -> list[CheckpointSeen]:
-        if self._model_dir is None:
-            return []
-        try:
-            return list_seen(self._model_dir)
-        except OSError as error:
-            notes.append(_cannot_read(self._model_dir, error))
-            return []
+        if self._model_dir is not None:
+            with _telling(self._model_dir, notes):
+                return list_seen(self._model_dir)
+        return []
 
     def _read_chain(self, manifest: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Link, ...]:
         steps = manifest.get("steps")
@@ -194,7 +185,7 @@ class ProgressReader:
         )
 
     def _find_total(self, notes: list[str]) -> int | None:
-        """The step that the training ends at: as the run told its log, since it alone knows how long an epoch is."""
+        """The last step of the training: from the run's log, since only the run knows how long an epoch is."""
         told = _TOLD_TOTAL.findall(read_tail(self._folder / "log.txt", _LOG_TAIL_BYTES, notes))
         if told:
             return int(told[-1])
@@ -202,28 +193,34 @@ class ProgressReader:
         if self._model_dir is not None:
             files.append(self._model_dir / "train" / "params_train.yaml")
         for file in files:
-            total = _total_of(_read_runconfig(file, notes))
+            section = _read_mapping(file, yaml.safe_load, "YAML", notes).get("runconfig")
+            total = _total_of(section if isinstance(section, dict) else {})
             if total is not None:
                 return total
         return None
 
 
+@contextlib.contextmanager
+def _telling(path: Path, notes: list[str]) -> Iterator[None]:
+    """For reading a file: a missing file is ignored, an unreadable one becomes a note."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {(error.strerror or str(error)).lower()}.")
+
+
 def read_tail(path: Path, most_bytes: int, notes: list[str]) -> bytes:
     """The last bytes of a file; nothing where there is no such file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - most_bytes))
-            return file.read(most_bytes)
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-    except OSError as error:
-        notes.append(_cannot_read(path, error))
-        return b""
+    with _telling(path, notes), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - most_bytes))
+        return file.read(most_bytes)
+    return b""
 
 
 def read_time(value: Any) -> float | None:
-    """A moment as a number of seconds or in ISO 8601, as wall time; None where it is neither."""
+    """Wall time from a number of seconds or a text in ISO 8601; None for anything else."""
     if isinstance(value, str):
         import datetime
 
@@ -235,43 +232,23 @@ def read_time(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        notes.append(_cannot_read(path, error))
-        return {}
-    except (ValueError, RecursionError):
-        found = None
+def _read_mapping(path: Path, parse: Callable[[bytes], Any], kind: str, notes: list[str]) -> dict[str, Any]:
+    found: Any = {}
+    with _telling(path, notes):
+        try:
+            found = parse(path.read_bytes())
+        except (ValueError, RecursionError, yaml.YAMLError):
+            found = None
     if not isinstance(found, dict):
-        notes.append(f"{path.name} is damaged: it is no JSON object.")
+        notes.append(f"{path.name} is damaged: it is no {kind}.")
         return {}
     return found
 
 
 def _read_metrics(file: MetricsFile, notes: list[str]) -> Metrics:
-    try:
+    with _telling(Path("metrics.jsonl"), notes):
         return file.read()
-    except OSError as error:
-        notes.append(_cannot_read(Path("metrics.jsonl"), error))
-        return file.metrics
-
-
-def _read_runconfig(path: Path, notes: list[str]) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        notes.append(_cannot_read(path, error))
-        return {}
-    except (yaml.YAMLError, ValueError, RecursionError):
-        notes.append(f"{path.name} is damaged: it is no YAML.")
-        return {}
-    section = found.get("runconfig") if isinstance(found, dict) else None
-    return section if isinstance(section, dict) else {}
+    return file.metrics
 
 
 def _total_of(runconfig: Mapping[str, Any]) -> int | None:
@@ -320,12 +297,8 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _cannot_read(path: Path, error: OSError) -> str:
-    return f"{path.name} cannot be read: {(error.strerror or str(error)).lower()}."
-
-
 def as_plain(value: Any) -> Any:
-    """Dataclasses as what JSON knows; a number that is not finite is null."""
+    """Dataclasses as JSON values; a number that is not finite is null."""
     if hasattr(value, "__dataclass_fields__"):
         return {name: as_plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
@@ -333,3 +306,104 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT")
+_SIGNALS = {"6": "an abort", "7": "a bus error", "9": "a kill", "11": "a memory fault", "15": "a termination"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One line of the file."""
+
+    time: str
+    why: str  # as the script wrote it, such as requeue:signal or retry:137
+    checkpoint_step: int | None
+    step: str = ""  # step of the chain
+
+    @property
+    def moment(self) -> str:
+        """The time to the minute, as the script wrote it."""
+        return re.sub(r"^(\d+-\d+-\d+)T(\d+:\d+):\d+Z$", r"\1 \2 UTC", self.time)
+
+    @property
+    def words(self) -> str:
+        """Why it ended, for a person."""
+        kind, _, detail = self.why.partition(":")
+        if kind == "requeue":
+            return _REQUEUES.get(detail, f"requeued ({detail})" if detail else "requeued")
+        if kind == "retry":
+            return f"tried again after {_status_words(detail)}"
+        if kind == "node":
+            return "the node was lost"
+        return self.why
+
+
+_REQUEUES = {
+    "signal": "saved before the time limit and requeued",
+    "85": "told to end, saved and requeued",
+    "timeout": "reached the time limit and requeued",
+    "preempted": "preempted and requeued",
+    "slurm": "requeued by SLURM",
+}
+
+
+def read_attempts(path: Path, notes: list[str]) -> tuple[Attempt, ...]:
+    """The attempts that ended; none where there is no such file."""
+    text = ""
+    with _telling(path, notes):
+        text = path.read_text("utf-8", errors="replace")
+    attempts, is_damaged = [], False
+    for words in filter(None, map(str.split, text.splitlines())):
+        if len(words) >= 2 and _TIME.match(words[0]):
+            time, why, step, name = (*words, "", "")[:4]
+            attempts.append(Attempt(time, why, int(step) if step.isdecimal() else None, name))
+        else:
+            is_damaged = True
+    if is_damaged:
+        notes.append(f"{path.name} is damaged: some of its lines are left out.")
+    return tuple(attempts)
+
+
+def _status_words(status: str) -> str:
+    if status.isdecimal() and 128 < int(status) <= 192:
+        number = str(int(status) - 128)
+        return _SIGNALS.get(number, f"signal {number}") + f" (status {status})"
+    return f"status {status}" if status else "a failure"
+
+
+_RATE = "/samples_per_second"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One task that reads data; for a lost worker, its last rate."""
+
+    name: str
+    samples_per_second: float | None
+    is_alive: bool
+
+
+def rates_in(line: Logged) -> dict[str, float]:
+    """Samples a second of the workers that a line of kind `stream` names."""
+    return {
+        name.removesuffix(_RATE).replace("_", " "): rate
+        for name, rate in line.values.items()
+        if name.endswith(_RATE)
+    }
+
+
+def list_workers(rates: Mapping[str, float], last: Logged | None) -> tuple[Worker, ...]:
+    """All workers logged since the last start; those that the last line does not name are lost."""
+    alive = rates_in(last) if last is not None else {}
+    return tuple(
+        Worker(name, rate if math.isfinite(rate) else None, name in alive)
+        for name, rate in sorted(rates.items(), key=lambda item: _natural(item[0]))
+    )
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """A sort key: worker 2 comes before worker 10."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return (head, int(digits[-18:]) if digits.isascii() and digits else -1, name)

@@ -1,4 +1,4 @@
-"""Why a job waits or failed, in plain words: SLURM's reasons and states, and the statuses that scripts end with."""
+"""Plain words for SLURM's reasons and states, and for the exit statuses of steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """What a reason of SLURM's means to who waits."""
+    """The meaning of one of SLURM's reasons for a waiting job."""
 
     words: str
-    cure: str = ""  # empty: waiting is all there is to do
+    cure: str = ""  # empty: the user can only wait
 
 
-# `man squeue`, JOB REASON CODES, and src/common/slurm_protocol_defs.c of 22.05 for those it leaves out.
+# From `man squeue`, JOB REASON CODES, and for further ones src/common/slurm_protocol_defs.c of 22.05.
 _REASONS: dict[str, Reason] = {
     "None": Reason("the scheduler has not looked at it yet"),
     "Priority": Reason("jobs with a higher priority are before it in the queue"),
@@ -88,7 +88,7 @@ _LIMITS: tuple[tuple[str, str], ...] = (
 _LIMIT_CURE = "If other jobs of the group hold it up it starts after them; else ask for less, or for more of the allocation."
 
 _STATUSES = {
-    1: "findings, or something that this machine cannot do",
+    1: "findings, something that this machine cannot do, or an end with status 0 before the last step",
     2: "bad input: params, paths or flags",
     3: "the loss became NaN or infinite",
     85: "it saved and asked to be requeued",
@@ -113,7 +113,7 @@ _SCHEDULER_WORDS = {
 
 
 def explain_reason(reason: str) -> Reason | None:
-    """What a reason of SLURM's means; None where it gives none."""
+    """The meaning of one of SLURM's reasons; None where there is no reason."""
     word = reason.strip().strip("()").replace("_", " ").strip()
     if not word or word == "None":
         return None
@@ -133,7 +133,7 @@ def explain_reason(reason: str) -> Reason | None:
 
 
 def explain_status(status: int) -> str:
-    """What a step's status means."""
+    """The meaning of a step's exit status."""
     known = _STATUSES.get(status)
     if known is None and 128 < status < 193:
         known = f"ended by signal {status - 128}"
@@ -141,5 +141,5 @@ def explain_status(status: int) -> str:
 
 
 def explain_word(word: str) -> str:
-    """What an end in SLURM's own word means; empty for a plain failure."""
+    """The meaning of SLURM's word for an end, such as TIMEOUT; empty for a plain failure."""
     return _SCHEDULER_WORDS.get(word, "")

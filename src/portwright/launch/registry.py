@@ -1,9 +1,8 @@
-"""Which jobs a user has: one small file each, outside of every project."""
+"""The list of a user's jobs: one small file each, outside of every project."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import json
 import os
@@ -14,8 +13,8 @@ from typing import Any
 
 from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text, explain_os_error
-
-MANIFEST, SCHEDULER_ID = "manifest.json", "scheduler_id"
+from portwright.launch import local
+from portwright.launch.job import MANIFEST, SCHEDULER_ID
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class Entry:
     folder: Path
     site: str
     scheduler: str  # slurm, csctl or none
-    scheduler_id: str = ""  # empty: it was not taken
-    submitted: str = ""  # in ISO form, with the zone
+    scheduler_id: str = ""  # empty: the scheduler did not accept it
+    submitted: str = ""  # ISO 8601, with the zone
     model_dir: str = ""
     title: str = ""  # the subject as it was given
-    error: str = ""  # why it was not taken
-    ended: str = ""  # done, failed or cancelled; schedulers forget their jobs, this file does not
+    error: str = ""  # why it was not accepted
+    ended: str = ""  # done, failed or cancelled; kept here, since schedulers forget their jobs
     status: int | None = None  # of an ended one
-    reason: str = ""  # why it ended, in words, where its scheduler said so
+    reason: str = ""  # why it ended, where its scheduler gave a reason
 
     @property
     def was_taken(self) -> bool:
@@ -46,12 +45,8 @@ def registry_folder() -> Path:
     return Path(state).expanduser().absolute() / "portwright" / "jobs"
 
 
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
 def write_entry(entry: Entry) -> None:
-    """Puts a job into the registry, or what has become of it."""
+    """Writes a job's file, new or changed."""
     path = registry_folder() / f"{entry.name}.json"
     _make_folder(path.parent)
     values = {**asdict(entry), "folder": str(entry.folder)}
@@ -67,13 +62,13 @@ def note_end(entry: Entry, state: str, status: int | None, reason: str = "") -> 
 
 
 def read_entries() -> list[Entry]:
-    """All jobs, the newest last; a file that is damaged, or holds what cannot be, is left out."""
+    """All jobs, the newest last; damaged files are left out."""
     folder = registry_folder()
     try:
         paths = sorted(folder.glob("*.json"))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error}.", "Mend that folder.") from error
-    found = [_as_gone_on(_as_started_last(entry)) for path in paths if (entry := _read(path)) is not None]
+    found = [_with_restart(_with_newest_id(entry)) for path in paths if (entry := _read(path)) is not None]
     return sorted(found, key=lambda entry: (entry.submitted, entry.name))
 
 
@@ -82,7 +77,7 @@ def names() -> set[str]:
 
 
 def find_entry(text: str) -> Entry:
-    """The job that is meant: by its name, by the scheduler's id, or by its folder."""
+    """The job that `text` names: by its name, by the scheduler's id, or by its folder."""
     if not text.strip():
         raise UserError("the job's name is empty.", "Give a name that 'portwright jobs --all' lists.")
     entries = read_entries()
@@ -92,7 +87,7 @@ def find_entry(text: str) -> Entry:
     if text.isdecimal():
         same = [entry for entry in entries if entry.scheduler_id == text]
         if same:
-            return same[-1]  # ids begin anew on another cluster: the newest is meant
+            return same[-1]  # clusters may have the same ids: takes the newest job
     folder = Path(text).expanduser()
     if folder.joinpath(MANIFEST).is_file():
         folder = folder.resolve()
@@ -106,7 +101,7 @@ def find_entry(text: str) -> Entry:
 
 
 def entry_from_manifest(manifest: dict[str, Any], folder: Path) -> Entry:
-    """What the registry keeps of a job, from what its folder says."""
+    """The registry's entry of a job, made from its manifest."""
     return Entry(
         name=str(manifest["name"]),
         folder=folder,
@@ -129,7 +124,7 @@ def locked() -> Iterator[None]:
     except OSError as error:
         raise explain_os_error(error, path) from error
     try:
-        # A home without locks still has names that only one can take: see folder.py.
+        # Without locks on the file system, write_folder still gives a name to one job alone.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -138,7 +133,7 @@ def locked() -> Iterator[None]:
 
 
 def _entry_of_folder(folder: Path) -> Entry:
-    """A job that another machine, or another user, submitted."""
+    """The entry of a job that another machine or user submitted, made from its folder."""
     path = folder / MANIFEST
     try:
         entry = entry_from_manifest(json.loads(path.read_text(encoding="utf-8")), folder)
@@ -154,22 +149,22 @@ def _read(path: Path) -> Entry | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kept = {name: value for name, value in values.items() if name in known}
-        if not all(_is_good(name, value) for name, value in kept.items()):
+        if not all(_is_valid_field(name, value) for name, value in kept.items()):
             return None
         return Entry(**{**kept, "folder": Path(kept["folder"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _is_good(name: str, value: object) -> bool:
-    """Whether a field can be what it says: all but the status are texts, and any of them may be used in a path."""
+def _is_valid_field(name: str, value: object) -> bool:
+    """Whether a field has the right type; texts must be safe to use in a path."""
     if name == "status":
         return value is None or type(value) is int
     return isinstance(value, str) and b"\0" not in os.fsencode(value)
 
 
-def _as_started_last(entry: Entry) -> Entry:
-    """A script that was handed to the scheduler by hand has another id than the submission, which it notes in its folder."""
+def _with_newest_id(entry: Entry) -> Entry:
+    """Replaces the id where job.sh was submitted again by hand; the script notes the new id in its folder."""
     if entry.scheduler != "slurm":
         return entry
     try:
@@ -181,10 +176,8 @@ def _as_started_last(entry: Entry) -> Entry:
     return replace(entry, scheduler_id=noted, ended="", status=None, reason="", error="")
 
 
-def _as_gone_on(entry: Entry) -> Entry:
-    """The same for a job without a scheduler: what its folder says since its end was noted counts."""
-    from portwright.launch import local  # which needs this file, too
-
+def _with_restart(entry: Entry) -> Entry:
+    """Clears the noted end of a job without a scheduler that was started again by hand."""
     if entry.scheduler == "slurm" or not entry.ended:
         return entry
     try:

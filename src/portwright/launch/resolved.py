@@ -1,44 +1,42 @@
-"""The params of a job, resolved once: the file with the command line's changes, and every key of the user's kept."""
+"""The subject of a job, and its params: the file with the command line's changes, all keys of the user's kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from portwright.errors import UserError
+from portwright.discover import find_all_models
+from portwright.errors import UserError, suggest
+from portwright.job.data_paths import named_paths
 from portwright.job.framework import TENSORFLOW, framework_of
 from portwright.job.model_list import find_config
-from portwright.job.overrides import apply_override
-from portwright.job.yaml_source import parse_value, read_yaml
+from portwright.job.params import apply_override
+from portwright.job.run_params import default_model_dir
+from portwright.job.yaml_source import read_yaml, write_yaml
 from portwright.launch.checkpoints_seen import list_seen
-from portwright.launch.subject import Subject
 from portwright.target import Target
-
-_PATH_ENDS = ("_dir", "_path", "_file", "_dirs", "_paths", "_files")
 
 
 @dataclass(frozen=True)
 class ResolvedParams:
-    """What params.yaml of a job folder says."""
+    """The params of a job, as they are written to its params.yaml."""
 
     values: Mapping[str, Any]
     source: Path
-    problem: UserError | None = None  # what is wrong with them, as far as that is known before the run
+    problem: UserError | None = None  # faults that are known before the run
     notes: tuple[str, ...] = ()
 
     def as_yaml(self) -> str:
-        return yaml.dump(dict(self.values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        return write_yaml(self.values)
 
     def data_paths(self) -> list[Path]:
         """Existing files and folders that params name, such as data_dir and checkpoint_path, from the current folder."""
         found = []
-        for text in _paths_in(self.values):
+        for _, text in named_paths(self.values):
             path = Path(text).expanduser()
-            if "://" not in text and path.exists():
+            if "://" not in text and "\0" not in text and path.exists():
                 found.append(Path.cwd() / path)
         return list(dict.fromkeys(found))
 
@@ -46,7 +44,7 @@ class ResolvedParams:
 def resolve_params(
     subject: Subject, given: str | None, overrides: Sequence[str], target: Target
 ) -> ResolvedParams:
-    """Reads the params that a run of the subject would, and applies the changes of the command line."""
+    """Reads the params that a run of the subject reads, and applies the changes of the command line."""
     if subject.config is not None:
         if given is not None:
             raise UserError(
@@ -59,10 +57,10 @@ def resolve_params(
 
 
 def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
-    """num_steps counts from wherever a run starts, and a job starts again after each requeue: it becomes the step to end at."""
+    """Replaces num_steps by max_steps: num_steps counts from the start of a run, and a job starts again after each requeue."""
     runconfig = params.values.get("runconfig")
     more = runconfig.get("num_steps") if isinstance(runconfig, Mapping) else None
-    if type(more) is not int or more < 1:  # anything else is told by whoever checks params
+    if type(more) is not int or more < 1:  # other values are reported by the check of the params
         return params
     assert isinstance(runconfig, Mapping)
     try:
@@ -81,7 +79,7 @@ def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
 
 
 def read_hpc_params(subject: Subject, given: str | None, overrides: Sequence[str]) -> ResolvedParams:
-    """The same for a folder of the Cerebras SDK's programs, whose keys are its own; without a file all have defaults."""
+    """The same for a folder of the Cerebras SDK's programs, with keys of their own; without a file all have defaults."""
     path = Path(given).expanduser() if given is not None else subject.folder / "hpc.yaml"
     if given is None and not path.is_file():
         values: dict[Any, Any] = {}
@@ -116,7 +114,7 @@ def _find_file(subject: Subject, given: str | None) -> Path:
 
 
 def _find_problem(subject: Subject, path: Path, overrides: Sequence[str], target: Target) -> UserError | None:
-    """What the run would refuse in the params; keys that the user's own functions check are left to the validate step."""
+    """Faults of the params that the run would refuse; the validate step checks the keys of the user's own functions."""
     from portwright.discover import find_targets
     from portwright.job.params import load_params
 
@@ -139,31 +137,58 @@ def _find_problem(subject: Subject, path: Path, overrides: Sequence[str], target
     return None
 
 
-def _paths_in(values: Any, named: bool = False) -> Iterator[str]:
-    """Texts under keys that name paths, at any depth."""
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from _paths_in(value, str(key).endswith(_PATH_ENDS))
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _paths_in(value, named)
-    elif named and isinstance(values, str) and values and "\0" not in values:
-        yield values
+@dataclass(frozen=True)
+class Subject:
+    """What a job runs."""
+
+    name: str  # begins the job's name
+    folder: Path  # absolute; what the nodes must see
+    script: Path | None  # its run.py; None for an HPC folder and for a config
+    reference: str | None = None  # name of a reference model, whose run.py is in the package
+    config: Path | None = None  # of the vendor's model zoo, for a cluster that runs `cszoo fit`
+
+    @property
+    def model_dir(self) -> Path:
+        """The default folder of its run."""
+        return default_model_dir(self.folder) if self.config is None else Path.cwd() / f"{self.name}_run"
+
+    def words(self, python: str) -> tuple[str, ...]:
+        """The command, up to the target."""
+        if self.reference is not None:
+            return (python, "-m", "portwright", "run", self.reference)
+        return (python, str(self.script))
 
 
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+def find_subject(given: str, *, hpc: bool = False, takes_configs: bool = False) -> Subject:
+    """`given` is a folder with a run.py, a run.py, or, where no such path exists, a reference model's name.
 
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Text that our reader would take for something else, such as '1e-3' or a rare line break, stands in quotes."""
-    try:
-        meant = parse_value(text, "")
-    except UserError:
-        meant = text  # the emitter sees that it needs quotes
-    style = '"' if not text.isprintable() else None if isinstance(meant, str) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
+    With `takes_configs` it may also be a YAML file of the vendor's model zoo.
+    """
+    path = Path(given).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file() and not hpc:
+        if not takes_configs:
+            raise UserError(
+                f"'{given}' is a params file.",
+                "Name the folder with the run.py, and give the file with --params; only a site with csctl runs a config by itself.",
+            )
+        return Subject(path.stem, path.resolve().parent, None, config=path.resolve())
+    if hpc:
+        if not path.is_dir():
+            raise UserError(f"'{given}' is no folder.", "--hpc takes the folder with layout.csl and run.py.")
+        return Subject(path.resolve().name, path.resolve(), None)
+    if path.is_dir():
+        path = path / "run.py"
+    if path.is_file():
+        script = path.resolve()
+        models = {folder.resolve(): name for name, folder in find_all_models().items()}
+        reference = models.get(script.parent)
+        if reference is not None:
+            return Subject(Path(reference).name, script.parent, script, reference)
+        stem = script.parent.name if script.name == "run.py" else script.stem
+        return Subject(stem, script.parent, script)
+    found = find_all_models()
+    if given in found:
+        return Subject(Path(given).name, found[given].resolve(), found[given].resolve() / "run.py", given)
+    raise UserError(
+        f"'{given}' is neither a run.py, a folder with one, nor a reference model.", suggest(given, found)
+    )

@@ -22,13 +22,13 @@ from portwright.launch.script_control import (
 from portwright.launch.task_script import container_of, has_stream
 from portwright.launch.words import directive, file_pattern, quote, quote_expanding, variables_in, wrap
 
-# Variables of job.sh and task.sh. In small letters, as those of the environment seldom are; a test holds the list.
+# Variables of job.sh and task.sh; in small letters, unlike most variables of the environment. A test checks the list.
 OWN_NAMES = frozenset(
     (
         *("answer", "bind", "copy", "deadline", "host", "hosts", "image", "job_folder", "log_bytes"),
         *("max_retries", "model_dir", "name", "newest", "number", "other", "path", "program", "python"),
         *("rank", "restarts", "save_seconds", "settled", "status", "step", "step_pid", "stop", "streams"),
-        *("time", "visible", "why"),
+        *("tells_end", "time", "visible", "why"),
     )
 )
 _FIRST_PORT, _NUM_PORTS = 24000, 4000  # below Linux's ephemeral ports, beside those of TF_CONFIG; two a job
@@ -95,7 +95,7 @@ def _head(job: Job) -> str:
 
 
 def _even_tasks(asked: Resources) -> int | None:
-    """How many tasks each node has; left alone SLURM may put all but one on the first node, which has not so many GPUs."""
+    """Tasks for each node; by itself SLURM may put all but one on the first node, which may have too few GPUs."""
     nodes = asked.nodes or 1
     is_said = any(flag.startswith(("--ntasks-per", "--tasks-per")) for flag in asked.flags)
     return None if nodes == 1 or asked.ntasks % nodes or is_said else asked.ntasks // nodes
@@ -239,6 +239,8 @@ def _chain(job: Job) -> str:
 
 def _step_words(job: Job, step: Step) -> list[str]:
     words = ["run_step", quote(step.name), str(step.ntasks)]
+    if step.tells_end:
+        words.insert(0, "tells_end=1")
     if job.site.scheduler == "slurm":
         nodes = job.resources.nodes
         if step.tasks == "stream":
@@ -247,7 +249,7 @@ def _step_words(job: Job, step: Step) -> list[str]:
         if step.ntasks == 1 or (nodes is not None and step.ntasks < nodes):
             words.append(f"--nodes={step.ntasks}")
         words += _srun_flags(job)
-        # A dead worker's data is read by the others; any other task is missed by all.
+        # Other workers take over a dead worker's data; without any other task, the step cannot go on.
         words += ["--kill-on-bad-exit=0", "--wait=0"] if step.tasks == "stream" else ["--kill-on-bad-exit=1"]
     else:
         words += ['"$python"', "-m", "portwright.launch.tasks", f"--ntasks={step.ntasks}"]

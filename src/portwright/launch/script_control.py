@@ -213,7 +213,8 @@ run_step() { # NAME NTASKS WORD...
     mark_log
     PORTWRIGHT_TASK_HOSTS=$(task_hosts "$2") || settle_step "$?"
     export PORTWRIGHT_TASK_HOSTS
-    rm -f "$job_folder/steps/$step.saved" "$job_folder/steps/$step.status"
+    rm -f "$job_folder/steps/$step".{saved,status,ended}
+    export PORTWRIGHT_END_NOTE="$job_folder/steps/$step.ended"
 {cancelled}    if [[ $stop == USR1 ]]; then start_again requeue:signal 85; fi # too late for another step
     say "$step begins at $(now) with $2 task(s)."
 
@@ -281,6 +282,9 @@ _END_STEP = r"""    if ((status == 0)) && [[ -e $job_folder/steps/$step.saved ]]
 settle_step() { # STATUS
 {leave}    case $1 in
         0)
+            if [[ -n ${tells_end:-} && ! -e $PORTWRIGHT_END_NOTE ]]; then
+                fail 1 "$step ended with status 0 before it had said that it reached its end. The newest checkpoint is $(newest_checkpoint)."
+            fi
             touch "$job_folder/steps/$step.done"
             say "$step has ended well."
             ;;

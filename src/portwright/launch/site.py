@@ -1,4 +1,4 @@
-"""A site: where jobs go, as its TOML file says it."""
+"""A site that runs jobs, as its TOML file describes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Table(Section):
     @model_validator(mode="before")
     @classmethod
     def _take_away(cls, data: Any) -> Any:
-        """TOML has no null: an empty string takes away what the site that is extended says."""
+        """An empty string removes a value of the extended site, since TOML has no null."""
         if not isinstance(data, Mapping):
             return data
         optional = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -223,7 +223,7 @@ class Interactive(_Table):
 class Login(_Table):
     """How one comes to the site."""
 
-    host: Word | None = Field(default=None, description="Login node, for the ssh line of a tunnel.")
+    host: Word | None = Field(default=None, description="Login node.")
     user_note: str | None = Field(
         default=None, description="What to know about the user name, or about a second hop."
     )
@@ -267,7 +267,7 @@ class Site(_Table):
     )
 
     def for_target(self, target: str) -> Site:
-        """The site as jobs on this target see it, with the changes of `on`; a UserError where it has no such target."""
+        """The site for jobs on this target, with the changes of `on`; a UserError where it has no such target."""
         name = target.upper()
         if name not in self.targets:
             raise UserError(f"the site {self.name} has no target '{target}'.", suggest(name, self.targets))

@@ -35,7 +35,7 @@ _KEY = re.compile(r"""\s*(?P<key>(?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A file that a name stands for, and those of the same name that it takes the place of."""
+    """The file of a site's name, and the files of the same name that it replaces."""
 
     name: str
     path: Path
@@ -48,7 +48,7 @@ class SiteFile:
 
 @dataclass(frozen=True)
 class _Source:
-    """One file of a chain: what it says, and its text, in which lines are counted."""
+    """One file of a chain: its values, and its text for line numbers."""
 
     path: Path
     text: str
@@ -56,13 +56,13 @@ class _Source:
 
 
 def load_site(name_or_path: str | os.PathLike[str]) -> Site:
-    """The site of this name, or that a TOML file says; a path has a slash in it or ends with .toml."""
+    """The site of this name or TOML file; a path has a slash in it or ends with .toml."""
     given = os.fspath(name_or_path)
     return _load(find_site(given).path, None if _is_path(given) else given)
 
 
 def find_site(name_or_path: str) -> SiteFile:
-    """The file that a name or a path stands for; the file itself is not looked at."""
+    """The file that a name or a path stands for; the file is not read."""
     if _is_path(name_or_path):
         path = _expanded(name_or_path)
         return SiteFile(path.stem, path)
@@ -76,19 +76,8 @@ def find_site(name_or_path: str) -> SiteFile:
     )
 
 
-def list_sites() -> list[Site]:
-    """All sites whose files are good; `find_sites` names the others too."""
-    sites = []
-    for file in find_sites():
-        try:
-            sites.append(_load(file.path, file.name))
-        except UserError:
-            continue  # told where sites are listed for a person, and when it is asked for by name
-    return sites
-
-
 def find_sites() -> list[SiteFile]:
-    """Every name that stands for a file, whether it is good or not; a user's own comes before one that is shipped."""
+    """The files of all names, valid or not; a user's own file goes before a shipped one."""
     found: dict[str, list[Path]] = {}
     for folder in site_folders():
         for path in _toml_files(folder):
@@ -101,7 +90,7 @@ def _toml_files(folder: Path) -> list[Path]:
         paths = sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:  # silence would hide the user's own sites, and take a shipped one in their place
+    except OSError as error:  # otherwise a shipped site would silently replace the user's own
         variable = "XDG_CONFIG_HOME" if folder == user_folder() else "PORTWRIGHT_SITES"
         raise UserError(
             f"cannot look for sites in {folder}: {(error.strerror or str(error)).lower()}.",
@@ -145,14 +134,14 @@ def complete_sites(incomplete: str) -> list[str]:
     """Names of sites that a shell may complete."""
     try:
         return [file.name for file in find_sites() if file.name.startswith(incomplete)]
-    except (UserError, OSError):  # a shell that completes has no place for errors
+    except (UserError, OSError):  # completion cannot show errors
         return []
 
 
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # no such user, or a container that does not know this one
+    except RuntimeError:  # no such user, or a container without the user's name
         return Path(path)
 
 
@@ -161,7 +150,7 @@ def _is_path(given: str) -> bool:
 
 
 def _load(path: Path, name: str | None) -> Site:
-    """`name`: what the file is called where it was found by name; a file given by its path may say another."""
+    """Reads a site; `name` is the required name of a file that was found by name, None for a path."""
     chain = _read_chain(path)
     values: dict[str, Any] = {}
     for source in reversed(chain):
@@ -176,7 +165,7 @@ def _load(path: Path, name: str | None) -> Site:
 
 
 def _read_chain(path: Path) -> list[_Source]:
-    """The file, the one that it extends, and so on; a name never means a file that is in the chain already."""
+    """The file, the one that it extends, and so on; `extends` never finds a file of the chain again."""
     chain = [_read(path)]
     while _EXTENDS in (values := chain[-1].values):
         base, here = values[_EXTENDS], chain[-1]
@@ -217,7 +206,7 @@ def _read(path: Path) -> _Source:
 
 
 def _with_capitals(values: dict[str, Any]) -> dict[str, Any]:
-    """Targets are written in capitals, whichever way a file has them, so that `on.gpu` changes what `on.GPU` says."""
+    """Puts the names of targets in capitals, so that `on.gpu` changes `on.GPU`."""
     if not isinstance(values.get("on"), dict):
         return values
     changes: dict[str, Any] = {}
@@ -255,7 +244,7 @@ def _explain_toml(error: Exception, path: Path, text: str) -> tuple[str, str]:
 
 
 def _problems_by_target(values: Mapping[str, Any], site: Site | None) -> Iterator[Problem]:
-    """Whether the site is still right with what `on` changes for a target."""
+    """Problems of the site with the changes of `on` for each target."""
     if site is None:
         return
     plain = {key: value for key, value in values.items() if key != "on"}
@@ -279,13 +268,13 @@ def _wrong_name(given: object, expected: str | None) -> Iterator[Problem]:
 
 
 def _in_toml(problem: Problem) -> Problem:
-    """The words of TOML, which has tables and no null."""
+    """The problem in the words of TOML, which has tables and no null."""
     message = problem.message.replace("a mapping", "a table").replace(" or null", "")
     return replace(problem, message=message)
 
 
 def _place(chain: list[_Source], key: KeyPath) -> str:
-    """file:line of a key, in the first file of the chain that says it; tables that lead to it count."""
+    """file:line of a key, or of a table that leads to it, in the first file of the chain that has it."""
     for length in range(len(key), 0, -1):
         for source in chain:
             line = _line_of(source.text, key[:length])
@@ -295,7 +284,7 @@ def _place(chain: list[_Source], key: KeyPath) -> str:
 
 
 def _line_of(text: str, key: KeyPath) -> int | None:
-    """The line that sets a key, as a reader finds it: tomllib keeps no lines."""
+    """The line that sets a key, found in the text, since tomllib keeps no lines."""
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
         header, setting = _HEADER.fullmatch(line), _KEY.match(line)

@@ -1,4 +1,4 @@
-"""What `portwright sites` says: the list, and one site as a person reads it."""
+"""The output of `portwright sites`: the list, and the page of one site."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INDENT = "    "
 
 
 def why_not_here(site: Site) -> str | None:
-    """Why jobs cannot be sent to the site from this machine; None where nothing speaks against it."""
+    """Why jobs cannot be submitted to the site from this machine; None where they probably can."""
     missing = [name for name in _PROGRAMS[site.scheduler] if shutil.which(name) is None]
     if missing:
         return f"{missing[0]} is not on PATH"
@@ -37,7 +37,7 @@ def why_not_here(site: Site) -> str | None:
 
 
 def describe_sites() -> list[dict[str, Any]]:
-    """One row a site, for --json and for the list; a file that is wrong has its error in its row."""
+    """One row a site, for --json and for the list; the row of an invalid file has its error."""
     return [_row(file) for file in find_sites()]
 
 
@@ -78,12 +78,12 @@ def _facts(site: Site) -> dict[str, Any]:
 
 
 def _container(site: Site) -> str:
-    """The kind that a job on the site's own target runs in; for other targets it may differ."""
+    """The container kind for the site's default target; other targets may have another."""
     return site.for_target(site.target).container.kind
 
 
 def render_list(rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    """The list for a person; what is wrong with a file stands under its name."""
+    """The list for a person; the error of an invalid file stands under its name."""
     heads = ("name", "scheduler", "targets", "tasks", "container", "can be used here")
     cells = [
         (row["name"], row["scheduler"], ", ".join(row["targets"]), row["tasks"], row["container"], _here(row))
@@ -127,7 +127,7 @@ def _wrap(text: str, width: int, indent: str = _INDENT) -> list[str]:
 
 
 def render_site(site: Site, row: Mapping[str, Any]) -> list[str]:
-    """Everything about one site: what its file says, and how a site of one's own begins from it."""
+    """The page of one site: its values, and how to extend it to a site of one's own."""
     others = [name for name in site.targets if name != site.target]
     top = {
         "file": row["path"] if row["shipped"] else f"{row['path']} (yours)",
@@ -163,7 +163,7 @@ def render_site(site: Site, row: Mapping[str, Any]) -> list[str]:
 
 
 def _meant_by(site: Site, row: Mapping[str, Any]) -> str:
-    """What means the site from everywhere: its name, or the path of a file that lies where none are looked for."""
+    """The site's name, or the path of a file outside of the folders that are searched."""
     is_named = any(file.name == site.name and str(file.path) == row["path"] for file in find_sites())
     return site.name if is_named else str(Path.cwd() / row["path"])
 
@@ -191,7 +191,7 @@ def _say(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, text in value.items())
     if isinstance(value, (list, tuple)):
-        # A word with ${NAME} in it is left to the shell, so it is not quoted here either.
+        # The shell expands a word with ${NAME} in it, so it is not quoted here either.
         return (
             " ".join(w if "${" in w else shlex.quote(w) for w in value)
             if key in _COMMANDS
@@ -201,7 +201,7 @@ def _say(key: str, value: Any) -> str:
 
 
 def example_toml(site: Site, base: str | None = None) -> str:
-    """A small file that extends the site, which `base` means: valid as it is, and a start."""
+    """A small valid file that extends the site, which `base` names; a start for one's own."""
     lines = [
         f"extends = {json.dumps(base or site.name, ensure_ascii=False)}",
         f'summary = "{site.name}, as my group uses it"',

@@ -1,14 +1,15 @@
-"""What values of a site's file must look like: each type says it in its own words."""
+"""Types for the values of a site's file, each with a check and its message."""
 
 from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
-from portwright.errors import UserError, suggest
+from portwright.errors import UserError
 from portwright.job.problems import show
 from portwright.launch.times import minutes_of
 
@@ -27,14 +28,14 @@ SECRET = re.compile(
     r"|.+(?<!OLD)PWD\d*$)",
     re.IGNORECASE,
 )
-# Keys of params are fewer: a model has pad_token and label_key, which nobody needs to hide.
+# A narrower pattern for keys of params: pad_token and label_key are no secrets.
 _SECRET_KEY = re.compile(
     r"(?:SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|(?:API|ACCESS|PRIVATE|WANDB)_?KEYS?|CREDENTIALS?|_PWD|(?:^|_)(?:CREDS|JWT))$"
     r"|(?:^|(?:^|_)(?:API|AUTH|ACCESS|HF|HUB|HUGGINGFACE|SESSION|BEARER|USER|WANDB|GITHUB|GITLAB|SECRET))_?TOKEN$",
     re.IGNORECASE,
 )
 _LOGIN_IN_URL = re.compile(r"://[^/\s@:]*:[^/\s@]+@")
-# Flags that a script says by itself, and the key that they are said with.
+# Flags that job.sh sets itself, and the key of the site's file for each.
 _OWN_FLAGS = {
     "--account": "job.account, and --account of the command",
     "-A": "job.account, and --account of the command",
@@ -66,7 +67,7 @@ _ARRAY = (
     "Submit several jobs, each with its own --model_dir"
 )
 _WAIT = "keeps sbatch from answering: submit follows a job by itself, and --no-follow leaves it"
-# Flags that turn a submission into something else, and what is meant for it.
+# Flags that change what sbatch does, and what to use instead.
 _OTHER_FLAGS = {
     "--array": _ARRAY,
     "-a": _ARRAY,
@@ -91,51 +92,20 @@ def _check_time(value: str) -> str:
     return value
 
 
-def _check_gres(value: str) -> str:
-    if not all(_GRES.fullmatch(part) for part in value.split(",")):
-        raise ValueError(
-            f"expected name:count or name:type:count, such as gpu:2 or gpu:a100:2, received {show(value)}"
-        )
-    return value
+def _matching(fits: Callable[[str], object], expected: str) -> AfterValidator:
+    """A check that refuses other values with a message of one form."""
+
+    def check(value: str) -> str:
+        if not fits(value):
+            raise ValueError(f"expected {expected}, received {show(value)}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _check_memory(value: str) -> str:
-    if not _MEMORY.fullmatch(value):
-        raise ValueError(
-            f"expected a size such as 64G or 4000M, or 0 for all of a node, received {show(value)}"
-        )
-    return value
-
-
-def _check_word(value: str) -> str:
-    if not value or any(c.isspace() for c in value) or value.startswith("-"):
-        raise ValueError(f"expected one word, received {show(value)}")
-    return value
-
-
-def _check_variable(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError(f"expected the name of an environment variable, received {show(value)}")
-    return value
-
-
-def _check_folder(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError(f"expected a path that begins with /, received {show(value)}")
-    return value
-
-
-def _check_bind(value: str) -> str:
+def _is_bind(value: str) -> bool:
     parts = value.split(":")
-    if len(parts) > 2 or "," in value or not all(part.startswith("/") for part in parts):
-        raise ValueError(f"expected /path or /path:/path/inside, without a comma, received {show(value)}")
-    return value
-
-
-def _check_flag(value: str) -> str:
-    if not re.match(r"--?[A-Za-z]", value):
-        raise ValueError(f"expected a flag such as --qos=low, received {show(value)}")
-    return value
+    return len(parts) <= 2 and "," not in value and all(part.startswith("/") for part in parts)
 
 
 def _check_own_flag(value: str) -> str:
@@ -155,14 +125,14 @@ def _check_own_flag(value: str) -> str:
 
 
 def _full_name(given: str) -> str:
-    """sbatch takes the beginning of a long flag for the whole, as in --arr=0-3; no flag that may be given is one."""
+    """The flag that sbatch would take `given` for: it accepts the beginning of a long flag, as in --arr=0-3."""
     if len(given) < 4:
         return given
     return next((name for name in (*_OWN_FLAGS, *_OTHER_FLAGS) if name.startswith(given)), given)
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key of params looks as if it held a secret: train_input.api_key."""
+    """Whether a key of params looks like that of a secret: train_input.api_key."""
     return _SECRET_KEY.search(key.rpartition(".")[2].strip()) is not None
 
 
@@ -172,20 +142,32 @@ def has_login(value: str) -> bool:
 
 
 def _check_target(value: str) -> str:
-    from portwright.discover import find_targets
+    from portwright.discover import find_target, find_targets, suggest_target
 
-    if value.upper() not in find_targets():
-        raise ValueError(f"unknown target, received {show(value)}. {suggest(value.upper(), find_targets())}")
-    return value.upper()
+    target = find_target(value)
+    if target is None:
+        raise ValueError(f"unknown target, received {show(value)}. {suggest_target(value, find_targets())}")
+    return target.name
 
 
+_FLAG = _matching(re.compile(r"--?[A-Za-z]").match, "a flag such as --qos=low")
 Time = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_time)]
-Gres = Annotated[str, AfterValidator(_check_gres)]
-Memory = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_memory)]
-Word = Annotated[str, AfterValidator(_check_word)]
-Variable = Annotated[str, AfterValidator(_check_variable)]
-Folder = Annotated[str, AfterValidator(_check_folder)]
-Bind = Annotated[str, AfterValidator(_check_bind)]
-Flag = Annotated[str, AfterValidator(_check_flag)]
-JobFlag = Annotated[str, AfterValidator(_check_flag), AfterValidator(_check_own_flag)]
+Gres = Annotated[
+    str,
+    _matching(
+        lambda value: all(map(_GRES.fullmatch, value.split(","))),
+        "name:count or name:type:count, such as gpu:2 or gpu:a100:2",
+    ),
+]
+Memory = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    _matching(_MEMORY.fullmatch, "a size such as 64G or 4000M, or 0 for all of a node"),
+]
+Word = Annotated[str, _matching(re.compile(r"(?!-)\S+").fullmatch, "one word")]
+Variable = Annotated[str, _matching(_VARIABLE.fullmatch, "the name of an environment variable")]
+Folder = Annotated[str, _matching(lambda value: value.startswith("/"), "a path that begins with /")]
+Bind = Annotated[str, _matching(_is_bind, "/path or /path:/path/inside, without a comma")]
+Flag = Annotated[str, _FLAG]
+JobFlag = Annotated[str, _FLAG, AfterValidator(_check_own_flag)]
 TargetName = Annotated[str, AfterValidator(_check_target)]

@@ -1,4 +1,4 @@
-"""SLURM's own commands, and what they print; nothing here needs its accounting (sacct)."""
+"""Calls SLURM's commands and reads their output; needs no accounting (sacct)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from portwright.errors import UserError
-from portwright.launch.programs import call_program
+from portwright.launch.findings import call_program, plain_environment
+from portwright.launch.times import seconds_of
 
 State = Literal["pending", "running", "done", "failed", "cancelled", "unknown"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
-TIMEOUT_SECONDS = 30.0  # a busy controller answers within some; SLURM's own MessageTimeout is 10
+TIMEOUT_SECONDS = 30.0  # for a busy controller; SLURM's own MessageTimeout is 10
 _SUBMIT_SECONDS = 90.0  # sbatch waits longer for a controller that is busy
 
-# SLURM's states, as a person waits for them.
+# Our states for SLURM's.
 _STATES: Mapping[str, State] = {
     "PENDING": "pending", "REQUEUED": "pending", "REQUEUE_FED": "pending", "REQUEUE_HOLD": "pending",
     "SPECIAL_EXIT": "pending", "RESV_DEL_HOLD": "pending",
@@ -41,10 +42,10 @@ _NO_ANSWER = re.compile(
 
 @dataclass(frozen=True)
 class SlurmState:
-    """How a job stands, whichever scheduler it is with; what is not known is None or empty."""
+    """The state of a job on any scheduler; unknown values are None or empty."""
 
     state: State
-    word: str = ""  # the scheduler's own: PENDING, TIMEOUT
+    word: str = ""  # the scheduler's word: PENDING, TIMEOUT
     reason: str = ""  # why it waits or has ended, in the scheduler's word: Priority, Resources
     queue_position: int | None = None  # 1: next
     queue_length: int | None = None  # jobs that wait in the partition
@@ -68,13 +69,13 @@ class SlurmError(UserError):
 
 
 class NoAnswerError(SlurmError):
-    """SLURM's controller does not answer; how jobs stand is not known."""
+    """SLURM's controller does not answer, so that the state of jobs is not known."""
 
 
 def run_slurm(
     words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one of SLURM's commands; a failure is told with what it said."""
+    """Runs one of SLURM's commands; the error of a failure has the command's message."""
     program = words[0]
     if shutil.which(program) is None:
         raise SlurmError(
@@ -101,32 +102,15 @@ def run_slurm(
     return done
 
 
-def plain_environment() -> dict[str, str]:
-    """This process's environment without what would change a command's meaning behind its words.
-
-    SBATCH_PARTITION and the like go before what a script says, and SLURM_NTASKS of an allocation that one sits in
-    would be taken along into the next.
-    """
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in kept
-        or not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SRUN_"))
-    }
-
-
-def submit(script: Path, *, test_only: bool = False) -> str:
-    """Hands a batch script to sbatch and gives the job's id; with `test_only`, what SLURM says it would do."""
-    words = ["sbatch", "--parsable", *(["--test-only"] if test_only else [])]
+def submit(script: Path) -> str:
+    """Hands a batch script to sbatch and gives the job's id."""
+    words = ["sbatch", "--parsable", str(script)]
     try:
-        done = run_slurm([*words, str(script)], timeout_seconds=_SUBMIT_SECONDS, cwd=script.parent)
+        done = run_slurm(words, timeout_seconds=_SUBMIT_SECONDS, cwd=script.parent)
     except NoAnswerError:
         raise
     except SlurmError as error:
         raise SlurmError(error.message, error.cure or _cure_of(error.message)) from error
-    if test_only:
-        return _last_words(done.stderr or done.stdout)
     found = re.search(r"^(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE)
     if found is None:
         raise SlurmError(
@@ -144,7 +128,7 @@ def find_by_name(name: str) -> str | None:
 
 
 def job_state(job_id: str) -> SlurmState:
-    """How a job stands; `unknown` for one that SLURM has forgotten, which it does some minutes after the end."""
+    """The state of a job; `unknown` for one that SLURM has forgotten, some minutes after its end."""
     try:
         done = run_slurm(["scontrol", "--oneliner", "show", "job", job_id])
     except NoAnswerError:
@@ -156,16 +140,15 @@ def job_state(job_id: str) -> SlurmState:
     state = parse_job(done.stdout)
     if state.state != "pending":
         return state
-    values = asdict(state)
-    values["queue_position"], values["queue_length"] = queue_place(job_id)
-    return SlurmState(**values)
+    place, length = queue_place(job_id)
+    return replace(state, queue_position=place, queue_length=length)
 
 
 def job_states(ids: Sequence[str]) -> dict[str, SlurmState]:
-    """How several jobs stand, by one question; those that the queue does not have are left out."""
+    """The states of several jobs, by one call; jobs that are not in the queue are left out."""
     if not ids:
         return {}
-    # Not --jobs: one id that SLURM has forgotten would make the whole question fail.
+    # Not --jobs: one forgotten id would make the whole call fail.
     done = run_slurm(["squeue", *_mine(), "--noheader", "--states=all", "--format=%i|%T|%L|%S|%N|%r"])
     wanted, found = set(ids), {}
     for line in done.stdout.splitlines():
@@ -187,7 +170,7 @@ def parse_job(text: str) -> SlurmState:
     """Reads a line of `scontrol --oneliner show job`."""
 
     def value(key: str) -> str | None:
-        # The first counts: paths, which may hold anything, come behind the keys that are asked for.
+        # Takes the first match: paths, which may contain anything, come after the keys that are read here.
         found = re.search(rf"(?:^|\s){key}=(\S*)", text)
         return _known(found[1]) if found else None
 
@@ -212,25 +195,17 @@ def parse_job(text: str) -> SlurmState:
 
 
 def queue_place(job_id: str) -> tuple[int | None, int | None]:
-    """The place of a job among those that wait for the same partition, and how many they are; None where the queue does not say."""
+    """The place of a job among those that wait for its partition, and their number; None where the queue does not tell."""
     try:
         own = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING", "--format=%P"])
         partition = own.stdout.strip()
         if not partition:
             return None, None
-        done = run_slurm(
-            [
-                "squeue",
-                "--noheader",
-                "--states=PENDING",
-                f"--partition={partition}",
-                "--sort=-p,i",
-                "--format=%i",
-            ]
-        )
+        words = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i"]
+        done = run_slurm([*words, "--format=%i"])
     except NoAnswerError:
         raise
-    except SlurmError:  # it began meanwhile
+    except SlurmError:  # the job began meanwhile
         return None, None
     ids = done.stdout.split()
     return (ids.index(job_id) + 1, len(ids)) if job_id in ids else (None, None)
@@ -250,7 +225,7 @@ def cancel(job_id: str) -> bool:
 
 
 def _mine() -> list[str]:
-    return [f"--user={os.getuid()}"]  # --me is of SLURM 20.11
+    return [f"--user={os.getuid()}"]  # --me needs SLURM 20.11
 
 
 def _cure_of(message: str) -> str:
@@ -274,7 +249,7 @@ _CURES = {
 
 
 def _last_words(text: str) -> str:
-    """The telling line of what a command of SLURM's printed, without its prefixes and its full stop."""
+    """The line of a SLURM command's output that has its message, without prefixes and full stop."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()] or lines
     cleaned = [re.sub(r"^(?:\w+: )?(?:error: )?", "", line) for line in errors]
@@ -290,7 +265,7 @@ def _number(text: str) -> int | None:
 
 
 def _time_left(run_time: str | None, limit: str | None) -> str | None:
-    spent, whole = _seconds(run_time), _seconds(limit)
+    spent, whole = seconds_of(run_time), seconds_of(limit)
     if spent is None or whole is None:
         return None
     days, rest = divmod(max(whole - spent, 0), 86400)
@@ -299,16 +274,8 @@ def _time_left(run_time: str | None, limit: str | None) -> str | None:
 
 
 def _seconds_since(moment: str | None) -> float:
-    """Of a moment as SLURM writes it, in this machine's zone."""
+    """Seconds since a time that SLURM printed, in this machine's zone."""
     try:
         return max(0.0, time.time() - datetime.datetime.fromisoformat(moment or "").timestamp())
     except ValueError:
         return 0.0
-
-
-def _seconds(text: str | None) -> int | None:
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text or "")
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

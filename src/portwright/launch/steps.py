@@ -11,19 +11,19 @@ from typing import Any
 from portwright.errors import UserError, suggest
 from portwright.job.arguments import MODES
 from portwright.launch.job import Step, Tasks
+from portwright.launch.resolved import Subject
 from portwright.launch.site import Site
-from portwright.launch.subject import Subject
 from portwright.target import Target
 
 STEPS = ("validate", "compile", "train", "eval", "predict")
-ON_THE_HOST = ("validate", "compile")  # which need no device where a vendor's compiler does them
+ON_THE_HOST = ("validate", "compile")  # these need no device where a vendor's compiler does them
 _EXPANDED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-_JOB_LABELS = "--job_labels"  # by which a vendor's own queue lists a job
+_JOB_LABELS = "--job_labels"  # a label for the vendor's own queue
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What the commands of all steps are made of."""
+    """The parts of every step's command."""
 
     subject: Subject
     target: Target
@@ -40,7 +40,7 @@ class Chain:
 def choose_steps(
     given: str | None, mode: str, target: Target, params: Mapping[str, Any], site: Site
 ) -> tuple[str, ...]:
-    """The steps that --steps names, in the order of the chain; else those that the mode means."""
+    """The steps that --steps names, in the order of the chain; else the steps of the mode."""
     if mode not in MODES:
         raise UserError(f"--mode is '{mode}'.", suggest(mode, MODES))
     chosen = _named_steps(given, mode, target, params)
@@ -98,6 +98,7 @@ def _make_step(chain: Chain, name: str) -> Step:
         ntasks=chain.ntasks if is_spread else 1,
         words=tuple(words),
         tasks=chain.tasks if is_spread else "single",
+        tells_end=chain.subject.config is None,
         literal=tuple(
             place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
         ),
@@ -105,7 +106,7 @@ def _make_step(chain: Chain, name: str) -> Step:
 
 
 def _command(chain: Chain, name: str) -> list[str]:
-    """What every step says; flags of single steps follow."""
+    """The words that all steps have in common; flags of single steps follow."""
     if chain.subject.config is not None:
         verb = "validate" if name == "eval" else "fit"
         words = ["cszoo", verb, str(chain.params), "--target_device", chain.target.name]
@@ -116,7 +117,7 @@ def _command(chain: Chain, name: str) -> list[str]:
 
 
 def _mode(mode: str, step: str) -> str:
-    """What run.py is told in a step of a job of this mode."""
+    """run.py's --mode for a step of a job of this mode."""
     if step == "eval":
         return "eval_all" if mode == "eval_all" else "eval"
     if step == "predict":
@@ -127,12 +128,12 @@ def _mode(mode: str, step: str) -> str:
 
 
 def compiles_on_the_host(target: Target) -> bool:
-    """A target with an environment of its own has a compiler of its own, too."""
+    """Whether the target has a vendor's compiler, as one with its own environment has too."""
     return target.has_compiler or target.environment is not None
 
 
 def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
-    """Elsewhere there is torch.compile, where it is asked for."""
+    """Whether there is something to compile: a vendor's compiler, or torch.compile where params ask for it."""
     runconfig = params.get("runconfig")
     asked = isinstance(runconfig, Mapping) and bool(runconfig.get("compile"))
     return compiles_on_the_host(target) or asked

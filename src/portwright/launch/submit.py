@@ -13,6 +13,7 @@ from portwright.launch.ask import adopt, ask_state
 from portwright.launch.folder import NameTakenError, note_error, note_scheduler_id, render_files, write_folder
 from portwright.launch.planning import Plan, Request, make_plan
 from portwright.launch.registry import Entry
+from portwright.launch.times import now
 
 if TYPE_CHECKING:
     from portwright.launch.checks import Finding
@@ -48,7 +49,7 @@ class Prepared:
 
 
 def prepare(request: Request, *, probe: bool = False) -> Prepared:
-    """Works a job out and checks it; nothing is written. With `probe` a node looks at the paths, too."""
+    """Plans and checks a job without writing anything. With `probe` a node checks the paths too."""
     from portwright.launch.checks import Finding, check_job
 
     plan = make_plan(request)
@@ -60,7 +61,7 @@ def prepare(request: Request, *, probe: bool = False) -> Prepared:
 
 
 def submit(prepared: Prepared, *, force: bool = False) -> Entry:
-    """Writes the job's folder and hands the job over; a job that was not taken is noted as such, and told."""
+    """Writes the job's folder and submits the job; a rejected job is noted, and raises."""
     if prepared.errors and not force:
         first = prepared.errors[0]
         raise UserError(
@@ -73,12 +74,12 @@ def submit(prepared: Prepared, *, force: bool = False) -> Entry:
         prepared = _write(prepared)
         entry = _entry_of(prepared)
         registry.write_entry(entry)
-        # Still under the lock: until it is taken, nobody else can see that it will use its model_dir.
+        # Under the lock, since other submissions cannot see yet that this job will use its model_dir.
         return _hand_over(entry, prepared.plan)
 
 
 def refuse_same_model_dir(model_dir: Path) -> None:
-    """Two jobs that write to one folder at once would spoil each other's checkpoints."""
+    """Refuses a model_dir that another living job writes to: they would spoil each other's checkpoints."""
     wanted = model_dir.resolve()
     for entry in registry.read_entries():
         if entry.ended or entry.error or not entry.model_dir or Path(entry.model_dir).resolve() != wanted:
@@ -92,7 +93,7 @@ def refuse_same_model_dir(model_dir: Path) -> None:
 
 
 def cancel_job(entry: Entry, *, force: bool = False) -> str:
-    """Ends a job, and says what to expect; with `force` one of a machine that cannot be asked is noted as cancelled."""
+    """Ends a job, and says what to expect; with `force`, a job on a machine that cannot be asked is noted as cancelled."""
     entry = adopt(entry)
     if not entry.was_taken:
         return f"{entry.name} was never submitted: there is nothing to end."
@@ -117,14 +118,14 @@ def cancel_job(entry: Entry, *, force: bool = False) -> str:
                     f"{entry.name}: ended {', '.join(ended)} on the cluster, and what watched over it here."
                 )
     if state.state == "unknown":
-        registry.note_end(entry, "cancelled", None)  # so that it is in nobody's way
+        registry.note_end(entry, "cancelled", None)  # so that it blocks no other job
         reason = state.reason or "its scheduler does not know it"
         return f"{entry.name} cannot be found any more ({reason}); it is noted as cancelled."
     if not was_there:
         return f"{entry.name} has ended already."
     if state.state == "pending":
         return f"{entry.name} was taken from the queue; nothing of it has run since it was queued."
-    # Where nobody watched over it, its end was waited for.
+    # A local job without a supervisor has ended already.
     is_over = entry.scheduler != "slurm" and ask_state(entry).is_ended
     words = "was ended: its tasks had" if is_over else "is being ended: its tasks have"
     return (
@@ -134,7 +135,7 @@ def cancel_job(entry: Entry, *, force: bool = False) -> str:
 
 
 def _write(prepared: Prepared) -> Prepared:
-    """Writes the folder; where its name was taken meanwhile, under the next."""
+    """Writes the folder; takes the next free name where another submission took this one."""
     for _ in range(_NAME_TRIES):
         try:
             name = prepared.plan.job.name
@@ -155,7 +156,7 @@ def _entry_of(prepared: Prepared) -> Entry:
         folder=job.folder,
         site=job.site.name,
         scheduler=job.site.scheduler,
-        submitted=registry.now(),
+        submitted=now(),
         model_dir=str(job.model_dir),
         title=prepared.request.subject,
     )
@@ -183,7 +184,7 @@ def _start(plan: Plan) -> str:
         try:
             return slurm.submit(job.folder / "job.sh")
         except slurm.NoAnswerError:
-            found = _look_for(lambda: slurm.find_by_name(job.name))
+            found = _search_queue(lambda: slurm.find_by_name(job.name))
             if found is None:
                 raise
             return found
@@ -193,8 +194,8 @@ def _start(plan: Plan) -> str:
     )
 
 
-def _look_for(ask: Callable[[], str | None]) -> str | None:
-    """The answer to sbatch was lost, but the job may be in the queue."""
+def _search_queue(ask: Callable[[], str | None]) -> str | None:
+    """Looks in the queue for a job whose answer from sbatch was lost."""
     try:
         return ask()
     except UserError:

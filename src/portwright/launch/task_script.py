@@ -1,4 +1,4 @@
-"""task.sh: what each task of a step runs, between the scheduler and the program."""
+"""task.sh: the script of each task of a step, which starts the program."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from portwright.launch.container import CH_RUN_KEEPS, IMAGE_PATH, start_words, w
 from portwright.launch.job import Container, Job
 from portwright.launch.words import quote, wrap
 
-# What job.sh and task.sh themselves say to the program, and what a scheduler says that a program needs.
+# Variables that job.sh and task.sh set for the program, and variables of a scheduler that a program needs.
 _OWN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
-    *("PORTWRIGHT_JOB", "PORTWRIGHT_JOB_FOLDER", "PORTWRIGHT_TASK_HOSTS"),
+    *("PORTWRIGHT_JOB", "PORTWRIGHT_JOB_FOLDER", "PORTWRIGHT_TASK_HOSTS", "PORTWRIGHT_END_NOTE"),
 )
 _STREAM_KEY = "PORTWRIGHT_STREAM_KEY_FILE"
-# Without the devices a container sees the GPUs of other jobs.
+# Without the variables for devices, a container sees the GPUs of other jobs.
 _SLURM = (
     "SLURM_JOB_ID",
     "SLURM_GPUS_PER_TASK",
@@ -38,7 +38,7 @@ def render_task(job: Job) -> str:
 
 
 def container_of(job: Job) -> Container | None:
-    """What the steps run in; programs of the Cerebras SDK bring a container of their own."""
+    """The container of the steps; programs of the Cerebras SDK bring their own."""
     contained = {step.contained for step in job.steps}
     if len(contained) > 1:
         raise UserError(

@@ -1,13 +1,14 @@
-"""Times as SLURM writes them: 30, 90:00, 4:00:00, 2-12, 2-12:30, 2-00:00:00."""
+"""The current time, and SLURM's forms of times: 30, 90:00, 4:00:00, 2-12, 2-12:30, 2-00:00:00."""
 
 from __future__ import annotations
 
+import datetime
 import re
 
 from portwright.errors import UserError
 from portwright.job.problems import show
 
-# Each form with what its numbers count, in seconds: a time with two colons begins with hours, one with one with minutes.
+# Each form with the seconds that its numbers stand for: with two colons a time begins with hours, with one with minutes.
 _FORMS: tuple[tuple[re.Pattern[str], tuple[int, ...]], ...] = (
     (re.compile(r"(\d+)"), (60,)),
     (re.compile(r"(\d+):(\d+)"), (60, 1)),
@@ -16,14 +17,15 @@ _FORMS: tuple[tuple[re.Pattern[str], tuple[int, ...]], ...] = (
     (re.compile(r"(\d+)-(\d+):(\d+)"), (86400, 3600, 60)),
     (re.compile(r"(\d+)-(\d+):(\d+):(\d+)"), (86400, 3600, 60, 1)),
 )
-_LONGEST_MINUTES = 365 * 24 * 60  # SLURM counts minutes in 32 bits; nobody means more than a year
+_PRINTED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_LONGEST_MINUTES = 365 * 24 * 60  # SLURM counts minutes in 32 bits; more than a year is a mistake
 _FORMS_SAID = (
     "Write minutes (90), hours:minutes:seconds (4:00:00) or days-hours:minutes:seconds (2-00:00:00)."
 )
 
 
 def minutes_of(text: str) -> int:
-    """The minutes of a SLURM time; seconds that are left count as one more minute, as SLURM counts them.
+    """The minutes of a SLURM time; remaining seconds count as one more minute, as in SLURM.
 
     As for SLURM, 0:90:00 is an hour and a half, and 4:00 is four minutes.
     """
@@ -60,7 +62,21 @@ def _cure(given: str) -> str:
 
 
 def slurm_time(minutes: int) -> str:
-    """The same as an #SBATCH line says it: 4:00:00, or 2-00:00:00 from a day on."""
+    """Minutes in the form of an #SBATCH line: 4:00:00, or 2-00:00:00 from a day on."""
     days, rest = divmod(minutes, 1440)
     hours, left = divmod(rest, 60)
     return f"{days}-{hours:02}:{left:02}:00" if days else f"{hours}:{left:02}:00"
+
+
+def seconds_of(text: str | None) -> int | None:
+    """Seconds of a time that SLURM printed: 12:34, 3:12:01 or 1-00:00:00; None for any other text."""
+    found = _PRINTED.fullmatch(text or "")
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def now() -> str:
+    """The current time in ISO 8601, with the zone."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,11 +1,8 @@
-"""All that is known of a job at one moment: what its scheduler says, and what its folders say."""
+"""A job at one moment, from its scheduler and its folders."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from portwright.errors import PortwrightError
+from portwright.launch.local import read_manifest
 from portwright.launch.page_text import clean
 from portwright.launch.progress import Progress, ProgressReader, as_plain, read_tail, read_time
 from portwright.launch.queue_words import explain_reason, explain_status, explain_word
 from portwright.launch.registry import Entry
 from portwright.launch.slurm import SlurmState
+from portwright.launch.times import seconds_of
 
 Phase = Literal[
     "pending", "requeued", "running", "done", "failed", "cancelled", "lost", "not taken", "unknown"
@@ -26,19 +25,16 @@ ENDED: tuple[Phase, ...] = ("done", "failed", "cancelled", "lost", "not taken")
 _NUM_LOG_LINES = 12
 _LOG_TAIL_BYTES = 32 << 10
 _MOST_CAUSES = 2
-_TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 AskState = Callable[[Entry], SlurmState]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job was given, from its manifest."""
+    """The resources of a job, from its manifest."""
 
-    workdir: str | None = None
-    target: str | None = None
     partition: str | None = None
-    minutes: int | None = None
+    minutes: int = 0
     grace_seconds: int = 0
     model_dir: str | None = None
 
@@ -51,11 +47,10 @@ class View:
     asked: Asked
     phase: Phase
     state: SlurmState | None  # None: the scheduler did not answer
-    unanswered: str | None  # why not
+    unanswered: str | None  # why it did not
     progress: Progress
-    login_host: str | None
-    explanations: tuple[tuple[str, str], ...]  # what the log of a failed job says, and the cure
-    log_lines: tuple[str, ...]  # the last ones, of a failed job
+    explanations: tuple[tuple[str, str], ...]  # causes found in the log of a failed job, with cures
+    log_lines: tuple[str, ...]  # the last lines, of a failed job
     now: float
 
     @property
@@ -77,7 +72,7 @@ class View:
 
     @property
     def is_training(self) -> bool:
-        """Whether a training is going on that has logged something since its last start."""
+        """Whether a training runs that has logged something since its last start."""
         training, began = self.progress.training, self.progress.time
         if self.phase != "running" or training is None or self.progress.step not in (None, "train"):
             return False
@@ -85,46 +80,43 @@ class View:
 
     @property
     def training_seconds_left(self) -> float | None:
-        """Of a training that is going on."""
+        """Seconds until a running training is done."""
         training = self.progress.training
         return training.seconds_left(self.now) if training is not None and self.is_training else None
 
     @property
     def limit_seconds_left(self) -> int | None:
-        """Until the scheduler's time limit."""
-        return parse_time_left(self.state.time_left) if self.state and self.phase == "running" else None
+        """Seconds until the scheduler's time limit."""
+        return seconds_of(self.state.time_left) if self.state and self.phase == "running" else None
 
     @property
     def num_more_requeues(self) -> int | None:
-        """How often the training will be requeued at the time limit before it is through; None: not known."""
+        """How often the time limit will requeue the training before it is done; None: not known."""
         training, limit = self.training_seconds_left, self.limit_seconds_left
         if training is None or limit is None:
             return None
         over = training - max(0, limit - self.asked.grace_seconds)
         if over <= 0:
             return 0
-        each = (self.asked.minutes or 0) * 60 - self.asked.grace_seconds
+        each = self.asked.minutes * 60 - self.asked.grace_seconds
         return math.ceil(over / each) if each > 0 else None
 
     @property
     def why_failed(self) -> str:
-        """In words: what the scheduler says of the end, and what the status means."""
+        """The cause in words: the scheduler's reason for the end, and the meaning of the status."""
         status = self.state.exit if self.state and self.state.exit else self.progress.status
         status = status if status else self.entry.status
         words = explain_word(self.state.word) if self.state else ""
         if not words and self.state and self.state.reason and self.state.word == "":
             words = self.state.reason  # a sentence of the local supervisor's
-        words = words or self.entry.reason  # as it was when the end was noted
+        words = words or self.entry.reason  # as noted at the end
         told = explain_status(status) if status else ""
         where = f"step {self.progress.step}" if self.progress.step else ""
         return "; ".join(part for part in (where, words, told) if part) or "nobody says why"
 
     def as_json(self) -> dict[str, Any]:
-        reason = (
-            explain_reason(self.state.reason)
-            if self.state and self.phase in ("pending", "requeued")
-            else None
-        )
+        waits = self.state is not None and self.phase in ("pending", "requeued")
+        reason = explain_reason(self.state.reason) if self.state is not None and waits else None
         return {
             **as_plain(self.entry),
             "folder": str(self.entry.folder),
@@ -144,7 +136,7 @@ class View:
 
 
 class Looker:
-    """Looks at one job as often as wanted; `ask_state` may raise, which is told and not passed on."""
+    """Makes views of one job; an error of `ask_state` becomes part of the view."""
 
     def __init__(
         self,
@@ -159,14 +151,13 @@ class Looker:
         model_dir = entry.model_dir or self._asked.model_dir
         self._reader = ProgressReader(entry.folder, Path(model_dir) if model_dir else None, is_brief=is_brief)
         self._is_brief = is_brief
-        self._explained: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # of a log of so many bytes
-        self._login_host = find_login_host(entry.site)
+        self._explained: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # size of the log, its causes
         self.state: SlurmState | None = None
         self.unanswered: str | None = None
         self._asked_at: float | None = None
 
     def ask(self) -> None:
-        """Asks the scheduler; where it does not answer, what it said last stays."""
+        """Asks the scheduler; where it does not answer, its last answer stays."""
         if self.entry.ended or not self.entry.was_taken:
             return
         asked_at = self._clock()
@@ -177,7 +168,7 @@ class Looker:
             self.unanswered = error.message
 
     def look(self) -> View:
-        """Reads the job's folders, and puts both together."""
+        """Reads the job's folders, and makes a view with the scheduler's last answer."""
         progress = self._reader.read()
         phase = find_phase(self.entry, self.state, progress, self._asked_at)
         has_failed = phase in ("failed", "lost") and not self._is_brief
@@ -189,7 +180,6 @@ class Looker:
             state=self.state,
             unanswered=self.unanswered,
             progress=progress,
-            login_host=self._login_host,
             explanations=self._explain(log) if has_failed else (),
             log_lines=_last_lines(log) if has_failed else (),
             now=self._clock(),
@@ -205,83 +195,49 @@ class Looker:
 def find_phase(
     entry: Entry, state: SlurmState | None, progress: Progress, asked_at: float | None = None
 ) -> Phase:
-    """Where a job stands; the scheduler knows whether it runs, the job's own files how it ended.
+    """The phase of a job; the scheduler knows whether it runs, the job's own files how it ended.
 
-    What the files say goes before an answer of the scheduler's that is older.
+    The files go before an older answer of the scheduler's.
     """
     if not entry.was_taken:
         return "not taken"
-    if entry.ended in ("done", "failed", "cancelled"):
-        return entry.ended  # type: ignore[return-value]
-    written = progress.state
+    ended = _ending(entry.ended)
+    if ended is not None:
+        return ended
+    written, ended = progress.state, _ending(progress.state)
+    on_its_way: Phase | None = (
+        "running" if written == "running" else "requeued" if written == "requeued" else None
+    )
     is_newer = asked_at is not None and progress.time is not None and progress.time >= asked_at
-    if is_newer and written in ("running", "requeued", "done", "failed", "cancelled"):
-        return written  # type: ignore[return-value]
+    if is_newer and (newer := ended or on_its_way):
+        return newer
     if state is None or state.state == "unknown":
-        if written in ("done", "failed", "cancelled"):
-            return written  # type: ignore[return-value]
-        return "lost" if state is not None else _without_scheduler(written)
+        return ended or ("lost" if state is not None else on_its_way or "unknown")
     if state.state == "pending":
         return "requeued" if state.restarts or progress.attempts or written is not None else "pending"
     if state.state == "running":
-        # The script's last word comes a moment before the scheduler's.
+        # The script writes its end a moment before the scheduler sees it.
         if written == "requeued":
             return "requeued"
-        if state.word == "COMPLETING" and written in ("done", "failed", "cancelled"):
-            return written  # type: ignore[return-value]
-        return "running"
+        return ended if ended is not None and state.word == "COMPLETING" else "running"
     return state.state
 
 
-def _without_scheduler(written: str | None) -> Phase:
-    return "running" if written == "running" else "requeued" if written == "requeued" else "unknown"
+def _ending(word: str | None) -> Phase | None:
+    return next((phase for phase in ("done", "failed", "cancelled") if phase == word), None)
 
 
 def read_asked(folder: Path) -> Asked:
-    """What a job's manifest says of its resources; empty where there is none that can be read."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return Asked()
-    if not isinstance(manifest, dict):
-        return Asked()
+    """Reads a job's resources from its manifest; empty where it cannot be read."""
+    manifest = read_manifest(folder)
     resources = manifest.get("resources")
     resources = resources if isinstance(resources, dict) else {}
-
-    def text(where: dict[str, Any], key: str) -> str | None:
-        value = where.get(key)
-        return value if isinstance(value, str) and value else None
-
-    def whole(key: str) -> int | None:
-        value = resources.get(key)
-        return value if type(value) is int and value > 0 else None
-
-    return Asked(
-        workdir=text(manifest, "workdir"),
-        target=text(manifest, "target"),
-        partition=text(resources, "partition"),
-        minutes=whole("minutes"),
-        grace_seconds=whole("grace_seconds") or 0,
-        model_dir=text(manifest, "model_dir"),
-    )
-
-
-def find_login_host(site: str) -> str | None:
-    """The login node of a site; None where its file is gone or names none."""
-    from portwright.launch.site_files import load_site
-
-    with contextlib.suppress(PortwrightError):
-        return load_site(site).login.host
-    return None
-
-
-def parse_time_left(text: str | None) -> int | None:
-    """Seconds of a time as squeue writes it: 12:34, 3:12:01 or 1-00:00:00."""
-    found = _TIME_LEFT.fullmatch(text or "")
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    texts = [
+        x if isinstance(x, str) and x else None
+        for x in (resources.get("partition"), manifest.get("model_dir"))
+    ]
+    numbers = [x if type(x) is int and x > 0 else 0 for x in map(resources.get, ("minutes", "grace_seconds"))]
+    return Asked(texts[0], numbers[0], numbers[1], texts[1])
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
@@ -291,12 +247,12 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 
 def _explain(log: Path) -> tuple[tuple[str, str], ...]:
-    """What the log says of the last step that went wrong: the first causes, each with its cure."""
+    """The first causes of the last failed step in the log, each with its cure."""
     from portwright.launch.explain import explain_log
 
     try:
         errors = [found for found in explain_log(log) if found.level == "error"]
-    except PortwrightError:  # no log, or none that may be read: then there is nothing to say of it
+    except PortwrightError:  # no readable log
         return ()
     last = [found for found in errors if (found.step, found.attempt) == (errors[-1].step, errors[-1].attempt)]
     return tuple(

@@ -22,8 +22,7 @@ from portwright.launch.page_text import (
     print_lines,
 )
 from portwright.launch.registry import Entry
-from portwright.launch.render import job_page
-from portwright.launch.render_brief import status_line
+from portwright.launch.render import job_page, status_line
 from portwright.launch.slurm import SlurmState
 from portwright.launch.view import AskState, Looker, View
 
@@ -31,26 +30,25 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 LOCAL_POLL_SECONDS = 2.0
-SLURM_POLL_SECONDS = 10.0  # a controller serves all users of a site
-_LOOK_SECONDS = 2.0  # between looks at files
+SLURM_POLL_SECONDS = 10.0  # the controller serves all users of a site
+_LOOK_SECONDS = 2.0  # between reads of files
 _MOST_WAIT_SECONDS = 60.0  # between questions to a scheduler that does not answer
-_LINE_SECONDS = 60.0  # between lines that tell of nothing but steps
-_SURE_AFTER = {
-    "lost": 3
-}  # answers in a row that an end takes to be believed where the job's own files do not say it
-_SURE_OTHERWISE = 2
+_LINE_SECONDS = 60.0  # between lines with nothing new but the step
+# So many equal answers in a row are taken as the job's end where its own files do not show the end.
+_NUM_ANSWERS_TO_BELIEVE = {"lost": 3}
+_NUM_ANSWERS_ELSE = 2
 
 
 @dataclass(frozen=True)
 class Followed:
-    """How following ended: with the job, or by a person who left."""
+    """How following ended: at the end of the job, or by Ctrl-C."""
 
     view: View
     is_detached: bool
 
 
 def look_at_job(entry: Entry, ask_one: AskState = ask_state) -> View:
-    """One look at a job."""
+    """The view of one job now."""
     looker = Looker(entry, ask_one)
     looker.ask()
     return looker.look()
@@ -61,7 +59,7 @@ def look_at_jobs(
     ask_one: AskState = ask_state,
     ask_all: Callable[[Sequence[Entry]], dict[str, SlurmState]] = ask_states,
 ) -> list[View]:
-    """One look at many jobs, for a table: SLURM is asked once for all, and of long logs the end is read."""
+    """The views of many jobs, for a table: SLURM is asked once for all, and only the ends of long logs are read."""
     answers: dict[str, SlurmState] = {}
     problem: PortwrightError | None = None
     try:
@@ -92,14 +90,14 @@ def follow(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Followed:
-    """Shows a job until it ends: a page that stays in place on a terminal, elsewhere a line where something changed.
+    """Shows a job until it ends: a page that is redrawn on a terminal, else a line at each change.
 
-    Ctrl-C leaves the job alone and says how to come back. A scheduler that does not answer is asked again, ever more seldom.
+    Ctrl-C leaves the job running. A scheduler that does not answer is asked again, at growing intervals.
     """
     follower = _Follower(entry, ask_one, sys.stdout if stream is None else stream, clock, sleep)
     with printing():
         return follower.run()
-    return Followed(follower.view, is_detached=True)  # whoever read this has gone
+    return Followed(follower.view, is_detached=True)  # the reader of the output has gone
 
 
 class _Follower:
@@ -156,7 +154,7 @@ class _Follower:
 
     def _ask_if_due(self) -> bool:
         now = self._clock()
-        # A clock that was set back must not keep us waiting.
+        # Asks too if the clock was set back.
         if now < self._next_ask <= now + _MOST_WAIT_SECONDS:
             return False
         self._looker.ask()
@@ -168,7 +166,7 @@ class _Follower:
         return answered
 
     def _is_over(self, asked: bool) -> bool:
-        """Whether an end is one: between two attempts a scheduler may call a job failed or not know it for a moment."""
+        """Whether the job's end is certain: between two attempts a scheduler may call it failed or not know it for a moment."""
         view = self.view
         if not view.is_ended:
             self._same_ends = 0
@@ -176,7 +174,7 @@ class _Follower:
         if view.phase == "not taken" or view.entry.ended or view.phase == view.progress.state:
             return True
         self._same_ends += asked
-        return self._same_ends >= _SURE_AFTER.get(view.phase, _SURE_OTHERWISE)
+        return self._same_ends >= _NUM_ANSWERS_TO_BELIEVE.get(view.phase, _NUM_ANSWERS_ELSE)
 
     def _tell_change(self) -> None:
         view, progress = self.view, self.view.progress

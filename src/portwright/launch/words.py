@@ -1,4 +1,4 @@
-"""Words of a command as bash and SLURM read them."""
+"""Quotes the words of a command for bash and SLURM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 def quote(word: str | Path) -> str:
-    """The word as bash reads it back, with nothing in it expanded."""
+    """Quotes a word for bash, so that nothing in it is expanded."""
     text = str(word)
-    # In single quotes a $ looks like a mistake, to shellcheck too, and a quote needs three more.
+    # Double quotes: shellcheck warns of a $ in single quotes, and a single quote inside would need three more.
     return f'"{_inside_quotes(text)}"' if set("'$`") & set(text) else shlex.quote(text)
 
 
 def quote_expanding(word: str) -> str:
-    """The word with each ${NAME} replaced by bash, whatever its value holds, and nothing else expanded."""
+    """Quotes a word for bash, so that each ${NAME} is expanded and nothing else."""
     pieces = []
     end = 0
     for found in _VARIABLE.finditer(word):
@@ -31,7 +31,7 @@ def quote_expanding(word: str) -> str:
 
 
 def variables_in(word: str) -> list[str]:
-    """Names that `quote_expanding` leaves to bash."""
+    """Names of the variables that `quote_expanding` lets bash expand."""
     return [found[2:-1] for found in _VARIABLE.findall(word)]
 
 
@@ -77,6 +77,6 @@ def directive(flag: str, value: str | int | None = None) -> str:
 
 
 def file_pattern(path: Path) -> str:
-    """The path where SLURM would replace %j and its like: it reads %% as one %, but not in a name with a backslash."""
+    """The path for a flag in which SLURM replaces %j and the like: %% stands for %, but not in a name with a backslash."""
     text = str(path)
     return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""Activations by name, and the gated ones that split their input into a value and a gate."""
+"""Activations by name, among them gated ones that split their input into a value and a gate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Activation = Callable[..., Tensor]
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """GELU by way of a sigmoid, as CLIP has it."""
+    """GELU approximated by a sigmoid, as in CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -114,7 +114,7 @@ ACTIVATIONS: dict[str, Activation] = {
 def get_activation(activation: str | Activation | None) -> Activation:
     """Finds an activation by its name, whatever its case; a callable is returned as it is, None is linear.
 
-    Gated activations halve the last dimension of one tensor (value first, then gate), or take the two apart:
+    Gated activations take one tensor whose last dimension has the value first, then the gate, or two tensors:
     `swiglu(value, gate)`.
     """
     if activation is None:
@@ -138,7 +138,7 @@ def get_activation(activation: str | Activation | None) -> Activation:
 
 
 def is_gated(activation: str | Activation | None) -> bool:
-    """Whether an activation takes a value and a gate, so that the layer before it must give twice the width.
+    """Whether an activation takes a value and a gate, so that the layer before it must have twice the width.
 
     A callable of your own is gated when it has a true attribute `is_gated`.
     """

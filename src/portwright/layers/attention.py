@@ -14,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from portwright.errors import UserError, suggest
 from portwright.layers.attention_inputs import add_batch, check_batches, check_inputs
 from portwright.layers.bias import attend, attend_with_weights, make_attention_bias
-from portwright.layers.cache import KeyValue, KVCache, append_to_past, get_held, past_length
+from portwright.layers.cache import KeyValue, KVCache, as_cache
 from portwright.layers.initializers import InitializerSpec, get_initializer
 from portwright.layers.norms import get_norm
 
@@ -24,7 +24,7 @@ _MAX_LOG_COSINE_SCALE = math.log(100.0)  # Swin v2, arXiv 2111.09883, keeps the 
 
 
 class RotaryEmbedding(Protocol):
-    """Turns [batch, heads, sequence, width] by the positions of its tokens."""
+    """Rotates [batch, heads, sequence, width] by the positions of its tokens."""
 
     def rotate_tensor(self, x: Tensor, offset: int = 0, position_ids: Tensor | None = None) -> Tensor: ...
 
@@ -43,7 +43,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     keys.
     """
 
-    # Class attributes stand for what torch's module has not, so that one of those can become one of ours as it is.
+    # Class attributes, which torch's module lacks, so that an instance of torch's class can become one of ours.
     attention_type: str = "scaled_dot_product"
     attention_scale: float | None = None  # None: one over the root of the head width
     num_kv_groups: int | None = None  # None: each head has keys and values of its own
@@ -84,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attention_qk_norm_layer: str | Callable[..., nn.Module] | None = None,
         attention_qk_norm_eps: float = 1e-5,
     ) -> None:
-        nn.Module.__init__(self)  # not torch's own, which would make parameters of other shapes
+        nn.Module.__init__(self)  # not that of torch's class, which would make parameters of other shapes
         inner_dim = embed_dim if inner_dim is None else inner_dim
         if embed_dim < 1 or num_heads < 1 or inner_dim < 1 or inner_dim % num_heads:
             raise UserError(
@@ -163,7 +163,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q_weight, k_weight, v_weight
 
     def _reset_parameters(self) -> None:
-        # In the order of torch's own, so that the same seed gives the same weights; it sees one packed matrix.
+        # In torch's order, so that the same seed gives the same weights; torch initializes one packed matrix.
         spec, q_spec = self.attention_initializer, self.attention_q_initializer or self.attention_initializer
         if self.in_proj_weight is not None and spec is None and q_spec is None:
             nn.init.xavier_uniform_(self.in_proj_weight)
@@ -210,30 +210,32 @@ class MultiheadAttention(nn.MultiheadAttention):
         rotary_position_embedding_helper: RotaryEmbedding | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        """Returns the output and the weights (None unless `need_weights`), and with `cache_present_kv` what to cache.
+        """Returns the output and the weights (None unless `need_weights`), and with `cache_present_kv` the cache.
 
-        `past_kv` is a KVCache, which is added to in place, or keys and values, which come before the new ones; with
-        `past_kv_self_attn=False` they stand instead of them. `position_bias` is added to the scores and has shape
-        [heads, queries, keys], or four dimensions. After a cache `is_causal` lets the last query see all.
+        `past_kv` is a KVCache, which is extended in place, or keys and values, which precede the new ones; with
+        `past_kv_self_attn=False` they replace them. `position_bias` is added to the scores and has shape
+        [heads, queries, keys], or four dimensions. After a cache `is_causal` lets the last query see all keys.
         """
-        held_kv = None if past_kv_self_attn or past_length(past_kv) == 0 else past_kv
-        is_batched = check_inputs(query, None if held_kv is not None else key, value, self._input_widths())
+        cache = None if past_kv is None else as_cache(past_kv)
+        num_held = 0 if cache is None else cache.length
+        is_memory_held = num_held > 0 and not past_kv_self_attn
+        is_batched = check_inputs(query, None if is_memory_held else key, value, self._input_widths())
         if not is_batched:
-            query, key, value = add_batch(query, *((query, query) if held_kv is not None else (key, value)))
+            query, key, value = add_batch(query, *((query, query) if is_memory_held else (key, value)))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        # batch_first is about batches: without one the sequence comes first in both layouts.
+        # Without a batch dimension the sequence comes first, whatever batch_first is.
         seq_first = is_batched and not self.batch_first
-        num_past = past_length(past_kv) if past_kv_self_attn else 0
+        num_past = num_held if past_kv_self_attn else 0
         rotary = rotary_position_embedding_helper
 
-        if held_kv is not None:
+        if is_memory_held and cache is not None:
             q = self._project_query(query, seq_first)
-            k, v = get_held(held_kv)
+            k, v = cache.held
         else:
             q, k, v = self._project(query, key, value, seq_first)
             if rotary is not None:
                 k = rotary.rotate_tensor(k, offset=num_past, position_ids=position_ids)
-            k, v = append_to_past(past_kv, k, v)
+            k, v = (k, v) if cache is None else cache.append(k, v)
         if rotary is not None:
             q = rotary.rotate_tensor(q, offset=num_past, position_ids=position_ids)
         check_batches(q, k, self.batch_first)
@@ -284,7 +286,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _project(
         self, query: Tensor, key: Tensor, value: Tensor, seq_first: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as [batch, heads, sequence, width], from as few products as the inputs allow."""
+        """Queries, keys and values [batch, heads, sequence, width], by as few products as the inputs allow."""
         num_q, num_kv = self.num_heads, self.num_kv_groups or self.num_heads
         q_width, kv_width = self._widths()
         weight, bias = self.in_proj_weight, self.in_proj_bias
@@ -327,7 +329,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return F.normalize(k, dim=-1) if self.attention_type == "scaled_cosine" else k
 
     def _append_learned(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Adds the keys and values that belong to the layer, and says how many those are."""
+        """Appends the layer's own keys and values, and gives their number."""
         num_before = k.shape[2]
         if self.bias_k is not None and self.bias_v is not None:
             shape = (k.shape[0], k.shape[1], 1, k.shape[3])

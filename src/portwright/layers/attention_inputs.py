@@ -1,4 +1,4 @@
-"""What attention is called with: checks, and the batch that an input without one is given."""
+"""Checks attention's inputs, and adds a batch dimension where they have none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portwright.errors import UserError
 
 
 def check_inputs(query: Tensor, key: Tensor | None, value: Tensor, widths: tuple[int, int, int]) -> bool:
-    """Whether there is a batch; without a key, as when it comes from a cache, only the query is looked at."""
+    """Whether the inputs have a batch dimension; without a key (from a cache) only the query is checked."""
     if key is None:
         key, value, widths = query, query, (widths[0], widths[0], widths[0])
     if query.is_nested or key.is_nested or value.is_nested:
@@ -34,7 +34,7 @@ def check_inputs(query: Tensor, key: Tensor | None, value: Tensor, widths: tuple
 
 
 def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds a batch of one and keeps what is the same tensor the same, which the projection looks at."""
+    """Adds a batch dimension of 1; equal objects stay one object, which the projection tests for."""
     batched_query = query[None]
     batched_key = batched_query if key is query else key[None]
     if value is key:
@@ -43,7 +43,7 @@ def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 
 
 def check_batches(q: Tensor, k: Tensor, batch_first: bool) -> None:
-    """Refuses a query and keys of different batches, which a kernel would broadcast where one of them is 1."""
+    """Refuses a query and keys of different batch sizes, since a kernel would broadcast a size of 1."""
     if q.shape[0] != k.shape[0]:
         raise UserError(
             f"query and key have batches of {q.shape[0]} and {k.shape[0]}.",

@@ -1,4 +1,4 @@
-"""From masks to attention: what is added to the scores, and the attention over it.
+"""Turns masks into a bias of the scores, and computes attention with it.
 
 Masks are True (bool) where nothing may be attended to, or are added to the scores (float). They become one tensor of
 the scores' type, [batch, heads, queries, keys] with 1 where it repeats, in which -inf means masked. A query to which
@@ -26,7 +26,7 @@ _KERNEL_SHARES_HEADS = _VERSION >= (2, 5)
 
 
 def to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as something to add to scores of a type, with -inf for masked, whether it was -inf, a minimum or True."""
+    """The bias to add to scores of a type: -inf where the mask is -inf, a type's minimum or True."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, _NEG_INF)
     check_mask_dtype("mask", mask)
@@ -36,7 +36,7 @@ def to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def combine_masks(first: Tensor, second: Tensor) -> Tensor:
-    """Two masks of broadcastable shapes as one; bool only if both are."""
+    """Joins two masks of broadcastable shapes; the result is bool only if both are."""
     if first.dtype == torch.bool and second.dtype == torch.bool:
         return first | second
     floats = [mask.dtype for mask in (first, second) if mask.dtype != torch.bool]
@@ -45,7 +45,7 @@ def combine_masks(first: Tensor, second: Tensor) -> Tensor:
 
 
 def check_mask_dtype(name: str, mask: Tensor) -> None:
-    """Refuses masks of integers: whether their 1 means masked or attended differs from library to library."""
+    """Refuses integer masks, whose 1 means masked in some libraries and attended in others."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise UserError(
             f"{name} has type {mask.dtype}.",
@@ -54,7 +54,7 @@ def check_mask_dtype(name: str, mask: Tensor) -> None:
 
 
 def attn_mask_to_4d(mask: Tensor, batch: int, heads: int) -> Tensor:
-    """[queries, keys], [batch or batch * heads, queries, keys] or four dimensions, as four."""
+    """A mask [queries, keys], [batch or batch * heads, queries, keys] or of four dimensions, in four."""
     check_mask_dtype("attn_mask", mask)
     if mask.dim() == 2:
         return mask[None, None]
@@ -71,7 +71,7 @@ def attn_mask_to_4d(mask: Tensor, batch: int, heads: int) -> Tensor:
 
 
 def key_padding_mask_to_4d(mask: Tensor) -> Tensor:
-    """[batch, keys] as [batch, 1, 1, keys]."""
+    """A mask [batch, keys] as [batch, 1, 1, keys]."""
     check_mask_dtype("key_padding_mask", mask)
     if mask.dim() != 2:
         raise UserError(
@@ -90,7 +90,7 @@ def merge_for_layers(
     batch: int,
     heads: int,
 ) -> tuple[Tensor | None, Tensor | None, bool]:
-    """Merges the masks that a stack of layers would else merge once a layer; one mask alone stays as it is.
+    """Merges masks once for a stack of layers, instead of in each layer; a single mask is unchanged.
 
     `x` has as many positions in its second to last dimension as there are queries and keys.
     """
@@ -100,7 +100,7 @@ def merge_for_layers(
         length = x.shape[-2]
         attn_mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
     padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
-    # As below, masks follow the input: the host makes them once, outside of the step.
+    # Masks may be made on the host, outside of the step; they are moved to the input's device.
     attn_mask, padding = attn_mask.to(x.device), padding.to(x.device)
     merged = combine_masks(attn_mask_to_4d(attn_mask, batch, heads), key_padding_mask_to_4d(padding))
     return merged, None, False
@@ -118,17 +118,17 @@ def make_attention_bias(
     num_appended: int,
     need_tensor: bool,
 ) -> tuple[Tensor | None, bool]:
-    """What to add to the scores, and whether the kernel is to hide later positions by itself.
+    """The bias to add to the scores, and whether the kernel must hide later positions by itself.
 
     Of the `num_keys` keys the first `num_past` come from a cache and the last `num_appended` from the layer itself;
-    masks cover the keys between, or those and the cached ones. With `need_tensor` nothing is left to the kernel.
+    masks cover the keys between, or those and the cached ones. With `need_tensor` the kernel hides nothing.
     """
     batch, heads, num_queries = q.shape[0], q.shape[1], q.shape[2]
     num_masked = num_keys - num_appended
     hinted = is_causal and attn_mask is not None
     if attn_mask is not None and not is_causal and is_known_causal(attn_mask):
         is_causal = attn_mask.shape == (num_queries, num_masked - num_past)
-    # With appended keys torch.nn follows the hint and hides them, so we do; without a mask to be hinted at we show them.
+    # torch.nn hides appended keys where `is_causal` comes with a mask, and so do we; without a mask they are visible.
     kernel_can = num_past == 0 and not need_tensor and (num_appended == 0 or hinted)
     if is_causal and kernel_can and key_padding_mask is None and position_bias is None:
         return None, True
@@ -155,7 +155,7 @@ def make_attention_bias(
 
 
 def _cover(mask: Tensor, name: str, num_masked: int, num_past: int, num_appended: int) -> Tensor:
-    """Lets a mask say that cached keys it leaves out, and appended ones, may be attended to."""
+    """Extends a mask so that cached keys which it does not cover, and appended keys, may be attended to."""
     num_given = mask.shape[-1]
     if num_given not in (1, num_masked, num_masked - num_past):
         wanted = (
@@ -184,10 +184,10 @@ def attend(
     dropout: float,
     scale: float | None,
 ) -> Tensor:
-    """Attention of [batch, heads, queries, width] over keys and values that several heads may share."""
+    """Attention of queries [batch, heads, queries, width]; several heads may share keys and values."""
     options: dict[str, Any] = {}
     if k.shape[1] != q.shape[1]:
-        # Kernels that take a bias do not share heads and would leave it to the slow one.
+        # Fast kernels that take a bias cannot share heads: torch would take the slow one.
         if bias is None and _KERNEL_SHARES_HEADS:
             options["enable_gqa"] = True
         else:
@@ -198,7 +198,7 @@ def attend(
         )
     if q.device.type in _ZEROING_DEVICES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
-    # Zeroing afterwards is not enough: the gradient of a row of NaN is NaN even where it is multiplied by 0.
+    # Zeroing the result is not enough: the gradient of a row of NaN is NaN even if it is multiplied by 0.
     is_empty = _masks_everything(bias)
     bias = bias.masked_fill(is_empty, 0.0)
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
@@ -208,7 +208,7 @@ def attend(
 def attend_with_weights(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, dropout: float, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """As `attend`, and the weights after dropout, which no fused kernel gives."""
+    """As `attend`, but gives the weights after dropout too, which no fused kernel does."""
     k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     if bias is None:
@@ -232,5 +232,5 @@ def share_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _masks_everything(bias: Tensor) -> Tensor:
-    # Not isneginf: the front end of Cerebras has a comparison, and no such op.
+    # Not isneginf, which Cerebras's front end lacks.
     return (bias == float("-inf")).all(dim=-1, keepdim=True)

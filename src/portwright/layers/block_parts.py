@@ -1,4 +1,4 @@
-"""What encoder and decoder layers are made of, and the options that the model zoo has beyond torch's."""
+"""The parts of encoder and decoder layers, and the model zoo's options beyond torch's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTENTION_MODULES: dict[str, type[MultiheadAttention]] = {
 
 
 class BlockOptions(TypedDict, total=False):
-    """What the model zoo's layers take beyond torch's."""
+    """The options of the model zoo's layers beyond torch's."""
 
     attention_module: str | type[MultiheadAttention]  # a name of ATTENTION_MODULES, or a class of your own
     extra_attention_params: Mapping[str, Any]  # keywords of that module, such as num_kv_groups
@@ -54,14 +54,14 @@ INITIALIZER_OPTIONS = (
 
 
 def check_options(options: BlockOptions) -> None:
-    """Refuses a keyword that no layer knows, naming the nearest."""
+    """Refuses an unknown keyword, and names the nearest known one."""
     for name in options:
         if name not in BlockOptions.__annotations__:
             raise UserError(f"Unknown option {name!r}.", suggest(name, BlockOptions.__annotations__))
 
 
 class Block(nn.Module):
-    """What encoder and decoder layers have in common: how their parts are made."""
+    """The base of encoder and decoder layers, which makes their parts."""
 
     ffn_initializer: InitializerSpec | None = None
     ffn_output_layer_initializer: InitializerSpec | None = None
@@ -126,13 +126,16 @@ class Block(nn.Module):
         self.linear1 = nn.Linear(d_model, width, bias=has_bias, device=device, dtype=dtype)
         self.dropout = nn.Dropout(feed_forward_rate(options, dropout, "use_ff_layer1_dropout"))
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=has_bias, device=device, dtype=dtype)
+
+    def _set_activation(self, activation: str | Activation) -> None:
+        """Sets the activation; called last, so that one with weights follows the norms in state_dict as in torch's layers."""
         self.activation = get_activation(activation)
         self._initialize_feed_forward()
 
     def _initialize_feed_forward(self) -> None:
-        """Fills the two products if an initializer was given; what torch drew stays otherwise."""
+        """Initializes both linear layers if an initializer was given; else torch's weights stay."""
         first, second = self.ffn_initializer, self.ffn_output_layer_initializer or self.ffn_initializer
-        # Value and gate are two matrices to an initializer, though one to the product.
+        # An initializer treats value and gate as two matrices, though they are stored as one.
         parts = 2 if is_gated(self.activation) else 1
         if first is not None:
             for weight in self.linear1.weight.detach().chunk(parts):
@@ -174,5 +177,5 @@ def make_norm(
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None, so that modules which know only torch's are asked nothing else."""
+    """The arguments that are not None, so that modules with torch's arguments only can be called too."""
     return {name: value for name, value in arguments.items() if value is not None}

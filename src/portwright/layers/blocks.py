@@ -60,7 +60,8 @@ class TransformerEncoderLayer(Block, nn.TransformerEncoderLayer):
         self.norm2 = make_norm(d_model, layer_norm_eps, bias, options, device, dtype)
         self.dropout1 = nn.Dropout(dropout)
         self.dropout2 = nn.Dropout(feed_forward_rate(options, dropout, "use_ff_layer2_dropout"))
-        # Tells a torch.nn.TransformerEncoder around this layer not to hand it nested tensors.
+        self._set_activation(activation)
+        # Makes a torch.nn.TransformerEncoder around this layer pass no nested tensors.
         self.activation_relu_or_gelu = 0
 
     def forward(
@@ -160,6 +161,7 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
         if add_cross_attention:
             self.dropout2 = nn.Dropout(dropout)
         self.dropout3 = nn.Dropout(feed_forward_rate(options, dropout, "use_ff_layer2_dropout"))
+        self._set_activation(activation)
 
     def forward(
         self,
@@ -179,9 +181,9 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
         cross_attn_position_bias: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Any:
-        """Decodes; with `cache_present_kv` a pair comes back, of the output and of what to give as `past_kv` next.
+        """Decodes; with `cache_present_kv` it returns the output and the `past_kv` of the next call.
 
-        With a cache `tgt` is only what is new. Masks cover the new positions, or those and the cached ones.
+        With a cache `tgt` has only the new positions. Masks cover these, or these and the cached ones.
         """
         caches = _open_caches(past_kv, cache_present_kv)
         extras = given(
@@ -324,7 +326,7 @@ class GPTJDecoderLayer(TransformerDecoderLayer):
 
 def _open_caches(past_kv: LayerPast | None, wanted: bool) -> DecoderLayerCache | None:
     if past_kv is None:
-        return DecoderLayerCache(KVCache.of(None), KVCache.of(None)) if wanted else None
+        return DecoderLayerCache(KVCache(), KVCache()) if wanted else None
     if isinstance(past_kv, DecoderLayerCache):
         return past_kv
     if len(past_kv) not in (2, 4):
@@ -332,13 +334,12 @@ def _open_caches(past_kv: LayerPast | None, wanted: bool) -> DecoderLayerCache |
             f"past_kv holds {len(past_kv)} tensors.",
             "Give keys and values, then those of the memory if there is one.",
         )
-    memory_kv = (past_kv[2], past_kv[3]) if len(past_kv) == 4 else None
-    return DecoderLayerCache(KVCache.of((past_kv[0], past_kv[1])), KVCache.of(memory_kv))
+    memory_kv = (past_kv[2], past_kv[3]) if len(past_kv) == 4 else ()
+    return DecoderLayerCache(KVCache((past_kv[0], past_kv[1])), KVCache(memory_kv))
 
 
 def _close_caches(past_kv: LayerPast | None, caches: DecoderLayerCache) -> LayerPast:
-    """Gives back what was given: the cache, or all keys and values."""
+    """The caches in the form of `past_kv`: the cache itself, or all keys and values."""
     if isinstance(past_kv, DecoderLayerCache):
         return past_kv
-    tensors = (caches.self_attn.key, caches.self_attn.value, caches.cross_attn.key, caches.cross_attn.value)
-    return tuple(tensor for tensor in tensors if tensor is not None)
+    return (*caches.self_attn.held, *caches.cross_attn.held)

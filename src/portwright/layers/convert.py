@@ -1,4 +1,4 @@
-"""Turns torch.nn's transformer modules, wherever they stand in a model, into ours with their weights, and back."""
+"""Replaces torch.nn's transformer modules anywhere in a model by ours with the same weights, and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True)
 class Unconverted:
-    """A module that stayed as it was, where it stands, and why."""
+    """A module that was not converted: its type, its name and why."""
 
     name: str
     type_name: str
@@ -159,7 +159,7 @@ def _copy_structure(module: nn.Module) -> nn.Module:
 
 
 def _notes_on(module: nn.Module, name: str) -> list[str]:
-    """What of a module still belongs to the original: handles of hooks, and modules held other than as submodules."""
+    """Notes on what a module shares with the original: handles of hooks, and modules in plain attributes."""
     where = name or "(the module itself)"
     notes = []
     num_hooks = sum(len(getattr(module, kind, {})) for kind in _HOOKS)
@@ -221,7 +221,7 @@ def _why_not_torchs(module: nn.Module, types: dict[type[nn.Module], type[nn.Modu
 
 
 def _why_not_torchs_parts(module: nn.Module) -> str | None:
-    """torch's layers read weights and biases of their parts where ours call them."""
+    """Why a layer's parts prevent torch's layer: it reads their weights and biases, while ours calls them."""
     norms = [part for name, part in module.named_children() if name.startswith("norm")]
     if any(type(norm) is not nn.LayerNorm for norm in norms):
         return "its norms are not LayerNorm"
@@ -232,7 +232,7 @@ def _why_not_torchs_parts(module: nn.Module) -> str | None:
 
 
 def _why_not_plain(module: nn.Module) -> str | None:
-    """Why a module cannot be taken by its attributes: something reaches into it."""
+    """Why a module cannot be rebuilt from its attributes: hooks or the like change it."""
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance"
     if isinstance(module, nn.MultiheadAttention):
@@ -250,7 +250,7 @@ def _why_not_plain(module: nn.Module) -> str | None:
 
 
 def _adapt(made: Any) -> None:
-    """Sets the attributes that torch's layers and ours read differently."""
+    """Sets the attributes that mean different things in torch's layers and ours."""
     if type(made) is TransformerEncoderLayer:
         made.activation_relu_or_gelu = 0
     elif type(made) is nn.TransformerEncoderLayer:

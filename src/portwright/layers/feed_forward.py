@@ -14,7 +14,7 @@ from portwright.layers.initializers import InitializerSpec, get_initializer
 
 
 class SingleFeedForwardLayer(nn.Module):
-    """A linear layer, its activation and its dropout; a gated activation gets value and gate from one product."""
+    """A linear layer, its activation and its dropout; for a gated activation it computes value and gate together."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class FeedForwardNetwork(nn.Module):
             linear = layer.linear_layer
             is_last = index == len(self.ffn) - 1
             spec = self.output_layer_initializer if is_last else None
-            # Value and gate are two matrices to an initializer, though one to the product.
+            # An initializer treats value and gate as two matrices, though they are stored as one.
             width = linear.out_features // 2 if is_gated(layer.act_layer) else linear.out_features
             for weight in torch.split(linear.weight.detach(), width):
                 get_initializer(spec or self.kernel_initializer)(weight)

@@ -16,7 +16,7 @@ from portwright.errors import UserError, suggest
 Initializer = Callable[[Tensor], Tensor]
 InitializerSpec = str | Mapping[str, Any] | Initializer
 
-# Standard deviation of a standard normal cut off at two standard deviations.
+# Standard deviation of a standard normal distribution truncated at two standard deviations.
 _CUT_NORMAL_STD = 0.87962566103423978
 
 _NONLINEARITIES = ("linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu")
@@ -49,7 +49,7 @@ def _positive(option: str, value: Any) -> float:
 
 
 def _gain(option: str, value: Any) -> float:
-    # The model zoo also takes a nonlinearity here, and means the gain that goes with it.
+    # The model zoo also accepts a nonlinearity here, for its gain.
     if isinstance(value, str) and value in _NONLINEARITIES:
         return float(nn.init.calculate_gain(value))  # type: ignore[arg-type]
     return _non_negative(option, value)
@@ -70,7 +70,7 @@ def _fill_truncated(tensor: Tensor, *, mean: float, std: float, a: float | None,
     low, high = mean - 2 * std if a is None else a, mean + 2 * std if b is None else b
     if std == 0:
         return nn.init.constant_(tensor, min(max(mean, low), high))
-    # The inverse error function needs more bits than a half type has.
+    # The inverse error function needs more precision than a half type has.
     if tensor.dtype in (torch.float16, torch.bfloat16):
         wide = torch.empty_like(tensor, dtype=torch.float32)
         with torch.no_grad():
@@ -96,7 +96,7 @@ def _scale_variance(tensor: Tensor, *, scale: float, mode: str, distribution: st
 class _Kind:
     fill: Callable[..., Tensor]
     options: Mapping[str, tuple[Any, Callable[[str, Any], Any]]]  # default and check of each
-    needs_fans: bool = False  # the shape tells how many inputs and outputs there are
+    needs_fans: bool = False  # needs a shape with numbers of inputs and outputs
 
 
 def _fans(fill: Callable[..., Tensor], **options: tuple[Any, Callable[[str, Any], Any]]) -> _Kind:
@@ -178,7 +178,7 @@ def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_reach(options: Mapping[str, Any]) -> None:
-    # Further out the inverse of the distribution has no digits left, and every value lands on a bound.
+    # Further out the inverse of the distribution has no precision left, and every value would be a bound.
     mean, std = options["mean"], options["std"]
     low = -math.inf if options["a"] is None else options["a"]
     high = math.inf if options["b"] is None else options["b"]

@@ -14,17 +14,17 @@ from portwright.layers.initializers import InitializerSpec, get_initializer
 
 SHARE_STYLES = ("no-share", "share-headwise", "share-kv", "share-layerwise")
 
-_MASKED_BELOW = -100.0  # of a float mask: no score comes back from there
+_MASKED_BELOW = -100.0  # a float mask below this counts as masked
 
 
 class LinformerAttention(MultiheadAttention):
     """Attention over `reduced_kv_len_dim` mixtures of up to `kv_len` keys and values.
 
-    A mixture has no position: attn_mask, causal masks, position biases and caches have no meaning here and are
-    refused. Padding is kept out of the mixtures; shorter sequences use the first columns of the mixing matrices.
+    A mixture has no position, so that attn_mask, causal masks, position biases and caches are refused. Padding does not
+    enter the mixtures; shorter sequences use the first columns of the mixing matrices.
 
-    `param_share_style` says which share a mixing matrix: none, the heads, also keys with values, or also all layers,
-    to each of which the same matrix is then given by `tie_kernel_projections`.
+    `param_share_style` says what shares a mixing matrix: nothing, the heads, also keys and values, or also all layers;
+    `tie_kernel_projections` then gives each layer the same matrix.
     """
 
     key_projection_kernel: nn.Parameter | None
@@ -75,7 +75,7 @@ class LinformerAttention(MultiheadAttention):
 
     def _reset_parameters(self) -> None:
         super()._reset_parameters()
-        # Called once before there are kernels; a kernel that layers share is drawn by whoever made it.
+        # The first call is before the kernels exist; a kernel that layers share is drawn by its owner.
         for name in ("key_projection_kernel", "value_projection_kernel"):
             kernel = self._parameters.get(name)
             if kernel is not None and self.param_share_style != "share-layerwise":
@@ -83,7 +83,7 @@ class LinformerAttention(MultiheadAttention):
                     get_initializer(self.projection_kernel_initializer)(matrix)
 
     def tie_kernel_projections(self, kernel: nn.Parameter) -> None:
-        """Takes the mixing matrix that all layers share, of shape [1, reduced_kv_len_dim, kv_len]."""
+        """Sets the mixing matrix that all layers share, of shape [1, reduced_kv_len_dim, kv_len]."""
         if self.param_share_style != "share-layerwise":
             raise UserError(
                 f"A kernel was to be tied with param_share_style={self.param_share_style!r}.",
@@ -127,9 +127,8 @@ class LinformerAttention(MultiheadAttention):
             )
         check_batches(q, k, self.batch_first)
         if key_padding_mask is not None:
-            if (
-                key_padding_mask.is_floating_point()
-            ):  # added to scores elsewhere; here a key is either there or not
+            # other attentions add it to scores; here it must mask wholly or not at all
+            if key_padding_mask.is_floating_point():
                 key_padding_mask = key_padding_mask < _MASKED_BELOW
             if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (k.shape[0], k.shape[2]):
                 raise UserError(

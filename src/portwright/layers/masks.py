@@ -61,10 +61,10 @@ def create_sliding_window_mask(
     num_sink_tokens: int = 0,
     causal: bool = True,
 ) -> Tensor:
-    """The mask that leaves each position the `window_length` latest ones, itself counted in; 1 is masked.
+    """The mask by which each position sees the `window_length` latest ones, itself included; 1 is masked.
 
-    Without `causal` the window reaches as far ahead as back. The first `num_sink_tokens` stay in sight of all
-    later positions.
+    Without `causal` the window reaches as far ahead as back. All later positions also see the first
+    `num_sink_tokens`.
     """
     _check_lengths(sequence_length=sequence_length, num_sink_tokens=num_sink_tokens)
     if window_length < 1:
@@ -93,8 +93,8 @@ def create_broadcasted_autoregressive_mask(
 ) -> Tensor:
     """The causal mask as a view of shape [batch, heads, length, length] that takes the memory of one head.
 
-    `attention_span`, of shape [batch, length], says how far ahead the last query stands that may see each key:
-    sequences packed into one row keep to themselves.
+    `attention_span`, of shape [batch, length], is for each key the distance to the last query that may see it, so
+    that sequences packed into one row do not see each other.
     """
     if attention_span is not None and attention_sliding_window_length is not None:
         raise UserError("Both attention_span and attention_sliding_window_length were given.", "Give one.")
@@ -216,7 +216,7 @@ def generate_square_subsequent_mask(
 
 
 def is_known_causal(mask: Tensor) -> bool:
-    """Whether a mask came from here as a causal one and was not written to since; its values are not read.
+    """Whether this module made a mask as a causal one and it was not changed since; its values are not read.
 
     Within torch.compile and torch.export the answer is no: give the layers `is_causal=True` there.
     """
@@ -226,7 +226,7 @@ def is_known_causal(mask: Tensor) -> bool:
 
 
 def _mark_causal(mask: Tensor) -> Tensor:
-    # The version says later whether the mask was written to; inference tensors have none.
+    # The version shows later whether the mask was written to; inference tensors have none.
     if not torch.compiler.is_compiling() and not mask.is_inference():
         setattr(mask, _CAUSAL_TAG, mask._version)
     return mask
@@ -254,9 +254,8 @@ def _to_dtype(masked: Tensor, dtype: torch.dtype | None, use_minimum: bool) -> T
     if dtype == torch.bool:
         return masked
     value = minimum(dtype) if use_minimum else 1
-    if (
-        dtype.is_floating_point and dtype.itemsize == 1
-    ):  # torch cannot fill 8-bit floats, only convert to them
+    # torch cannot fill 8-bit floats, only convert to them
+    if dtype.is_floating_point and dtype.itemsize == 1:
         return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, value).to(dtype)
     return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, value)
 

@@ -18,13 +18,13 @@ class MultiQueryAttention(MultiheadAttention):
     def __init__(
         self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
     ) -> None:
-        # Before the parameters, whose shapes depend on it.
+        # Set before the parameters, whose shapes depend on it.
         self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
         super().__init__(embed_dim, num_heads, *args, **kwargs)
 
 
 def check_kv_groups(num_heads: int, num_kv_groups: int) -> int:
-    """The number of groups, if each can have as many heads."""
+    """The number of groups; refused unless it divides the number of heads."""
     if num_kv_groups < 1 or num_heads < 1 or num_heads % num_kv_groups:
         raise UserError(
             f"num_kv_groups={num_kv_groups} does not divide num_heads={num_heads}.",

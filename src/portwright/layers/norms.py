@@ -27,7 +27,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight: Tensor | None = self.weight
         wide_type = torch.promote_types(x.dtype, torch.float32)
-        # Left to torch, no eps means that of the input's own type on some devices: 0.008 for bfloat16.
+        # Without eps torch takes on some devices that of the input's type: 0.008 for bfloat16.
         eps = torch.finfo(wide_type).eps if self.eps is None else self.eps
         if (_TORCH_IS_WIDE or x.dtype == wide_type) and (weight is None or weight.dtype == x.dtype):
             return F.rms_norm(x, list(self.normalized_shape), weight, eps)
@@ -64,7 +64,7 @@ class BatchChannelNorm2D(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets both norms to change nothing but mean and scale."""
+        """Sets all weights to 1 and all biases to 0."""
         self.batchnorm.reset_parameters()
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
@@ -97,7 +97,7 @@ _NORMS: dict[str, NormFactory] = {
 
 
 def get_norm(norm: str | NormFactory | None) -> NormFactory:
-    """Finds what makes a norm: called with a width (`group` and `batchchannel`: groups, channels), it gives the module.
+    """The factory of a norm: called with a width (`group` and `batchchannel`: groups, channels), it gives the module.
 
     A class or function is returned as it is; None makes an nn.Identity, whatever it is called with.
     """

@@ -1,4 +1,4 @@
-"""Whether a vendor's compiler has to see each op, so that nothing may be left to a kernel of torch's or of our own."""
+"""Tells whether a vendor's compiler must see each op, so that fused kernels of torch and ours must not be used."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-# Where torch itself runs whatever kernel there is; elsewhere a compiler gets ops one by one.
+# On these torch runs any kernel; elsewhere a compiler gets single ops.
 _TORCH_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
-_num_asking = 0  # a plain number, which torch.compile can read
+_num_entered = 0  # a plain number, which torch.compile can read
 
 
 @contextmanager
 def plain_ops() -> Iterator[None]:
     """Within, losses and masks are made of torch's simplest ops, as they would be on a vendor's device."""
-    global _num_asking
-    _num_asking += 1
+    global _num_entered
+    _num_entered += 1
     try:
         yield
     finally:
-        _num_asking -= 1
+        _num_entered -= 1
 
 
 def needs_plain_ops(tensor: Tensor) -> bool:
-    return tensor.device.type not in _TORCH_DEVICES or _num_asking > 0
+    return tensor.device.type not in _TORCH_DEVICES or _num_entered > 0
 
 
 def is_eager(tensor: Tensor) -> bool:

@@ -59,7 +59,7 @@ def sinusoids(
         )
     position = torch.arange(num_positions, device=device).unsqueeze(1)
     log_ratio = math.log(max_timescale / min_timescale)
-    # Both keep the rounding of their originals: models compare losses to the last digits.
+    # Both round as their originals do, so that losses can be compared to the last digits.
     if variant == "tutorial":
         even_columns = torch.arange(0, width, 2, device=device)
         frequencies = torch.exp(even_columns * (-log_ratio / width)) / min_timescale
@@ -155,7 +155,7 @@ def _length_of_past(seq_length: int, key_length: int, past_kv: object, past_leng
 def relative_position_bucket(
     relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
-    """Sorts distances (key minus query) into T5's buckets: one each for the near, ever wider ones for the far.
+    """T5's buckets of distances (key minus query): one for each near distance, wider ones for far distances.
 
     One-directional buckets put every later key into bucket 0.
     """
@@ -167,7 +167,7 @@ def relative_position_bucket(
     else:
         distance = (-relative_position).clamp(min=0)
     num_exact = num_buckets // 2
-    # In float32 and in this order, so that distances on an edge fall where T5's do.
+    # In float32 and in this order, so that distances at a bucket's edge get T5's bucket.
     ratio = torch.log(distance.clamp(min=num_exact).float() / num_exact) / math.log(max_distance / num_exact)
     far = num_exact + (ratio * (num_buckets - num_exact)).to(relative_position.dtype)
     return first + torch.where(distance < num_exact, distance, far.clamp(max=num_buckets - 1))
@@ -258,8 +258,8 @@ def _as_embedding(bias: nn.Embedding | nn.Parameter, shape: tuple[int, int]) -> 
 def alibi_slopes(num_heads: int) -> list[float]:
     """Gives ALiBi's slope for each head: a geometric row that ends at 2^-8 (arXiv 2108.12409).
 
-    For a number that is no power of two, the row of the next lower power comes first, and the rest are every
-    other slope of the next higher one.
+    Where the number is not a power of two, the row of the next lower power comes first, then every other slope of the
+    next higher one.
     """
     if num_heads < 1:
         raise UserError(f"num_heads is {num_heads}.", "Give at least 1.")
@@ -315,7 +315,7 @@ class AlibiPositionEmbeddingLayer(nn.Module):
             self.register_buffer("slopes", column)
 
     def reset_parameters(self) -> None:
-        """Puts the slopes back to where they started; those that are not trained never left."""
+        """Resets trained slopes to their initial values."""
         if not self.alibi_trainable_slopes:
             return
         if self._given_slopes is None:

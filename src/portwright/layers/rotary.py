@@ -19,7 +19,7 @@ _LAYOUTS = ("interleaved", "half")
 
 _REQUIRED = object()
 
-# What each scaling takes beside its factor, with the defaults of the papers and of the model zoo.
+# The options of each scaling beside its factor, with the defaults of the papers and of the model zoo.
 _SCALING_OPTIONS: dict[str, dict[str, Any]] = {
     "linear": {},
     "yarn": {
@@ -42,15 +42,15 @@ _SCALING_OPTIONS: dict[str, dict[str, Any]] = {
 class DerivedTables(nn.Module):
     """Holds tables that are computed, not learned: they follow the device, stay float32 and are not saved.
 
-    A cast to half precision would spoil angles beyond the first few hundred positions, and a table on the meta
-    device would stay empty when the module is moved; so they are made anew each time.
+    The tables are computed again whenever the module is moved or cast: in half precision, angles beyond the first few
+    hundred positions would be wrong, and a table from the meta device would be empty.
     """
 
     def _make_tables(self, device: torch.device) -> Mapping[str, Tensor]:
         raise NotImplementedError
 
     def _register_tables(self, device: torch.device | str | None) -> None:
-        # Asked of a tensor: torch 2.4's get_default_device does not see a `with torch.device(...)`.
+        # A tensor shows the default device: torch 2.4's get_default_device ignores `with torch.device(...)`.
         chosen = torch.empty(0).device if device is None else torch.device(device)
         for name, table in self._make_tables(chosen).items():
             self.register_buffer(name, table, persistent=False)
@@ -88,11 +88,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _yarn(inverse: Tensor, rotary_dim: int, base: float, factor: float, options: Mapping[str, Any]) -> Tensor:
-    """Frequencies that turn often within the trained length stay; those that hardly turn are interpolated."""
+    """Keeps frequencies that turn often within the trained length, and interpolates those that hardly turn."""
 
     def pair_of(
         num_turns: float,
-    ) -> float:  # the pair of dimensions that turns so often in the trained length
+    ) -> float:  # the index of the pair of dimensions that turns so often in the trained length
         length = options["original_max_position_embeddings"]
         return rotary_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(base))
 

@@ -24,15 +24,15 @@ from portwright.layers.block_parts import (
     given,
 )
 from portwright.layers.blocks import LayerPast, TransformerDecoderLayer, TransformerEncoderLayer
-from portwright.layers.cache import DecoderLayerCache
+from portwright.layers.cache import DecoderLayerCache, KVCache
 from portwright.layers.masks import generate_square_subsequent_mask
 
 
 class TransformerEncoder(nn.TransformerEncoder):
     """torch.nn.TransformerEncoder over layers of this package, of torch's or of your own.
 
-    No tensor is nested, whatever `enable_nested_tensor` says; but where torch's encoder would have nested, and so have
-    left zeros at padded positions, there are zeros here too. Masks are merged once for all layers.
+    No nested tensors are used, whatever `enable_nested_tensor` says. But where torch's encoder would use them, which zeroes
+    padded positions, these are zeroed here too. Masks are merged once for all layers.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class TransformerEncoder(nn.TransformerEncoder):
         self_attn_position_bias: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Encodes; `is_causal` needs no mask, and None does not look for a causal one in the values."""
+        """Encodes; `is_causal` needs no mask, and with None the mask's values are not tested for being causal."""
         zero_padding = self._zeroes_padding(src, mask, src_key_padding_mask)
         output, causal, padding = src, bool(is_causal), src_key_padding_mask
         if all(_takes_merged(layer) for layer in self.layers):
             mask, padding, causal = _merge(self.layers, src, mask, padding, causal)
-        else:  # layers that torch's encoder would have called get the masks that it would have given them
+        else:  # other layers get the masks that torch's encoder gives them
             mask = None if mask is None else _as_float(mask, src)
             padding = None if padding is None else _as_float(padding, src)
         extras = given(
@@ -82,7 +82,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         return output if self.norm is None else self.norm(output)
 
     def _zeroes_padding(self, src: Tensor, mask: Tensor | None, padding: Tensor | None) -> bool:
-        """Whether torch's encoder would nest here."""
+        """Whether torch's encoder would use nested tensors here, which zeroes padding."""
         if not self.use_nested_tensor or padding is None or mask is not None or src.dim() != 3:
             return False
         if (
@@ -107,9 +107,9 @@ class TransformerDecoder(nn.TransformerDecoder):
         self.num_layers = num_layers
         self.norm = norm
 
-    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
-        """Empty caches, one a layer, to be given as `past_kv` at every step of a generation."""
-        return [DecoderLayerCache.make(max_length) for _ in self.layers]
+    def make_cache(self) -> list[DecoderLayerCache]:
+        """Empty caches, one a layer, to pass as `past_kv` at every step of a generation."""
+        return [DecoderLayerCache(KVCache(), KVCache()) for _ in self.layers]
 
     def forward(
         self,
@@ -129,7 +129,7 @@ class TransformerDecoder(nn.TransformerDecoder):
         cross_attn_position_bias: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Any:
-        """Decodes; with `cache_present_kv` a pair comes back, of the output and of what to give as `past_kv` next."""
+        """Decodes; with `cache_present_kv` it returns the output and the `past_kv` of the next call."""
         if past_kv is not None and len(past_kv) != len(self.layers):
             raise UserError(
                 f"past_kv has {len(past_kv)} entries for {len(self.layers)} layers.", "Give one a layer."
@@ -213,7 +213,7 @@ class Transformer(nn.Transformer):
             custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
         self.decoder = custom_decoder
         if all(options.get(name) is None for name in INITIALIZER_OPTIONS):
-            self._reset_parameters()  # torch's: xavier_uniform for every matrix, those of custom parts as well
+            self._reset_parameters()  # as in torch: xavier_uniform for all matrices, in custom parts too
         else:
             for part in (*self.encoder.modules(), *self.decoder.modules()):
                 if isinstance(part, Block):
@@ -290,7 +290,7 @@ def _merge(
 
 
 def _takes_merged(layer: nn.Module) -> bool:
-    """Whether nobody's own code stands between a layer's arguments and our attention."""
+    """Whether a layer takes merged masks: only our own code is between its arguments and our attention."""
     own = TransformerDecoderLayer if isinstance(layer, TransformerDecoderLayer) else TransformerEncoderLayer
     kept = isinstance(layer, Block) and all(
         getattr(type(layer), name) is getattr(own, name) for name in ("forward", "_sa_block")
@@ -303,7 +303,7 @@ def _takes_merged(layer: nn.Module) -> bool:
 
 
 def _torch_would_nest(layer: nn.Module) -> bool:
-    """Whether torch's encoder would nest padded inputs for such a layer; its conditions, in its order."""
+    """Whether torch's encoder would use nested tensors for such a layer, by torch's conditions in its order."""
     if not isinstance(layer, nn.TransformerEncoderLayer):
         return False
     attention: Any = layer.self_attn
@@ -320,7 +320,7 @@ def _torch_would_nest(layer: nn.Module) -> bool:
 
 
 def _zero_aligned_padding(output: Tensor, padding: Tensor) -> Tensor:
-    """Zeroes padded positions if in every row padding comes last, which is when torch would have nested."""
+    """Zeroes padded positions if in every row padding comes last: only then torch uses nested tensors."""
     is_padding = padding != 0
     is_aligned = (is_padding[:, 1:] | ~is_padding[:, :-1]).all()
     return output.masked_fill((is_padding & is_aligned)[:, :, None], 0.0)

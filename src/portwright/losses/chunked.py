@@ -1,8 +1,8 @@
-"""The output layer and its cross-entropy in one, a chunk of tokens at a time.
+"""The output layer and its cross-entropy together, computed chunk by chunk.
 
-The logits of a language model are its largest tensor by far: tokens times vocabulary. Here they exist for one
-chunk only. Where the loss is one number its gradients are made in the same pass, so that no logits are computed
-twice; the coefficient of each token is known by then. Custom operators keep a compiler from undoing that.
+The logits of a language model, tokens times vocabulary, are by far its largest tensor. Here only one chunk of them
+exists at a time. Where the loss is one number, its gradients are computed in the same pass, since each token's
+coefficient is known: no logits are computed twice. Custom operators keep a compiler from undoing this.
 
 Shapes: n tokens, d hidden width, v words of the vocabulary.
 """
@@ -39,7 +39,7 @@ _OPTIONS = "int ignore_index, float label_smoothing, int chunk_tokens"
 
 
 def _log_probs(hidden_nd: Tensor, weight_vd: Tensor, bias_v: Tensor | None) -> Tensor:
-    # Logits are rounded to the type of the matrices, as those of an output layer are.
+    # Logits have the type of the matrices, as an output layer's do.
     logits = F.linear(hidden_nd, weight_vd, bias_v)
     return F.log_softmax(logits, dim=-1, dtype=wide_type(logits.dtype))
 
@@ -82,7 +82,7 @@ def _head_loss_and_gradients(
     chunk_tokens: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gives the sum of the losses times their coefficients, the losses, and the sum's gradients.
+    """The sum of the losses times their coefficients, the losses, and the sum's gradients.
 
     `needs` says which of the gradients of hidden, weight and bias are wanted; the others come back empty.
     """
@@ -94,7 +94,7 @@ def _head_loss_and_gradients(
     losses_n = torch.empty_like(coefficients)
     grad_hidden = torch.empty(hidden_nd.shape if needs_hidden else (0,), dtype=dtype, device=hidden_nd.device)
     grad_weight, grad_bias = (
-        # Sums over chunks are kept wide: a half type would lose a little with every chunk.
+        # Sums over chunks are float32 or wider: a half type would lose precision with every chunk.
         torch.zeros(shape if needed else (0,), dtype=wide, device=hidden_nd.device)
         for shape, needed in ((weight_vd.shape, needs_weight), (weight_vd.shape[:1], needs_bias))
     )
@@ -133,7 +133,7 @@ def _head_loss_and_gradients(
 def _widen(
     weight_vd: Tensor, bias_v: Tensor | None, grad_weight: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows of zeros up to a multiple of 64: a product of 50,257 columns takes a GPU far longer than one of 50,304."""
+    """Adds rows of zeros up to a multiple of 64: a GPU multiplies 50,304 columns much faster than 50,257."""
     missing = -weight_vd.shape[0] % 64
     if not missing:
         return weight_vd, bias_v, grad_weight
@@ -186,7 +186,7 @@ def _loss_backward(
     losses_n, *gradients = ctx.saved_tensors
     if grad_loss is None:
         return (None,) * 9
-    # One dimension, so that half-precision gradients are multiplied in the wide type and rounded once.
+    # With one dimension, so that half-precision gradients are multiplied in the wide type and rounded once.
     factor = grad_loss.reshape(1)
     scaled = (
         (grad * factor).to(grad.dtype) if need else None
@@ -215,10 +215,10 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Gives F.cross_entropy(F.linear(hidden, weight, bias), targets) without ever holding all the logits.
 
-    `hidden` is [..., d], `weight` [vocabulary, d] and `targets` [...]. `weights`, of the targets' shape, counts each
-    token so much (a mask is one); the mean divides by their sum, and is NaN over no token, as torch's is. The loss
-    is float32 or wider whatever the type of the matrices; under autocast they are cast as an output layer's are.
-    A device whose compiler knows torch's ops alone gets those, and holds the logits.
+    `hidden` is [..., d], `weight` [vocabulary, d] and `targets` [...]. `weights`, of the targets' shape, is each token's
+    weight (such as a mask); the mean divides by their sum, and is NaN without tokens, as in torch. The loss is float32
+    or wider whatever the type of the matrices; autocast casts them as it does an output layer's. A device whose compiler
+    knows only torch's ops gets those, and holds all the logits.
     """
     if needs_plain_ops(hidden):
         return whole_cross_entropy(
@@ -238,7 +238,7 @@ def chunked_cross_entropy(
     coefficients = torch.ones_like(targets_n, dtype=wide_type(hidden.dtype))
     if weights is not None:
         coefficients = weights.reshape(-1).to(coefficients.dtype)
-        if not weights.requires_grad:  # a token that weighs nothing need not even have a target
+        if not weights.requires_grad:  # a token of weight 0 needs no valid target
             targets_n = targets_n.where(coefficients != 0, ignore_index)
     coefficients = coefficients.where(targets_n != ignore_index, 0)
     options = (
@@ -261,8 +261,8 @@ def chunked_cross_entropy(
 
 def _may_fuse(dtype: torch.dtype) -> bool:
     # float16 gradients must be scaled before they are rounded, and a loss scale is known only in backward.
-    # An exported graph is mostly run forward.
-    # The flag behind is_exporting(), which torch 2.11 takes for True in whatever it compiles.
+    # An exported graph mostly runs only forward.
+    # The flag itself: torch 2.11 makes is_exporting() True in all that it compiles.
     is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     return dtype != torch.float16 and not is_exporting
 

@@ -1,7 +1,7 @@
 """Losses that language models are trained with: GPT, BERT and T5, as the model zoo scales them.
 
-Each is a sum over tokens, divided by the number of sequences or of tokens; the sums are float32 or wider whatever
-the type of the logits.
+Each is a sum over tokens, divided by the number of sequences or of tokens. The sums are float32 or wider whatever the
+type of the logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _T5_SCALINGS = ("num_masked", "precomputed_num_masked", "batch_size")
 
 
 def smooth_loss(prediction_scores: Tensor, loss: Tensor, label_smoothing: float, classes: int) -> Tensor:
-    """Mixes a share of label smoothing into losses [tokens] that were computed without it."""
+    """Adds label smoothing to losses [tokens] that were computed without it."""
     check_label_smoothing(label_smoothing)
     scores = prediction_scores.reshape(-1, classes)
     log_probs = F.log_softmax(scores, dim=-1, dtype=wide_type(scores.dtype))
@@ -39,7 +39,7 @@ def _in_shape(weights: Tensor | None, labels: Tensor, dtype: torch.dtype, name: 
 
 
 def _for_each_label(scale: Tensor, labels: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Reads a scale of each token, of each sequence, or of all."""
+    """Expands a scale for each token, for each sequence, or for all, to one for each label."""
     per_sequence = (-1, *(1 for _ in labels.shape[1:]))
     if scale.numel() == labels.numel():
         return scale.reshape(labels.shape).to(dtype)
@@ -61,16 +61,16 @@ def _by_label(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
 
 
 def _per_token(total: Tensor, num_tokens: Tensor) -> Tensor:
-    # A batch of nothing but padding has nothing to learn from.
+    # A batch of padding only has a loss of 0.
     return total / num_tokens.where(num_tokens != 0, 1)
 
 
 class GPTLMHeadModelLoss(nn.Module):
     """Cross-entropy of next tokens where the mask is not zero.
 
-    Made with `(vocab_size, loss_weight)` or `(vocab_size, loss_scaling, loss_weight)`. With `batch_size`, and in the
-    first form, the sum is divided by the number of sequences and multiplied by the weight; with `num_tokens` it is
-    divided by the sum of the mask.
+    The arguments are `(vocab_size, loss_weight)` or `(vocab_size, loss_scaling, loss_weight)`. With a scaling of
+    `batch_size`, and without one, the sum is divided by the number of sequences and multiplied by the weight; with
+    `num_tokens` it is divided by the sum of the mask.
     """
 
     @overload
@@ -104,7 +104,7 @@ class GPTLMHeadModelLoss(nn.Module):
         reduce_batch: bool = True,
         average_logps: bool = False,
     ) -> Tensor:
-        """Gives the loss of the batch, or with `reduce_batch=False` the sum (or mean) of each sequence."""
+        """The loss of the batch, or with `reduce_batch=False` the sum (or mean) of each sequence."""
         if average_logps and reduce_batch:
             raise UserError("average_logps was asked for with reduce_batch.", "Set reduce_batch=False.")
         losses = token_cross_entropy(_by_label(lm_logits, labels, self.vocab_size), labels)
@@ -119,7 +119,7 @@ class GPTLMHeadModelLoss(nn.Module):
 
 
 class BertPretrainModelLoss(nn.Module):
-    """Masked-language-model loss, plus that of the next sentence unless it is disabled.
+    """Masked-language-model loss, plus the next-sentence loss unless it is disabled.
 
     The first is summed with the given weights, divided by the number of sequences and multiplied by
     `mlm_loss_weight`; labels are smoothed in training only.
@@ -144,7 +144,7 @@ class BertPretrainModelLoss(nn.Module):
         mlm_weights: Tensor | None,
         mlm_loss_scale: Tensor | None = None,
     ) -> Tensor:
-        """Gives the loss of the batch; `mlm_loss_scale`, for each token or sequence, replaces the fixed weight."""
+        """The loss of the batch; `mlm_loss_scale`, for each token or sequence, replaces the fixed weight."""
         losses = token_cross_entropy(
             _by_label(mlm_logits, mlm_labels, vocab_size),
             mlm_labels,

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from portwright.errors import UserError
 
-_CHUNK_ELEMENTS = 1 << 25  # logits in flight: 128 MiB in float32
+_CHUNK_ELEMENTS = 1 << 25  # logits of a chunk: 128 MiB in float32
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -24,12 +24,12 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def chunk_length(vocab_size: int, device: torch.device) -> int:
-    """How many tokens to take at a time: logits of about 128 MiB in float32, or eight times that on a GPU, which needs large products."""
+    """Tokens in a chunk, whose logits take about 128 MiB in float32, or eight times that on a GPU, which needs large products."""
     return max(64, _CHUNK_ELEMENTS * (8 if device.type == "cuda" else 1) // vocab_size)
 
 
 def chunks_of(num_tokens: int, length: int) -> Iterator[slice]:
-    """Cuts the rows into chunks of a length, the last one shorter."""
+    """Slices of `length` tokens, the last one shorter."""
     return (slice(start, min(start + length, num_tokens)) for start in range(0, num_tokens, length))
 
 
@@ -54,7 +54,7 @@ def logit_gradients_(
 
 
 def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
-    """Refuses targets outside the vocabulary; on the CPU only, where looking costs no synchronisation."""
+    """Refuses targets outside the vocabulary; only on the CPU, where reading them needs no synchronisation."""
     if targets.device.type != "cpu":
         return
     wrong = (targets != ignore_index) & ((targets < 0) | (targets >= vocab_size))
@@ -67,13 +67,13 @@ def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
 
 
 def check_label_smoothing(label_smoothing: float) -> None:
-    """Refuses anything but a share."""
+    """Refuses a value outside of the range of a share."""
     if not 0 <= label_smoothing <= 1:
         raise UserError(f"label_smoothing is {label_smoothing}.", "Give a number from 0 to 1.")
 
 
 def split_ignored(targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Gives which targets count, and targets that can all be looked up."""
+    """Gives which targets count, and targets in which the ignored ones are valid indices."""
     counted = targets != ignore_index
     return counted, targets.where(counted, 0)
 
@@ -112,7 +112,7 @@ class _HalfLosses(torch.autograd.Function):
 def token_cross_entropy(
     logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Gives the cross-entropy of each token in float32 or wider, in the shape of the targets.
+    """The cross-entropy of each token in float32 or wider, in the shape of the targets.
 
     It is F.cross_entropy of the widened logits with no reduction; half-precision logits are widened a chunk at a
     time, except under a compiler, which fuses the widening anyway.
@@ -129,7 +129,7 @@ def token_cross_entropy(
     try:
         losses = _widened_losses(logits_nv, targets_n, ignore_index, label_smoothing)
     except (IndexError, RuntimeError):
-        check_targets(targets_n, logits.shape[-1], ignore_index)  # only now: looking stops what traces this
+        check_targets(targets_n, logits.shape[-1], ignore_index)  # only now: reading values stops tracing
         raise
     return losses.reshape(targets.shape)
 

@@ -1,4 +1,4 @@
-"""The same loss as chunked.py gives, in plain ops over all the logits at once, for whoever has to see each op."""
+"""The loss of chunked.py in plain ops over all the logits at once, for compilers that must see each op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def whole_cross_entropy(
     weights: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """What chunked_cross_entropy gives for these arguments."""
+    """Gives the same value as chunked_cross_entropy."""
     logits = F.linear(hidden, weight, bias)
     losses = token_cross_entropy(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
     if weights is not None:

@@ -1,6 +1,6 @@
 """The networks behind the reference models, as plain modules on portwright.layers; they load on first use.
 
-Given labels, a network's forward gives the loss: what compiles a model, or shards it, sees calls of forward alone.
+Given labels, a network's forward gives the loss, since code that compiles or shards a model sees only calls of forward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BERT's encoder, for BERT itself, RoBERTa (positions that count from padding's) and Linformer (mixed keys and values)."""
+"""BERT's encoder, for BERT itself, RoBERTa (positions begin after padding's) and Linformer (mixed keys and values)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portwright.layers import EmbeddingLayer, TransformerEncoder, TransformerEnc
 from portwright.layers.block_parts import BlockOptions
 from portwright.layers.linformer import SHARE_STYLES, LinformerAttention
 
-ZOO_SHARE_STYLES = {  # the model zoo's names of Linformer's variants, and ours
+ZOO_SHARE_STYLES = {  # the model zoo's name of a Linformer variant: ours
     "linformer": "no-share",
     "linformer-shared-heads": "share-headwise",
     "linformer-shared-kv": "share-kv",
@@ -22,7 +22,7 @@ ZOO_SHARE_STYLES = {  # the model zoo's names of Linformer's variants, and ours
 
 
 class Bert(nn.Module):
-    """Embedded tokens, positions and segments, and encoder layers that norm after each part.
+    """Embeddings of tokens, positions and segments, and encoder layers with a norm after each part.
 
     `params` is the model section of params.yaml. With `add_pooler` there is a dense layer over the first token.
     """
@@ -72,7 +72,7 @@ class Bert(nn.Module):
             batch_first=True,
             **options,
         )
-        # Torch's encoder would zero padded positions in evaluation alone, and BERT's never does.
+        # torch's encoder would zero padded positions, in evaluation only; BERT's does not.
         self.encoder = TransformerEncoder(layer, params["num_hidden_layers"], enable_nested_tensor=False)
         for item in self.encoder.layers:  # copies of one layer until now
             item.reset_parameters()
@@ -109,7 +109,7 @@ class Bert(nn.Module):
         return self.encode(input_ids, attention_mask, token_type_ids, position_ids)
 
     def count_positions(self, input_ids: Tensor) -> Tensor:
-        """RoBERTa's positions: tokens count from pad_token_id + 1 on, padding stands at pad_token_id."""
+        """RoBERTa's positions: those of tokens count from pad_token_id + 1, that of padding is pad_token_id."""
         length, first = input_ids.shape[-1], self.pad_token_id + 1
         if length + first > self.max_position_embeddings:
             raise UserError(
@@ -120,7 +120,7 @@ class Bert(nn.Module):
         return is_token.cumsum(-1) * is_token + self.pad_token_id
 
     def _zero_padding(self, table: nn.Module | None, key: str, freezes: bool) -> None:
-        """Padding's embedding starts as zeros; frozen, it has no gradient either."""
+        """Sets padding's embedding to zeros; with `freezes` it has no gradient either."""
         assert isinstance(table, nn.Embedding)
         if self.pad_token_id >= table.num_embeddings:
             raise UserError(
@@ -133,7 +133,7 @@ class Bert(nn.Module):
             table.weight[self.pad_token_id].zero_()
 
     def _share_mixtures(self, params: Mapping[str, Any]) -> None:
-        """Gives every layer the one mixing matrix where all share it."""
+        """Gives every layer the same mixing matrix where all share one."""
         attentions = [layer.self_attn for layer in self.encoder.layers]
         first = attentions[0]
         if not isinstance(first, LinformerAttention) or first.param_share_style != "share-layerwise":
@@ -146,7 +146,7 @@ class Bert(nn.Module):
 
 
 class Pooler(nn.Module):
-    """The first token's state through a dense layer and tanh."""
+    """A dense layer and tanh on the first token's state."""
 
     def __init__(self, width: int, initializer: Mapping[str, Any]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""What stands on BERT's encoder: masked tokens and the next sentence, and the heads of fine-tuning.
+"""Heads on BERT's encoder: masked tokens and the next sentence, and those of fine-tuning.
 
-In all of them the encoder is `bert`, so that the weights of a pre-trained one have the same names everywhere.
+All name the encoder `bert`, so that a pre-trained encoder's weights have the same names everywhere.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TINY = 1e-12
 
 def take_positions(hidden: Tensor, positions: Tensor) -> Tensor:
     """The states at `positions` [batch, taken] of [batch, sequence, width]."""
-    # A gather with an index as large as its result is what every target's front end takes.
+    # A gather with an index of the result's size, since every target's front end takes that.
     index = positions.long()[:, :, None].expand(-1, -1, hidden.shape[-1])
     return hidden.gather(1, index)
 
 
 class MaskedTokenHead(nn.Module):
-    """Scores of the vocabulary; the matrix is the embedding's unless `share_embedding_weights` is off."""
+    """Scores for each word of the vocabulary, by the embedding's matrix if `share_embedding_weights`."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class BertForPreTraining(nn.Module):
     ) -> Any:
         """Scores of the tokens at `masked_lm_positions` (None: at all), and of the next sentence.
 
-        With `labels` (and masked_lm_weights, next_sentence_label, mlm_loss_scale) the training loss instead, for which
-        no logits exist but those of a chunk of masked tokens.
+        With `labels` (and masked_lm_weights, next_sentence_label, mlm_loss_scale) the training loss instead, which never
+        holds more logits than those of a chunk of masked tokens.
         """
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
         chosen = hidden if masked_lm_positions is None else take_positions(hidden, masked_lm_positions)
@@ -104,7 +104,7 @@ class BertForPreTraining(nn.Module):
         return loss + self.sentence_loss(self.score_sentences(hidden), truth.get("next_sentence_label"))
 
     def head_weight(self) -> tuple[Tensor, Tensor]:
-        """The output layer over transformed states: its matrix and its biases."""
+        """The output layer's matrix and biases."""
         decoder = self.mlm.decoder
         return (self.bert.embeddings.weight if decoder is None else decoder.weight), self.mlm.bias
 
@@ -119,12 +119,12 @@ class BertForPreTraining(nn.Module):
         return scores
 
     def loss(self, batch: Batch) -> Tensor:
-        """The training loss of a batch; what is not in it is left out."""
+        """The training loss of a batch; inputs that the batch lacks are not used."""
         loss: Tensor = self(**{name: batch[name] for name in _LOSS_INPUTS if name in batch})
         return loss
 
     def scale_weights(self, weights: Tensor, mlm_loss_scale: Tensor | None) -> Tensor:
-        """The factor of each masked token's loss, so that their sum is the loss."""
+        """The factors of the masked tokens' losses, whose weighted sum is the training loss."""
         if self.mlm_loss_scaling == "num_masked":
             return weights * (self.mlm_loss_weight / weights.sum().clamp(min=_TINY))
         if self.mlm_loss_scaling == "batch_size":
@@ -148,10 +148,10 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForSequenceClassification(nn.Module):
-    """Classes, labels that may all hold, or numbers (`problem_type`), from the pooled first token.
+    """Scores of classes, of independent labels, or numbers (`problem_type`), from the pooled first token.
 
-    `num_labels` of 1 without a problem_type is a regression. `task_dropout_before_pooler` drops out twice, as
-    RoBERTa's head does.
+    With `num_labels` of 1 the default problem_type is regression. `task_dropout_before_pooler` adds a dropout before the
+    pooler, as in RoBERTa's head.
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
@@ -222,7 +222,7 @@ class BertForTokenClassification(nn.Module):
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Where in the text an answer starts and ends."""
+    """Scores for where in the text an answer starts and ends."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class BertForQuestionAnswering(nn.Module):
         return start, end
 
     def loss(self, scores: tuple[Tensor, Tensor], start_positions: Tensor, end_positions: Tensor) -> Tensor:
-        """The mean of both cross-entropies; answers beyond the sequence do not count."""
+        """The mean of the two cross-entropies; answers beyond the sequence are ignored."""
         parts = []
         for score, position in zip(scores, (start_positions, end_positions), strict=True):
             target = position.reshape(-1).long()
@@ -253,7 +253,7 @@ class BertForQuestionAnswering(nn.Module):
 
 
 class BertForSummarization(nn.Module):
-    """Whether each sentence, read at its own [CLS], belongs to the summary (BertSum, arXiv 1903.10318)."""
+    """Scores, from each sentence's [CLS], for whether it belongs to the summary (BertSum, arXiv 1903.10318)."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
@@ -270,13 +270,13 @@ class BertForSummarization(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Scores [batch, sentences]; above 0 is a yes."""
+        """Scores [batch, sentences]; above 0 the sentence belongs to the summary."""
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
         scores: Tensor = self.classifier(take_positions(hidden, cls_indices)).squeeze(-1)
         return scores
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """The mean over sentences, or with `loss_weight` their sum a document times it."""
+        """The mean over sentences, or with `loss_weight` the sum in each document times that weight."""
         wide = torch.promote_types(scores.dtype, torch.float32)
         losses = F.binary_cross_entropy_with_logits(scores.to(wide), labels.to(wide), reduction="none")
         if self.loss_weight is None:
@@ -285,7 +285,7 @@ class BertForSummarization(nn.Module):
 
 
 def mean_over(losses: Tensor, weights: Tensor) -> Tensor:
-    """The weighted mean; 0 where nothing counts, since one empty batch must not end a run."""
+    """The weighted mean; 0 where all weights are 0, so that an empty batch does not end a run with NaN."""
     weights = weights.to(losses.dtype)
     return (losses * weights).sum() / weights.sum().clamp(min=_TINY)
 

@@ -1,4 +1,4 @@
-"""Which tokens a decoder may not look at: later ones, far ones, padding and other documents. True is hidden."""
+"""Masks of tokens that a decoder must not see: later or distant ones, padding, other documents. True is hidden."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from portwright.errors import UserError
 
 
 def banded_mask(num_queries: int, num_past: int, window: int, device: torch.device) -> Tensor:
-    """The mask [queries, keys] that leaves each token the `window` latest ones, itself counted in."""
+    """The mask [queries, keys] by which each token sees the `window` latest ones, itself included."""
     keys = torch.arange(num_past + num_queries, device=device)
     distance = keys[num_past:, None] - keys[None, :]
     return (distance < 0) | (distance >= window)
 
 
 def document_mask(document_ids: Tensor) -> Tensor:
-    """The causal mask [batch, 1, queries, keys] of sequences in which documents keep to themselves."""
+    """The causal mask [batch, 1, queries, keys] that also hides other documents."""
     length = document_ids.shape[1]
     positions = torch.arange(length, device=document_ids.device)
     is_later = positions[None, :] > positions[:, None]
@@ -30,7 +30,7 @@ def positions_in_documents(document_mask: Tensor) -> Tensor:
 
 
 def padding_mask(attention_mask: Tensor | None, input_ids: Tensor, num_past: int) -> Tensor | None:
-    """The mask [batch, keys] of a mask in which 1 is a token and 0 padding, of any type of numbers."""
+    """The mask [batch, keys] that hides padding, from a numeric mask in which 1 is a token and 0 padding."""
     if attention_mask is None:
         return None
     wanted = (input_ids.shape[0], num_past + input_ids.shape[1])
@@ -43,7 +43,7 @@ def padding_mask(attention_mask: Tensor | None, input_ids: Tensor, num_past: int
 
 
 def check_ids(input_ids: Tensor) -> None:
-    """Refuses ids that are not a batch of sequences."""
+    """Refuses ids whose shape is not a batch of sequences."""
     if input_ids.dim() != 2:
         raise UserError(
             f"input_ids has shape {tuple(input_ids.shape)}.",
@@ -52,7 +52,7 @@ def check_ids(input_ids: Tensor) -> None:
 
 
 def check_token_shape(name: str, given: Tensor, input_ids: Tensor) -> None:
-    """Refuses what has not one value for each token."""
+    """Refuses a tensor without one value for each token."""
     if given.shape != input_ids.shape:
         raise UserError(
             f"{name} has shape {tuple(given.shape)} and input_ids {tuple(input_ids.shape)}.",

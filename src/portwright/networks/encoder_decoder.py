@@ -1,4 +1,4 @@
-"""What networks with an encoder and a decoder have in common: from ids to logits or a loss, and caches."""
+"""The base of networks with an encoder and a decoder: from ids to logits or a loss, and caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.job.model_params_seq2seq import Seq2SeqLossParams
+from portwright.job.model_params import Seq2SeqLossParams
 from portwright.layers import TransformerDecoder
 from portwright.layers.cache import DecoderLayerCache
 from portwright.networks.token_loss import head_loss
@@ -40,11 +40,11 @@ class EncoderDecoder(nn.Module):
         decoder_attention_mask: Tensor | None = None,
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
-        """What the output layer is applied to; arguments as those of `decode`."""
+        """The states that the output layer is applied to; arguments as those of `decode`."""
         raise NotImplementedError
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
-        """The output layer's matrix [vocabulary, width], and its bias, of which there is none."""
+        """The output layer's matrix [vocabulary, width] and bias; None: it has no bias."""
         raise NotImplementedError
 
     def decode(
@@ -57,8 +57,8 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """Logits [batch, target, vocabulary] of the token after each of decoder_input_ids.
 
-        With `past_kv` (of `make_cache`) decoder_input_ids are only what is new, and decoder_attention_mask covers
-        those or all.
+        With `past_kv` (of `make_cache`) decoder_input_ids are only the new tokens, and decoder_attention_mask covers
+        these or all tokens.
         """
         hidden = self.decode_hidden(
             decoder_input_ids, memory, attention_mask, decoder_attention_mask, past_kv
@@ -72,7 +72,7 @@ class EncoderDecoder(nn.Module):
         decoder_input_ids: Tensor,
         decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Encodes and decodes, up to the output layer."""
+        """The states before the output layer, from encoder and decoder."""
         memory = self.encode(input_ids, attention_mask)
         return self.decode_hidden(decoder_input_ids, memory, attention_mask, decoder_attention_mask)
 
@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the token after each of decoder_input_ids; with `labels` their loss, without whole logits.
+        """Logits of the token after each of decoder_input_ids; with `labels` their loss, without holding all logits.
 
         `label_weights` says how much each label counts; a label of -100 does not. Labels are smoothed in training only.
         """
@@ -110,6 +110,6 @@ class EncoderDecoder(nn.Module):
             loss_weight=self.loss_weight,
         )
 
-    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
-        """Empty caches, to be given to every `decode` of one generation."""
-        return self.decoder.make_cache(max_length)
+    def make_cache(self) -> list[DecoderLayerCache]:
+        """Empty caches, to pass to every `decode` of one generation."""
+        return self.decoder.make_cache()

@@ -36,12 +36,13 @@ from portwright.networks.token_loss import head_loss
 
 
 class Gpt(nn.Module):
-    """A decoder of layers that norm first, with learned positions; with `rotary_dim` GPT-J's layers and positions.
+    """A decoder whose layers norm their input, with learned positions; with `rotary_dim` GPT-J's layers and positions.
 
     `params` is the model section; what it leaves out has GptDecoderParams' default. With
     `share_embedding_weights` the output layer is the word embedding, and `head` does not exist.
     """
 
+    text_kind = "gpt"  # the kind of tokenizer that its text is read with
     head_bias: nn.Parameter | None
 
     def __init__(self, params: Mapping[str, Any], device: torch.device | str | None = None) -> None:
@@ -49,7 +50,6 @@ class Gpt(nn.Module):
         chosen = {**_DEFAULTS, **params}
         width, depth, heads = chosen["hidden_size"], chosen["num_hidden_layers"], chosen["num_heads"]
         self.vocab_size: int = chosen["vocab_size"]
-        self.max_generated_positions: int = chosen["max_position_embeddings"]
         self.rotary_dim: int | None = chosen["rotary_dim"]
         _check_sizes(chosen)
         self.window: int | None = chosen["attention_sliding_window_length"]
@@ -77,10 +77,10 @@ class Gpt(nn.Module):
             "batch_first": True,
             "attention_type": chosen["attention_type"],
             "attention_dropout_rate": chosen["attention_dropout_rate"],
-            "use_projection_bias_in_attention": self._or_as_published(
+            "use_projection_bias_in_attention": self._has_attention_bias(
                 chosen["use_projection_bias_in_attention"]
             ),
-            "use_ffn_bias_in_attention": self._or_as_published(chosen["use_ffn_bias_in_attention"]),
+            "use_ffn_bias_in_attention": self._has_attention_bias(chosen["use_ffn_bias_in_attention"]),
             "use_ffn_bias": chosen["use_ffn_bias"],
             "attention_initializer": first,
             "attention_output_layer_initializer": last,
@@ -99,7 +99,7 @@ class Gpt(nn.Module):
         norm = nn.LayerNorm(width, eps=chosen["layer_norm_epsilon"], device=device)
         self.decoder = TransformerDecoder(layer, depth, norm)
         for copied in self.decoder.layers:
-            copied.reset_parameters()  # the stack was made by copying one layer, weights and all
+            copied.reset_parameters()  # the layers are copies of one layer with its weights
         has_bias = chosen["use_bias_in_output"]
         self.is_tied: bool = chosen["share_embedding_weights"]
         if self.is_tied:
@@ -124,10 +124,10 @@ class Gpt(nn.Module):
     ) -> Tensor:
         """Gives the logits [b, t, vocabulary] of the token after each, or with `labels` the loss, without logits.
 
-        `attention_mask` [b, k] is 1 for tokens and 0 for padding. Positions count from the cache's end whatever is
-        padding, as those of HuggingFace's forward do, unless `position_ids` are given. Tokens of other
-        `document_ids` [b, t] are not seen, and positions restart with each document. `past_kv`, from `make_cache`, is
-        added to in place. `label_weights` [b, t] says how much each label counts; a label of -100 does not.
+        `attention_mask` [b, k] is 1 for tokens and 0 for padding. Without `position_ids`, positions count from the
+        cache's end, padding included, as in HuggingFace's forward. With `document_ids` [b, t] tokens do not see other
+        documents, and positions restart with each. `past_kv`, from `make_cache`, is extended in place. `label_weights`
+        [b, t] says how much each label counts; labels of -100 do not count.
         """
         hidden = self.hidden(input_ids, attention_mask, position_ids, document_ids, past_kv)
         weight, bias = self.head_weight()
@@ -155,7 +155,7 @@ class Gpt(nn.Module):
         """Gives the last hidden states [b, t, d]; the arguments are those of `forward`."""
         check_ids(input_ids)
         length, num_past = input_ids.shape[1], past_kv[0].self_attn.length if past_kv else 0
-        mask: Tensor | None = None  # the kernel itself hides later tokens
+        mask: Tensor | None = None  # with None the kernel hides later tokens
         if document_ids is not None:
             if num_past:
                 raise UserError(
@@ -188,18 +188,18 @@ class Gpt(nn.Module):
             return self.embeddings.weight, self.head_bias
         return self.head.weight, self.head.bias
 
-    def make_cache(self, max_length: int | None = None) -> list[DecoderLayerCache]:
-        """Empty caches, one a layer, to be given as `past_kv` at every step of a generation."""
-        return self.decoder.make_cache(max_length)
+    def make_cache(self) -> list[DecoderLayerCache]:
+        """Empty caches, one a layer, to pass as `past_kv` at every step of a generation."""
+        return self.decoder.make_cache()
 
-    def _or_as_published(self, has_bias: bool | None) -> bool:
-        """Whether attention has biases: GPT-J's has none unless they are asked for."""
+    def _has_attention_bias(self, has_bias: bool | None) -> bool:
+        """Whether attention has biases; by default GPT-J's has none."""
         return self.rotary_dim is None if has_bias is None else has_bias
 
     def _decode_banded(
         self, x: Tensor, mask: Tensor | None, banded: Tensor, options: dict[str, Any]
     ) -> Tensor:
-        """As the decoder does, but its layers do not have one mask."""
+        """Runs the decoder, whose dense and banded layers need different masks."""
         past_kv = options.pop("past_kv")
         for index, layer in enumerate(self.decoder.layers):
             is_dense = self.every_other_is_dense and index % 2 == 0
@@ -234,10 +234,10 @@ def _check_sizes(params: Mapping[str, Any]) -> None:
 
 
 def _initializers(params: Mapping[str, Any]) -> tuple[InitializerSpec, InitializerSpec, InitializerSpec]:
-    """Of matrices in general, of those that add to the residual stream, and of the embeddings.
+    """Initializers of matrices in general, of those that add to the residual stream, and of embeddings.
 
-    What is added to the residual stream starts smaller, the deeper the model. Without `initializer_range` the numbers
-    are those of GPT-J's own code (mesh-transformer-jax).
+    The deeper the model, the smaller the matrices that add to the residual stream. Without `initializer_range` the
+    numbers are those of GPT-J's code (mesh-transformer-jax).
     """
     width, depth, std = params["hidden_size"], params["num_hidden_layers"], params["initializer_range"]
     if std is None:

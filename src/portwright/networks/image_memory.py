@@ -1,4 +1,4 @@
-"""How images lie in memory, and twice their resolution, in forms that are fast where torch runs them and legal elsewhere."""
+"""The memory format of images and ops on their size, in forms that are fast in torch and legal on other targets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from portwright.layers.plain_ops import is_eager
 
 
 def put_channels_last(images: Tensor) -> Tensor:
-    """The memory format that convolutions are fast in; torch passes it on from layer to layer.
+    """Puts images into the memory format in which convolutions are fast; torch keeps it from layer to layer.
 
-    One channel lies the same way in both formats, and torch tells them apart by a stride that nobody steps over: it is set by hand.
+    With one channel both formats have the same bytes, and torch tells them apart by a stride that is never used: we set it.
     """
     if not is_eager(images):
         return images
@@ -25,7 +25,7 @@ def put_channels_last(images: Tensor) -> Tensor:
 def double_bilinear(x: Tensor) -> Tensor:
     """F.interpolate(x, scale_factor=2, mode="bilinear"), also where a target has no such kernel.
 
-    A factor of two makes of it three quarters of a pixel and a quarter of its neighbour, which are slices and sums.
+    With a factor of two each result is three quarters of a pixel plus a quarter of its neighbour, made by slices and sums.
     """
     if is_eager(x):
         return F.interpolate(x, scale_factor=2, mode="bilinear")

@@ -1,4 +1,4 @@
-"""A network that guesses masked tokens, as run() trains it: its loss, its metrics, its predictions."""
+"""The model that run() trains for networks that predict masked tokens: loss, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from portwright.base_model import PyTorchBaseModel
 from portwright.losses import token_cross_entropy
 from portwright.networks.bert_heads import BertForPreTraining
-from portwright.runtime.base_model import PyTorchBaseModel
 from portwright.runtime.metrics import AccuracyMetric, PerplexityMetric
 
 
@@ -31,7 +31,7 @@ class MaskedTokenModel(PyTorchBaseModel):
 
     def __call__(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
         if self.model.training:
-            return self.model.loss(data)  # without whole logits
+            return self.model.loss(data)  # never holds all logits
         tokens, sentences = self.score(data)
         labels, weights = data["labels"], data["masked_lm_weights"]
         losses = token_cross_entropy(tokens, labels)

@@ -1,4 +1,4 @@
-"""A network that predicts the next token, as run() trains it: its loss, its metrics, its predictions."""
+"""The model that run() trains for networks that predict the next token: loss, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portwright.losses import token_cross_entropy
+from portwright.base_model import PyTorchBaseModel
 from portwright.networks.gpt import Gpt
-from portwright.networks.token_loss import IGNORED_LABEL, label_coefficients
-from portwright.runtime.base_model import PyTorchBaseModel
+from portwright.networks.token_loss import IGNORED_LABEL, evaluated_loss
 from portwright.runtime.metrics import AccuracyMetric, PerplexityMetric
 
 
 class NextTokenModel(PyTorchBaseModel):
     """A Gpt with its loss, and how well it guesses the tokens of texts that it has not seen.
 
-    A batch has `input_ids`, `labels` and, where not all labels count alike, `attention_mask` with their weights; it
-    hides nothing from attention, which only looks back. `document_ids` and `position_ids` belong to packed documents.
+    A batch has `input_ids` and `labels`. An optional `attention_mask` has the labels' weights; it masks no attention, which
+    is causal anyway. Packed documents have `document_ids` and `position_ids`.
     """
 
     model: Gpt
@@ -35,20 +34,10 @@ class NextTokenModel(PyTorchBaseModel):
             loss: Tensor = self.model(**self.tokens(data), labels=labels, label_weights=weights)
             return loss
         logits: Tensor = self.model(**self.tokens(data))
-        losses = token_cross_entropy(logits, labels, ignore_index=IGNORED_LABEL)
-        self.accuracy(labels=labels, predictions=logits.argmax(-1), weights=weights)
-        self.perplexity(labels=labels, loss=losses, weights=weights)
-        coefficients = label_coefficients(
-            labels,
-            weights,
-            losses.dtype,
-            loss_scaling=self.model.loss_scaling,
-            loss_weight=self.model.loss_weight,
-        )
-        return (losses * coefficients).sum()
+        return evaluated_loss(self.model, logits, labels, weights, self.accuracy, self.perplexity)
 
     def predict(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The likeliest token after each, and how likely it is."""
+        """The likeliest next token at each position, and its probability."""
         logits: Tensor = self.model(**self.tokens(data))
         best = logits.max(dim=-1)
         probabilities = (best.values.float() - logits.float().logsumexp(dim=-1)).exp()

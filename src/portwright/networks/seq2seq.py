@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.job.model_params_seq2seq import Seq2SeqParams, read_model_section
+from portwright.job.model_params import Seq2SeqParams, read_model_section
 from portwright.layers import (
     EmbeddingLayer,
     TransformerDecoder,
@@ -28,6 +28,8 @@ class Seq2Seq(EncoderDecoder):
 
     attention_mask and decoder_attention_mask are 1 for a token and 0 for padding.
     """
+
+    text_kind = "pairs"  # the kind of text: sentences and their translations
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         options = read_model_section(Seq2SeqParams, params)
@@ -62,7 +64,7 @@ class Seq2Seq(EncoderDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all weights anew, each layer its own."""
+        """Draws all weights anew, different ones for each layer."""
         for part in (
             self.encoder_embeddings,
             self.decoder_embeddings,
@@ -87,11 +89,11 @@ class Seq2Seq(EncoderDecoder):
         decoder_attention_mask: Tensor | None = None,
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
-        """What the output layer is applied to; arguments as those of `decode`."""
+        """The states that the output layer is applied to; arguments as those of `decode`."""
         num_past, length = past_of(past_kv), decoder_input_ids.shape[1]
         x = self._target_embeddings()(decoder_input_ids, past_length=num_past)
         mask: Tensor | None = None
-        # A kernel hides what is later by itself; taken apart for another target, it would do so with ops that few know.
+        # torch's kernel hides later tokens by itself; decomposed for another target, it would do so with ops that few have.
         is_causal = decoder_attention_mask is None and num_past == 0 and not needs_plain_ops(x)
         if not is_causal:
             mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
@@ -106,7 +108,7 @@ class Seq2Seq(EncoderDecoder):
         return hidden
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
-        """The output layer's matrix [vocabulary, width], and its bias, of which there is none."""
+        """The output layer's matrix [vocabulary, width]; it has no bias."""
         return (self._target_embeddings().weight if self.head is None else self.head.weight), None
 
     def _target_embeddings(self) -> EmbeddingLayer:

@@ -1,4 +1,4 @@
-"""The masks of encoders and decoders, from attention masks in which 1 is a token and 0 is padding; True is masked."""
+"""Makes masks (True is masked) for encoders and decoders from attention masks (1 is a token, 0 is padding)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from portwright.layers.cache import DecoderLayerCache
 
 
 def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """[batch, keys] as [batch, 1, 1, keys], True for padding."""
+    """The mask [batch, 1, 1, keys] of padding, from [batch, keys]."""
     return None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
 
 
 def causal_mask(
     length: int, num_past: int, attention_mask: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """Hides later positions and padding from `length` new queries after `num_past`; None where nothing is hidden.
+    """The mask of later positions and padding for `length` new queries after `num_past`; None where nothing is masked.
 
     `attention_mask` is [batch, new] or [batch, past and new].
     """
     mask: Tensor | None = None
     if length > 1:
-        # A comparison, not triu: of the two, every target's compiler takes this one.
+        # A comparison, not triu, which some targets' compilers refuse.
         keys, queries = torch.arange(num_past + length, device=device), torch.arange(length, device=device)
         mask = (keys[None, :] > queries[:, None] + num_past)[None, None]
     if attention_mask is None:
@@ -43,14 +43,14 @@ def causal_mask(
 
 
 def past_of(past_kv: Sequence[DecoderLayerCache] | None) -> int:
-    """How many positions the caches of a decoder hold."""
+    """The number of positions in a decoder's caches."""
     return 0 if not past_kv else past_kv[0].self_attn.length
 
 
 def shared_bias(positions: Tensor, mask: Tensor | None) -> Tensor:
-    """Position bias and mask in one, for all layers of a stack, in the type that their scores have.
+    """Adds position bias and mask once for all layers of a stack, in the type of their scores.
 
-    Left to the layers, each would keep a copy of its own for backward.
+    If each layer did so, each would keep a copy for backward.
     """
     bias = positions if mask is None else positions + to_bias(mask, positions.dtype)
     device = bias.device.type

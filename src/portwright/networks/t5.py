@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from portwright.job.model_params_seq2seq import T5Params, read_model_section
+from portwright.job.model_params import T5Params, read_model_section
 from portwright.layers import (
     EmbeddingLayer,
     RelativePositionEmbeddingLayer,
@@ -28,6 +28,8 @@ class T5(EncoderDecoder):
     attention_mask and decoder_attention_mask are 1 for a token and 0 for padding. T5 1.1 is
     `feed_forward_nonlinearity: geglu_new` with `share_embedding_weights: false`.
     """
+
+    text_kind = "t5"  # the kind of tokenizer that its text is read with
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         options = read_model_section(T5Params, params)
@@ -62,7 +64,7 @@ class T5(EncoderDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all weights anew, each layer its own."""
+        """Draws all weights anew, different ones for each layer."""
         self.embeddings.reset_parameters()
         for part in (
             self.encoder_positions,
@@ -75,7 +77,7 @@ class T5(EncoderDecoder):
             if isinstance(norm, RMSNorm):
                 nn.init.constant_(norm.weight, self.initializer_factor)
         if self.head is not None:
-            # Not 1, as HuggingFace's: the hidden states are not scaled here, and logits of that width start far off.
+            # HuggingFace has 1 here; but the hidden states are not scaled, and such logits would start too large.
             nn.init.normal_(self.head.weight, std=self.initializer_factor * self.head.in_features**-0.5)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -94,7 +96,7 @@ class T5(EncoderDecoder):
         decoder_attention_mask: Tensor | None = None,
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
-        """What the output layer is applied to, scaled; arguments as those of `decode`."""
+        """The scaled states that the output layer is applied to; arguments as those of `decode`."""
         num_past, length = past_of(past_kv), decoder_input_ids.shape[1]
         x = self.dropout(self.embeddings(decoder_input_ids))
         mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
@@ -110,7 +112,7 @@ class T5(EncoderDecoder):
         return hidden if self.output_scale == 1.0 else hidden * self.output_scale
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
-        """The output layer's matrix [vocabulary, width], and its bias, of which there is none."""
+        """The output layer's matrix [vocabulary, width]; it has no bias."""
         return (self.embeddings.weight if self.head is None else self.head.weight), None
 
 
@@ -146,7 +148,7 @@ def _layer_options(options: T5Params) -> dict[str, Any]:
         "attention_output_layer_initializer": _normal(factor * inner**-0.5),
         "ffn_initializer": _normal(factor * width**-0.5),
         "ffn_output_layer_initializer": _normal(factor * options.d_ff**-0.5),
-        # The small queries take the place of the scores' division by the root of the head's width.
+        # Smaller initial queries replace the division of the scores by the root of the head's width.
         "extra_attention_params": {
             "inner_dim": inner,
             "attention_q_initializer": _normal(factor * (width * options.d_kv) ** -0.5),

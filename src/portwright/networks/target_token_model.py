@@ -1,4 +1,4 @@
-"""A network with an encoder and a decoder as run() trains it: its loss, its metrics, its predictions."""
+"""The model that run() trains for networks with an encoder and a decoder: loss, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from portwright.base_model import PyTorchBaseModel
 from portwright.errors import UnsupportedError
 from portwright.layers.plain_ops import is_eager
-from portwright.losses import token_cross_entropy
 from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.token_loss import IGNORED_LABEL, label_coefficients
-from portwright.runtime.base_model import PyTorchBaseModel
+from portwright.networks.token_loss import IGNORED_LABEL, evaluated_loss
 from portwright.runtime.metrics import AccuracyMetric, PerplexityMetric
 
 Batch = dict[str, Tensor]
@@ -24,7 +23,7 @@ class TargetTokenModel(PyTorchBaseModel):
     """An encoder-decoder with the loss of its target tokens, and how many of them it gets right.
 
     A batch has `input_ids`, `attention_mask`, `decoder_input_ids`, `decoder_attention_mask` and `labels`. Targets are
-    padded on the right, where no earlier position looks, so that their mask only says which labels count.
+    padded on the right, where causal attention does not look, so that their mask only says which labels count.
     """
 
     model: EncoderDecoder
@@ -47,19 +46,9 @@ class TargetTokenModel(PyTorchBaseModel):
             loss: Tensor = self.model(*ids, labels=labels, label_weights=weights)
             return loss
         logits: Tensor = self.model(*ids)
-        losses = token_cross_entropy(logits, labels, ignore_index=IGNORED_LABEL)
-        self.accuracy(labels=labels, predictions=logits.argmax(-1), weights=weights)
-        self.perplexity(labels=labels, loss=losses, weights=weights)
         if self.exact_match is not None:
             self.exact_match(labels=torch.ones_like(labels[:, 0]), predictions=self.matches(data))
-        coefficients = label_coefficients(
-            labels,
-            weights,
-            losses.dtype,
-            loss_scaling=self.model.loss_scaling,
-            loss_weight=self.model.loss_weight,
-        )
-        return (losses * coefficients).sum()
+        return evaluated_loss(self.model, logits, labels, weights, self.accuracy, self.perplexity)
 
     def matches(self, data: Batch) -> Tensor:
         """1 for each sample whose target is generated token for token, else 0."""
@@ -73,12 +62,12 @@ class TargetTokenModel(PyTorchBaseModel):
         return (self.generate(data, labels.shape[1]) == wanted).all(dim=1).to(labels.dtype)
 
     def predict(self, data: Batch) -> Batch:
-        """What the network answers, up to its end token and padded."""
+        """The network's answers, padded after their end token."""
         made = self.generate(data, self.options["max_generated_tokens"])
         return {"input_ids": data["input_ids"], "generated_ids": made}
 
     def generate(self, data: Batch, num_tokens: int) -> Tensor:
-        """The likeliest token after those before it, `num_tokens` of them with padding; without the start token."""
+        """Greedy generation of `num_tokens` tokens, padding included, without the start token."""
         from portwright.generation import GenerationOptions, generate
 
         options = GenerationOptions(

@@ -1,12 +1,15 @@
-"""The loss of tokens and the output layer in one, divided as the model zoo says."""
+"""The loss of tokens together with the output layer, divided as in the model zoo."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from portwright.errors import UserError, suggest
-from portwright.losses import chunked_cross_entropy
+from portwright.losses import chunked_cross_entropy, token_cross_entropy
 from portwright.losses.tokens import wide_type
 
 IGNORED_LABEL = -100
@@ -16,7 +19,7 @@ _SCALINGS = ("num_tokens", "batch_size")
 def label_coefficients(
     labels: Tensor, weights: Tensor | None, dtype: torch.dtype, *, loss_scaling: str, loss_weight: float
 ) -> Tensor:
-    """What to multiply each label's loss with, so that their sum is the loss.
+    """The factors of the labels' losses, whose weighted sum is the training loss.
 
     `num_tokens` divides by the sum of the weights of labels that count (the loss of none is 0), `batch_size` by the
     number of sequences; both are multiplied by `loss_weight`.
@@ -37,6 +40,24 @@ def label_coefficients(
     return counted * (loss_weight / torch.where(total == 0, torch.ones_like(total), total))
 
 
+def evaluated_loss(
+    network: Any,
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    accuracy: Callable[..., object],
+    perplexity: Callable[..., object],
+) -> Tensor:
+    """The loss of logits, scaled as in training; updates both metrics too."""
+    losses = token_cross_entropy(logits, labels, ignore_index=IGNORED_LABEL)
+    accuracy(labels=labels, predictions=logits.argmax(-1), weights=weights)
+    perplexity(labels=labels, loss=losses, weights=weights)
+    coefficients = label_coefficients(
+        labels, weights, losses.dtype, loss_scaling=network.loss_scaling, loss_weight=network.loss_weight
+    )
+    return (losses * coefficients).sum()
+
+
 def head_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -48,7 +69,7 @@ def head_loss(
     loss_scaling: str = "num_tokens",
     loss_weight: float = 1.0,
 ) -> Tensor:
-    """The loss of labels [..., t] under an output layer on hidden states [..., t, d], whose logits never exist whole."""
+    """The loss of labels [..., t] by an output layer on hidden states [..., t, d], never holding all logits."""
     coefficients = label_coefficients(
         labels,
         label_weights,

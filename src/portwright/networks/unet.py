@@ -1,6 +1,6 @@
-"""U-Net (Ronneberger, Fischer, Brox 2015): down by halves, up by doublings, and at each resolution a bridge between the two.
+"""U-Net (Ronneberger, Fischer, Brox 2015): halves the resolution, doubles it again, and joins both ways at each resolution.
 
-Tensors are [batch, channels, height, width], in channels_last memory where torch runs them at once.
+Tensors are [batch, channels, height, width], in channels_last memory where torch's own kernels run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class UNetOptions:
-    """The shape of a U-Net; names are the model zoo's, and the first values the paper's but for `padding`."""
+    """The options of a U-Net, named as in the model zoo; defaults are the paper's, but for `padding`."""
 
     input_channels: int = 1
     num_outputs: int = 1
@@ -43,7 +43,7 @@ class UNetOptions:
     upscale_method: str = "transposed_conv"
     padding: str = "same"  # "valid", as in the paper: the output is smaller than the image
     batch_norm: bool = False
-    enable_bias: bool = True  # left out before a batch norm, which would take it away again
+    enable_bias: bool = True  # no bias before a batch norm, which would cancel it
     nonlinearity: str = "relu"
     dropout_rate: float = 0.0  # at the end of the way down
     initializer: Any = "glorot_uniform"
@@ -51,7 +51,7 @@ class UNetOptions:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> UNetOptions:
-        """The section `model` of params.yaml; what is not the network's is left aside."""
+        """The options in the section `model` of params.yaml; keys of other parts are ignored."""
         options = cls(**{each.name: params[each.name] for each in fields(cls) if each.name in params})
         options.check()
         return options
@@ -79,15 +79,15 @@ class UNetOptions:
 
     @property
     def lost_by_a_block(self) -> int:
-        """Rows that a block's convolutions take away where they do not pad."""
+        """The number of rows that a block's convolutions remove where they do not pad."""
         return sum(_KERNELS[kind] - 1 for kind in self.convs_per_block) if self.padding == "valid" else 0
 
 
 class UNet(nn.Module):
     """Images [batch, input_channels, height, width] to logits [batch, num_outputs, height, width], of any size.
 
-    With `padding: valid` convolutions see no zeros, and the logits are those of the middle of the image: `output_size` says of
-    how much.
+    With `padding: valid` convolutions do not pad, and there are logits only for the middle of the image, of size
+    `output_size`.
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ class UNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew as the options say; a transposed convolution has its inputs where others have outputs."""
+        """Draws the weights anew; in a transposed convolution's weight the inputs are the first dimension."""
         fill, fill_bias = (
             get_initializer(self.options.initializer),
             get_initializer(self.options.bias_initializer),
@@ -148,14 +148,14 @@ class UNet(nn.Module):
         return logits
 
     def _join(self, x: Tensor, passed: Tensor) -> Tensor:
-        """Both at one size: with zeros around convolutions the image's own, without them the smaller one."""
+        """Joins both at one size: where convolutions pad, that of the image, else the smaller one."""
         if self.options.padding == "valid":
             return torch.cat([fit(passed, *x.shape[2:]), x], 1) if self.options.skip_connect else x
         x = fit(x, *passed.shape[2:])
         return torch.cat([passed, x], 1) if self.options.skip_connect else x
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the logits of an image; a UserError where nothing would be left of it."""
+        """Height and width of an image's logits; a UserError where none would be left."""
         return self._output_length(height, "height"), self._output_length(width, "width")
 
     def _output_length(self, length: int, name: str) -> int:
@@ -191,7 +191,7 @@ class UNet(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution, a batch norm if there are any, and the nonlinearity unless it comes later."""
+    """A convolution, an optional batch norm, and the nonlinearity unless it is applied later."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class ConvNorm(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """The convolutions of one resolution; as a residual block, what came in is added before the last nonlinearity."""
+    """The convolutions of one resolution; a residual block adds its input before the last nonlinearity."""
 
     def __init__(self, num_in: int, num_out: int, options: UNetOptions) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class ConvBlock(nn.Module):
 
 
 class BilinearUp(nn.Module):
-    """A 1 x 1 convolution, then twice the resolution: the order is free, as both are linear, and a quarter of the pixels is cheaper."""
+    """A 1 x 1 convolution, then twice the resolution: both are linear, and in this order the convolution has fewer pixels."""
 
     def __init__(self, num_in: int, num_out: int, options: UNetOptions) -> None:
         super().__init__()
@@ -256,9 +256,9 @@ class BilinearUp(nn.Module):
 
 
 class DoublingConv(nn.ConvTranspose2d):
-    """A transposed convolution of 2 x 2 with stride 2: no two of its windows meet, so that it is one product of matrices.
+    """A transposed convolution of 2 x 2 with stride 2: its windows do not overlap, so that it is one matrix product.
 
-    A compiler on a GPU is given that product, since it puts the pixels in place while it joins them with the other way's.
+    A compiler on a GPU gets that product, since it can fuse moving the pixels into the concatenation that follows.
     """
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -289,7 +289,7 @@ class Activation(nn.Module):
 
 
 def make_activation(name: str) -> nn.Module:
-    """In place where the gradient needs nothing but the result: what is behind it, a convolution or a norm, keeps its input alone."""
+    """A nonlinearity, in place where its gradient needs only the result; the layer before it keeps only its own input."""
     return _IN_PLACE[name](inplace=True) if name in _IN_PLACE else Activation(name)
 
 

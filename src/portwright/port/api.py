@@ -1,59 +1,32 @@
-"""Check, port and undo as one call each, with the project's settings: what the command line calls."""
+"""check() and port() as the command line calls them, with the project's settings."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from portwright.errors import UserError, suggest
 from portwright.port.apply import Port, common_folder, make_port, not_ported, write_copy, write_in_place
-from portwright.port.check import Selection
-from portwright.port.config import make_selection, read_config
-from portwright.port.files import find_files, show
+from portwright.port.config import read_config
+from portwright.port.entries import CheckResult, Entry, Looked
+from portwright.port.files import show
 from portwright.port.finding import Finding, Safety
 from portwright.port.many import check_files
 from portwright.port.origin import make_origin
 from portwright.port.patch import places_before
-
-
-@dataclass(frozen=True)
-class PortResult:
-    """What `portwright port` did, or would do."""
-
-    changed: list[str]
-    fixed: list[Finding]
-    left: list[Finding]
-    diff: str
-    not_copied: list[str]  # too large for --out
-    not_ported: list[str]  # imported by what was ported, but not named
-    placed: list[dict[str, Any]] = field(default_factory=list)  # of a layout: which statement went where
-    dissolved: list[dict[str, Any]] = field(default_factory=list)  # of a layout: what run() does instead
-
+from portwright.port.request import (
+    PARTS,
+    PortResult,
+    find_strangers,
+    of_part,
+    select_files,
+    select_for_port,
+    shown,
+)
+from portwright.port.verdict import decide
 
 STYLES = ("in-place", "layout", "branches")
-# The rules that a part of a port asks: codes, or starts of codes.
-PARTS = {
-    "data": ("PW101", "PW102", "PW103", "PW106", "PW107"),
-    "model": ("PW104", "PW105", "PW108", "PW109", "PW110", "PW2", "PW3"),
-}
-
-
-def select_files(
-    paths: Sequence[Path], targets: Sequence[str], select: Sequence[str], ignore: Sequence[str]
-) -> tuple[list[Path], Selection]:
-    """The files that paths stand for, and the rules to ask, as the command line and pyproject.toml have it."""
-    config = read_config(paths[0].absolute())
-    files = find_files(paths, config.exclude)
-    if not files:
-        raise UserError(
-            f"no Python file or notebook is at or below '{paths[0]}'.",
-            "Name another folder, or look at exclude in pyproject.toml.",
-        )
-    return files, make_selection(config, targets, select, ignore)
 
 
 def check(
@@ -64,10 +37,24 @@ def check(
     *,
     jobs: int | None = None,
     use_cache: bool = True,
-) -> tuple[list[Finding], Selection]:
-    """Findings in files and folders, with the selection of rules that was asked."""
+) -> CheckResult:
+    """Finds what blocks the targets in files and in what they import, with a verdict for each entry script and target."""
+    from portwright.port.ask import ask
+
     files, selection = select_files(paths, targets, select, ignore)
-    return [_shown(f) for f in check_files(files, selection, jobs, use_cache)], selection
+    exclude = read_config(paths[0].absolute()).exclude
+    looked = Looked(paths, files, selection, exclude, use_cache, ask)
+    looks = looked.read()
+    every = sorted({*files, *(path for look in looks for path in look.files)})
+    findings = [shown(f) for f in check_files(every, selection, jobs, use_cache)]
+    entries = []
+    for look in looks:
+        own = {show(path) for path in look.files}
+        about = [f for f in findings if f.path in own]
+        verdicts = [decide(look, t, about, selection, looked.plan) for t in sorted(selection.targets)]
+        entries.append(Entry(look, tuple(verdicts)))
+    looked.save()
+    return CheckResult(findings, selection, entries, [show(path) for path in every])
 
 
 def port(
@@ -81,11 +68,12 @@ def port(
     out: Path | None = None,
     style: str = "in-place",
     part: str | None = None,
+    try_out: bool = False,
 ) -> PortResult:
     """Rewrites files in place, or into a copy, or only shows what it would do.
 
-    `style` layout makes the five files of the taught workflow in `out`; branches adds a vendor's branches in place. `part`
-    data or model ports that part alone.
+    `style` layout makes the five files of the taught workflow in `out`; branches adds a vendor's branches in place. `part`,
+    data or model, ports only that part. `try_out` runs one step of the written layout.
     """
     if style not in STYLES:
         raise UserError(f"there is no style '{style}'.", suggest(style, STYLES))
@@ -96,19 +84,21 @@ def port(
             "--write and --out were both given.", "--write edits in place, --out writes a copy: choose one."
         )
     if style == "branches":
-        return _port_branches(paths, targets, select, ignore, unsafe=unsafe, write=write, out=out)
+        from portwright.port.branches.api import port_branches
+
+        return port_branches(
+            paths, targets, select=select, ignore=ignore, unsafe=unsafe, write=write, out=out
+        )
     if style == "layout":
         from portwright.port.layout.api import port_layout
 
-        return port_layout(paths, targets, select, ignore, unsafe=unsafe, write=write, out=out, part=part)
-    files, selection = select_files(paths, targets, select, ignore)
+        return port_layout(
+            paths, targets, select, ignore, unsafe=unsafe, write=write, out=out, part=part, try_out=try_out
+        )
+    files, selection = select_for_port(paths, targets, select, ignore)
+    strange = find_strangers(paths, files, selection)
     if part is not None:
         selection = of_part(selection, part)
-    if len(selection.targets) != 1:
-        raise UserError(
-            f"a port is for one target, and there are {len(selection.targets)} (all where none is named): {', '.join(sorted(selection.targets))}.",
-            "Give one with --target.",
-        )
     allow: tuple[Safety, ...] = ("safe", "unsafe") if unsafe else ("safe",)
     made: Port = make_port(files, selection, allow)
     too_large: list[Path] = []
@@ -122,16 +112,19 @@ def port(
         too_large = write_copy(made, paths, files, out, origin)
     return PortResult(
         changed=[show(path) for path in sorted(made.changed)],
-        fixed=[_shown(f) for f in made.fixed],
-        left=[_shown(f) for f in _where_they_stand(made, write, out, common_folder(paths, files))],
+        fixed=[shown(f) for f in made.fixed],
+        left=[
+            *strange,
+            *(shown(f) for f in _at_current_lines(made, write, out, common_folder(paths, files))),
+        ],
         diff=made.diff(),
         not_copied=[show(path) for path in too_large],
         not_ported=[show(path) for path in not_ported(files)],
     )
 
 
-def _where_they_stand(made: Port, write: bool, out: Path | None, top: Path) -> list[Finding]:
-    """What is left, in the files that a person has now: rewritten, a copy of them, or untouched."""
+def _at_current_lines(made: Port, write: bool, out: Path | None, top: Path) -> list[Finding]:
+    """The findings that are left, with lines of the files that the user has now: rewritten, copied, or untouched."""
     if write:
         return made.left
     if out is not None:
@@ -140,31 +133,3 @@ def _where_they_stand(made: Port, write: bool, out: Path | None, top: Path) -> l
     found = [f for f in made.left if f.path not in changed]
     found += [f for patch in made.changed.values() for f in places_before(patch)]
     return sorted(found, key=lambda f: f.place)
-
-
-def of_part(selection: Selection, part: str) -> Selection:
-    """The rules that a part of a port asks."""
-    rules = tuple(rule for rule in selection.rules if rule.code.startswith(PARTS[part]))
-    if not rules:
-        raise UserError(
-            f"no rule of the part '{part}' is selected.", f"Select some of {', '.join(PARTS[part])}."
-        )
-    return replace(selection, rules=rules)
-
-
-def _port_branches(
-    paths: Sequence[Path],
-    targets: Sequence[str],
-    select: Sequence[str],
-    ignore: Sequence[str],
-    **options: Any,
-) -> PortResult:
-    if importlib.util.find_spec("portwright.port.branches") is None:
-        raise UserError("--style branches is not part of this version.", "Use --style in-place or layout.")
-    module: Any = importlib.import_module("portwright.port.branches.api")
-    done: PortResult = module.port_branches(paths, targets, select=select, ignore=ignore, **options)
-    return done
-
-
-def _shown(finding: Finding) -> Finding:
-    return replace(finding, path=show(finding.path))

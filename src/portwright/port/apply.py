@@ -1,9 +1,7 @@
-"""Ports whole projects: a patch for each file, worked out together, and written all at once or not at all."""
+"""Ports whole projects: makes the patches of all files together, and writes them."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import difflib
 import hashlib
 import json
@@ -21,20 +19,20 @@ from portwright.port.callers import forget, remember_members
 from portwright.port.check import Selection, check_source, unreadable
 from portwright.port.files import COPY_MARK, show
 from portwright.port.finding import Finding, Safety
-from portwright.port.origin import Origin
+from portwright.port.origin import STORE, Origin
+from portwright.port.owners import Reader
 from portwright.port.patch import Patch, make_patch
-from portwright.port.project import Project, find_root, read_source
-from portwright.port.roots import group_by_root
+from portwright.port.project import Project, find_root, group_by_root, read_source
 from portwright.port.source import Source, UnreadableError
-from portwright.port.undo import STORE, save_originals
+from portwright.port.undo import save_originals
 
 _MAX_ROUNDS = 10
-_MAX_COPIED_BYTES = 1_000_000  # larger files are data, which a port does not need twice
+_MAX_COPIED_BYTES = 1_000_000  # larger files count as data and are not copied
 
 
 @dataclass
 class Port:
-    """What became of the files: the changed ones, what was fixed in them, and what is left to do."""
+    """The result of a port: the changed files, the findings that were fixed, and those that are left."""
 
     changed: dict[Path, Patch] = field(default_factory=dict)
     fixed: list[Finding] = field(default_factory=list)
@@ -45,7 +43,7 @@ class Port:
 
 
 def make_port(files: Sequence[Path], selection: Selection, allow: Sequence[Safety]) -> Port:
-    """Patches of all files that can be read, in view of each other's; the others are findings."""
+    """Makes the patches of all files, each in view of the others'; a file that cannot be read becomes a finding."""
     port = Port()
     for root, members in group_by_root(files).items():
         _port_root(port, root, members, selection, allow)
@@ -65,7 +63,7 @@ def _port_root(
     left: dict[Path, list[Finding]] = {}
     needs: dict[Path, set[str]] = {}
     waiting = list(files)
-    # A rewritten file can change what another one's names mean, so those that looked at it are looked at again.
+    # A rewritten file can change what names mean in files that import it, so those are checked again.
     for _ in range(_MAX_ROUNDS):
         changed: set[str] = set()
         for path in waiting:
@@ -77,7 +75,7 @@ def _port_root(
                 patch.after.to_bytes()
             except UnreadableError as error:
                 left[path] = [unreadable(path, error, selection.targets)]
-                if path in originals:  # read, but it cannot be written back: its findings stay findings
+                if path in originals:  # it can be read but not written back: its findings are kept
                     overlay.pop(path, None)
                     left[path] += [
                         f
@@ -105,7 +103,7 @@ def _port_root(
 
 
 def write_in_place(port: Port, origin: Origin | None = None) -> None:
-    """Replaces the changed files; what they held is saved first. A file that cannot be written becomes a finding."""
+    """Replaces the changed files after saving the originals. A file that cannot be written becomes a finding."""
     by_root: dict[Path, dict[Path, Patch]] = {}
     for path, patch in port.changed.items():
         by_root.setdefault(find_root(path), {})[path] = patch
@@ -120,25 +118,25 @@ def write_in_place(port: Port, origin: Origin | None = None) -> None:
                     raise UserError("it is read-only.", "Ask for write permission, or use --out.")
                 contents[path] = patch.after.to_bytes()
             except (UserError, OSError) as error:
-                _keep(port, path, error)
+                _report_unwritten(port, path, error)
         try:
             if contents:
                 save_originals(root, contents, origin)
             saved.update(contents)
-        except (UserError, OSError) as error:  # nowhere to save what they held: these stay, the rest goes on
-            told = explain_os_error(error, root / STORE) if isinstance(error, OSError) else error
+        except (UserError, OSError) as error:  # the originals cannot be saved: these files stay as they are
+            reason = explain_os_error(error, root / STORE) if isinstance(error, OSError) else error
             for path in contents:
-                _keep(port, path, told)
+                _report_unwritten(port, path, reason)
     for path, content in saved.items():
         try:
             mode = path.stat().st_mode
             atomic_write_bytes(path, content)
             path.chmod(mode & 0o7777)
         except (UserError, OSError) as error:
-            _keep(port, path, error)
+            _report_unwritten(port, path, error)
 
 
-def _keep(port: Port, path: Path, error: Exception) -> None:
+def _report_unwritten(port: Port, path: Path, error: Exception) -> None:
     patch = port.changed.pop(path)
     port.fixed = [f for f in port.fixed if f.path != str(path)]
     blocked = unreadable(
@@ -163,7 +161,7 @@ def write_copy(
 ) -> list[Path]:
     """Writes a copy that runs by itself: the ported files, what they import, and small files beside them.
 
-    Returns files that were not copied: too large, or nothing that can be read.
+    Returns the files that were not copied, because they are too large or cannot be read.
     """
     _check_out(out, paths)
     top = common_folder(paths, files)
@@ -193,12 +191,12 @@ def write_copy(
 
 
 def _is_readable(path: Path) -> bool:
-    """A regular file that can be opened: no pipe, no link to nowhere, no folder that cannot be listed."""
+    """Whether it is a regular file that may be read."""
     return path.is_file() and os.access(path, os.R_OK)
 
 
 def _check_out(out: Path, paths: Sequence[Path]) -> None:
-    """A folder that holds anything but an untouched earlier copy is not replaced."""
+    """Refuses an --out folder with anything in it but an unchanged earlier copy."""
     if any(
         os.path.realpath(out) == os.path.realpath(path)
         or Path(os.path.realpath(out)) in Path(os.path.realpath(path)).parents
@@ -232,7 +230,7 @@ def _check_out(out: Path, paths: Sequence[Path]) -> None:
 
 
 def common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
-    """What a copy begins at: the folder of the files; of a package that imports itself by its name, the one above it."""
+    """The folder at the top of a copy: that of the files, or the one above a package that imports itself by name."""
     folders = [str(p.absolute() if p.is_dir() else p.absolute().parent) for p in paths]
     top = Path(os.path.normpath(os.path.commonpath(folders)))
     if not (top / "__init__.py").is_file():
@@ -246,7 +244,7 @@ def common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
 
 
 def _companions(paths: Sequence[Path], files: Sequence[Path], top: Path, out: Path) -> list[Path]:
-    """The files named, the modules of the same folder that they import, and all of a named folder."""
+    """The files to copy: those that were named, the modules below `top` that they import, and all of named folders."""
     wanted = set(files)
     skipped = {"__pycache__", "node_modules", "venv", "env"}
     for path in paths:
@@ -270,28 +268,12 @@ def _companions(paths: Sequence[Path], files: Sequence[Path], top: Path, out: Pa
 
 
 def _imports_of(path: Path) -> list[Path]:
-    """The project's own modules that a file imports, by any way of writing it."""
-    project = Project(find_root(path))
-    found: list[Path | None] = []
-    with contextlib.suppress(UnreadableError):
-        for node in ast.walk(read_source(path).parse()):
-            if isinstance(node, ast.Import):
-                found += [project.find_module(path, alias.name, 0) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = node.module or ""
-                found.append(project.find_module(path, base, node.level))
-                found += [
-                    project.find_module(path, f"{base}.{a.name}" if base else a.name, node.level)
-                    for a in node.names
-                ]
-    modules = {module for module in found if module is not None}
-    return sorted(
-        modules | {init for m in modules for p in m.parents if (init := p / "__init__.py").is_file()}
-    )
+    """The project's own modules that a file imports."""
+    return sorted(Reader(find_root(path)).imports(path).files)
 
 
 def not_ported(files: Sequence[Path]) -> list[Path]:
-    """Modules of the project that the files import and that are not among them."""
+    """Modules of the project that the files import but that were not ported."""
     known = set(files)
     modules = {module for path in files for module in _imports_of(path)}
     return sorted(m for m in modules if m not in known and m.name != "__init__.py")

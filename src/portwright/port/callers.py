@@ -1,28 +1,23 @@
-"""Which functions of a file the training steps of other files call: a loss, a mask, a dropout of their own in a utils.py."""
+"""Finds the functions of a file that training steps in other files call, such as a loss in a utils.py."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from portwright.errors import UserError
 from portwright.port.files import find_files
-from portwright.port.names import Names
-from portwright.port.project import Project, digest, read_source
-from portwright.port.roots import is_marked
-from portwright.port.source import UnreadableError, read_bytes
-from portwright.port.tree import Tree
-
-if TYPE_CHECKING:
-    from portwright.port.steps import Steps
+from portwright.port.project import Project, digest, is_marked, read_source
+from portwright.port.source import Source, UnreadableError, read_bytes
 
 MOST_HOPS = 2  # a step calls a function in another file, which calls one in a third
 _MOST_FILES = 2000
-_FEW_FILES = 200  # up to so many, files without a step of their own are looked into for the second hop
+_FEW_FILES = 200  # in larger projects only files with a step are read for the second hop
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b([^#\n(]*(?:\([^)]*\))?[^#\n]*)", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
 _STEP_SIGNS = (b".backward(", b"def forward", b"def training_step")
@@ -36,26 +31,32 @@ class _Known:
     with_step: set[Path] = field(default_factory=set)
     digests: dict[Path, str] = field(default_factory=dict)
     called: dict[tuple[Path, int], frozenset[str]] = field(default_factory=dict)
+    seen: dict[tuple[Path, Any], bool] = field(default_factory=dict)
 
 
 _known: WeakKeyDictionary[Project, _Known] = WeakKeyDictionary()
 
 
 def remember_members(project: Project, files: Iterable[Path]) -> None:
-    """The files that are looked at together; without a sign of where a project begins, they are the project."""
+    """Remembers the files that are checked together; without a pyproject.toml or the like they are the project."""
     _known.setdefault(project, _Known()).members = tuple(files)
 
 
 def forget(project: Project) -> None:
-    """Looks at steps anew; the text of a file has changed."""
+    """Forgets what was read from steps, after the text of a file has changed."""
     known = _known.get(project)
     if known is not None:
         known.called.clear()
+        known.seen.clear()
 
 
-def functions_called_from_steps(steps: Steps, hops: int) -> set[str]:
-    """Names of the file's top-level functions that a step of another file calls, through at most `hops` files."""
-    project, path = steps.names.project, steps.names.path
+def functions_called_from_steps(
+    project: Project, path: Path, hops: int, calls_of: Callable[[Path], Iterable[str]]
+) -> set[str]:
+    """Names of a file's top-level functions that a step of another file calls, through at most `hops` files.
+
+    `calls_of` gives the functions in other files that the steps of a file call.
+    """
     known = _known.setdefault(project, _Known())
     found: set[str] = set()
     for importer in _importers(project, known, path):
@@ -63,23 +64,48 @@ def functions_called_from_steps(steps: Steps, hops: int) -> set[str]:
             continue
         key = (importer, hops - 1)
         if key not in known.called:
-            steps_there = _make_steps(project, importer)
-            # Only names are kept: trees that stay alive make every collection of garbage slower.
-            known.called[key] = frozenset(steps_there.calls_to_other_files(hops - 1) if steps_there else ())
+            # Only names are kept, since syntax trees in memory slow down garbage collection.
+            known.called[key] = frozenset(calls_of(importer))
         project.consulted[str(importer)] = known.digests[importer]
         prefix = f"{path}::"
         found.update(name[len(prefix) :] for name in known.called[key] if name.startswith(prefix))
     return found
 
 
-def _make_steps(project: Project, path: Path) -> Steps | None:
-    from portwright.port.steps import Steps
+def is_named_elsewhere(project: Project, path: Path, pattern: str, only_importers: bool) -> bool:
+    """Whether a pattern occurs in another file of the project, or only in one that imports this file."""
+    known = _known.setdefault(project, _Known())
+    importers = _importers(project, known, path)
+    sign = re.compile(pattern.encode())
+    found = False
+    for file in importers if only_importers else sorted(known.digests):
+        if file != path:
+            project.consulted[str(file)] = known.digests[file]
+            found = found or sign.search(_data(project, file)) is not None
+    return found
 
-    try:
-        tree = Tree((project.overlay.get(path) or read_source(path)).parse())
-    except UnreadableError:
-        return None
-    return Steps(tree, Names(path, tree, project))
+
+def importers(project: Project, path: Path) -> Sequence[Path]:
+    """The project's files that may import this one."""
+    return _importers(project, _known.setdefault(project, _Known()), path)
+
+
+def any_has(project: Project, paths: Iterable[Path], has: Callable[[Source, Project], bool]) -> bool:
+    """Whether `has` is true for one of the files; answers are kept until a file changes."""
+    known = _known.setdefault(project, _Known())
+    for path in paths:
+        key = (path, has)
+        try:
+            data = _data(project, path)
+            project.consulted[str(path)] = digest(data)
+            if key not in known.seen:
+                known.seen[key] = False  # ends recursion where two files import each other
+                known.seen[key] = has(project.overlay.get(path) or read_source(path, data), project)
+        except UnreadableError:
+            continue
+        if known.seen[key]:
+            return True
+    return False
 
 
 def _importers(project: Project, known: _Known, path: Path) -> Sequence[Path]:
@@ -98,7 +124,7 @@ def _importers(project: Project, known: _Known, path: Path) -> Sequence[Path]:
             for word in {word for line in _IMPORT.findall(data) for word in _WORD.findall(line)}:
                 known.importing.setdefault(word, []).append(file)
     stem = path.parent.name if path.name == "__init__.py" else path.stem
-    return [file for file in known.importing.get(stem.encode(), ()) if file != path]
+    return [file for file in known.importing.get(os.fsencode(stem), ()) if file != path]
 
 
 def _data(project: Project, path: Path) -> bytes:

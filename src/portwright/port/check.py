@@ -13,7 +13,7 @@ from portwright.port.project import Project, read_source
 from portwright.port.rule import File, Rule
 from portwright.port.source import Source, UnreadableError
 
-# What a file must mention for any rule of a framework to have something to say about it.
+# Rules of a framework run only on files that match its pattern.
 _RELEVANT = {
     "torch": re.compile(rb"torch|backward\(|\bnn\b|\bforward\(|samba|ComputeMode|spacy|einops|timm"),
     "tensorflow": re.compile(
@@ -28,10 +28,11 @@ RULE_FAILED = "PW002"
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules to ask, and the targets to ask them for."""
+    """The rules to run, and the targets to run them for."""
 
     rules: tuple[Rule, ...]
     targets: frozenset[str]
+    ignored: frozenset[str] = frozenset()  # codes that the user turned off
 
 
 def check_path(path: Path, project: Project, selection: Selection) -> list[Finding]:
@@ -43,7 +44,7 @@ def check_path(path: Path, project: Project, selection: Selection) -> list[Findi
 
 
 def check_source(source: Source, project: Project, selection: Selection) -> list[Finding]:
-    """Findings of one file, in the order of its lines, as a person sees its places."""
+    """Findings of one file in the order of its lines; in a notebook lines are those of cells."""
     try:
         found = find(source, project, selection)
     except UnreadableError as error:
@@ -53,7 +54,7 @@ def check_source(source: Source, project: Project, selection: Selection) -> list
 
 
 def as_seen(source: Source, finding: Finding) -> Finding:
-    """A finding at the place that a person sees: in a notebook, the line of a cell."""
+    """A finding with its line in the cell of a notebook; in other files the same finding."""
     line, column, where = source.place(finding.line, finding.column)
     return replace(finding, line=line, column=column, message=where + finding.message)
 
@@ -63,10 +64,10 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
     found = [unreadable(source.path, problem, selection.targets) for problem in source.problems]
     frameworks = _frameworks_of(source.data)
     if not frameworks:
-        source.parse()  # what is not Python is said, even where nothing else would be
+        source.parse()  # reports what is not Python, even if no rule runs
         return found
     file = File(source, project, selection.targets)
-    # A rule is asked only where one of its words occurs, and the words of a file are fewer than its bytes.
+    # A rule runs only if one of its words occurs. A file has fewer words than bytes, so the search is over words.
     mentioned = b" ".join(set(_WORD.findall(source.data)))
     for rule in selection.rules:
         if rule.framework not in frameworks or not any(word in mentioned for word in _words_of(rule)):
@@ -75,13 +76,21 @@ def find(source: Source, project: Project, selection: Selection) -> list[Finding
             continue
         try:
             found += [finding for finding in rule.find(file) if finding.targets]
-        except Exception as error:  # one rule's mistake must not hide what the others found
+        except Exception as error:  # an error in one rule must not hide the findings of the others
             found.append(_rule_failed(source.path, rule, error, selection.targets))
     return sorted(_without_ignored(found, source), key=lambda f: f.place)
 
 
+def file_frameworks(path: Path) -> set[str]:
+    """The frameworks of a file; empty if it cannot be read, which its own check reports."""
+    try:
+        return _frameworks_of(read_source(path).data)
+    except UnreadableError:
+        return set()
+
+
 def _frameworks_of(data: bytes) -> set[str]:
-    """Whose rules have something to say: tf.nn is not torch's nn, and a file may hold both."""
+    """The frameworks whose rules to run on a file, which may use both; tf.nn alone does not count as torch."""
     found = {name for name, sign in _RELEVANT.items() if sign.search(data)}
     if found == {"torch", "tensorflow"} and b"torch" not in data:
         found.discard("torch")
@@ -90,7 +99,7 @@ def _frameworks_of(data: bytes) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _words_of(rule: Rule) -> tuple[bytes, ...]:
-    """Of each word the longest part that is letters, which must occur wherever the word does."""
+    """For each word of a rule the longest run of word characters, which occurs wherever the word does."""
     return tuple(max(_WORD.findall(word.encode()) or [b""], key=len) for word in rule.words)
 
 
@@ -126,7 +135,18 @@ def _without_ignored(found: Sequence[Finding], source: Source) -> list[Finding]:
     ignored = source.ignored
     if not ignored:
         return list(found)
-    return [f for f in found if not any(_covers(ignored, line, f.code) for line in {f.line, f.end_line})]
+    kept = [f for f in found if not any(_covers(ignored, line, f.code) for line in {f.line, f.end_line})]
+    return [_all_or_none(f, source, ignored) for f in kept]
+
+
+def _all_or_none(finding: Finding, source: Source, ignored: dict[int, frozenset[str] | None]) -> Finding:
+    """Drops the edits of a finding if one of them changes an ignored line, since edits are never made in part."""
+    lines = {source.position(at)[0] for edit in finding.edits for at in (edit.start, edit.end)}
+    forbidden = sorted(line for line in lines if _covers(ignored, line, finding.code))
+    if not forbidden:
+        return finding
+    why = f" Its rewrite would change line {forbidden[0]} too, which is to be ignored."
+    return replace(finding, edits=(), imports=(), safety="manual", cure=finding.cure + why)
 
 
 def _covers(ignored: dict[int, frozenset[str] | None], line: int, code: str) -> bool:

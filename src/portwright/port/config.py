@@ -1,4 +1,4 @@
-"""`[tool.portwright]` in pyproject.toml, and the rules and targets that it and the command line select."""
+"""Reads `[tool.portwright]` in pyproject.toml, and selects rules and targets by it and the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portwright.discover import find_rules
+from portwright.discover import find_rules, find_target, find_targets, suggest_target
 from portwright.errors import UserError, suggest
 from portwright.port.check import Selection
 from portwright.port.project import find_root
@@ -18,7 +18,7 @@ _KEYS = ("select", "ignore", "targets", "exclude")
 
 @dataclass(frozen=True)
 class Config:
-    """What a project says about checking it."""
+    """A project's settings for checks."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -64,28 +64,27 @@ def read_config(path: Path) -> Config:
 
 
 def known_targets(rules: Iterable[Rule]) -> list[str]:
-    """Every target that a rule speaks of."""
+    """Every target that some rule names."""
     return sorted({target for rule in rules for target in rule.targets})
 
 
 def make_selection(
     config: Config, targets: Sequence[str], select: Sequence[str], ignore: Sequence[str]
 ) -> Selection:
-    """The command line goes before the project's settings; without either, all rules for all targets."""
+    """Selects by the command line, else by the project's settings, else all rules for all accelerators."""
     rules = find_rules()
     targets, select, ignore = (_split(words) for words in (targets, select, ignore))
-    valid = known_targets(rules.values())
-    wanted = [t.lower() for t in (targets or config.targets)] or valid
-    for target in wanted:
-        if target not in valid and not _is_plain(target):
-            raise UserError(f"unknown target '{target}'.", suggest(target, valid))
+    ruled = known_targets(rules.values())
+    accelerators = known_targets(rule for rule in rules.values() if rule.framework == "torch")
+    wanted = [_target_name(word, ruled) for word in targets or config.targets] or accelerators
     chosen = _codes(select or config.select, rules) if (select or config.select) else set(rules)
-    chosen -= _codes([*ignore, *config.ignore], rules)
-    return Selection(tuple(rule for code, rule in rules.items() if code in chosen), frozenset(wanted))
+    ignored = frozenset(_codes([*ignore, *config.ignore], rules))
+    asked = tuple(rule for code, rule in rules.items() if code in chosen - ignored)
+    return Selection(asked, frozenset(wanted), ignored)
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """`--target csx,ipu` is as good as giving it twice."""
+    """Splits lists at commas: `--target csx,ipu` means two targets."""
     return [part.strip() for word in words for part in word.split(",")]
 
 
@@ -103,15 +102,18 @@ def find_rule(name: str) -> Rule:
     )
 
 
-def _is_plain(target: str) -> bool:
-    """A target that takes torch code as it is: nothing to find, and no mistake."""
-    from portwright.discover import find_targets
-
-    return target.upper() in find_targets()
+def _target_name(word: str, ruled: Sequence[str]) -> str:
+    """The name of a target as rules write it; targets that no rule names are valid too."""
+    target = find_target(word)
+    name = target.name.lower() if target is not None else word.lower()
+    if target is None and name not in ruled:
+        valid = {*ruled, *(each.lower() for each in find_targets())}
+        raise UserError(f"unknown target '{word}'.", suggest_target(word, valid))
+    return name
 
 
 def _codes(wanted: Sequence[str], rules: dict[str, Rule]) -> set[str]:
-    """Rules by code (PW201), by the start of codes (PW2), or by name."""
+    """Codes of the rules given by code (PW201), by a prefix of codes (PW2), or by name."""
     found: set[str] = set()
     for word in wanted:
         matching = {c for c, r in rules.items() if c.startswith(word.upper()) or r.name == word.lower()}

@@ -1,4 +1,4 @@
-"""PopTorch's executors in source code: what is wrapped, and what reaches the wrapper."""
+"""Recognises PopTorch's executors (wrapped models) in source code, and what is passed to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WRAPPERS = ("poptorch.trainingModel", "poptorch.inferenceModel")
 
 
 def is_wrapped(file: File, node: ast.expr) -> bool:
-    """Whether a name or attribute is given an executor anywhere in the file."""
+    """Whether a name or attribute is assigned an executor in the file."""
     text = file.segment(node)
     info = file.tree.class_of(node)
     for call in file.calls(*_WRAPPERS):
@@ -25,7 +25,7 @@ def is_wrapped(file: File, node: ast.expr) -> bool:
 
 
 def reaches(file: File, optimizer: ast.Call, wraps: Sequence[ast.Call]) -> bool:
-    """Whether an optimizer is an argument of a wrapper, directly or by its name."""
+    """Whether an optimizer is passed to a wrapper, directly or through a name."""
     if any(file.tree.is_within(optimizer, wrap) for wrap in wraps):
         return True
     statement = file.tree.statement_of(optimizer)
@@ -43,7 +43,7 @@ def reaches(file: File, optimizer: ast.Call, wraps: Sequence[ast.Call]) -> bool:
 
 
 def _is_passed_on(file: File, statement: ast.Assign) -> bool:
-    """Whether a name is returned, or given to something, where it is made."""
+    """Whether the assigned name is returned or passed to a call in the same function."""
     names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
     frame = file.tree.function_of(statement) or file.tree.module
     for node in ast.walk(frame):
@@ -58,7 +58,7 @@ def _is_passed_on(file: File, statement: ast.Assign) -> bool:
 
 
 def _is_given(file: File, value: ast.expr) -> bool:
-    """Whether a value comes from a caller, as a parameter or an attribute set from one: it may be any."""
+    """Whether a value is a parameter, or an attribute set from one, so that any caller may choose it."""
     if isinstance(value, ast.Name):
         found = file.tree.scope_of(value).lookup(value.id)
         return found is not None and all(b.kind == "parameter" for b in found[1])
@@ -70,7 +70,7 @@ def _is_given(file: File, value: ast.expr) -> bool:
 
 
 def is_guarded(file: File, node: ast.AST) -> bool:
-    """Whether a node runs only without an executor: under a condition that speaks of the device."""
+    """Whether a node is under a condition that mentions the device, and so may run only without an executor."""
     for outer in file.tree.ancestors(node):
         if isinstance(outer, (ast.If, ast.IfExp)):
             text = file.segment(outer.test).lower()

@@ -1,4 +1,4 @@
-"""Which files a command is about: what was named, and the Python files and notebooks below named folders."""
+"""Finds the files of a command: those that were named, and Python files and notebooks below named folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SKIPPED = frozenset(
 
 
 def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
-    """Absolute paths in a fixed order, each file once, however many links lead to it.
+    """Sorted absolute paths, each file once even if several links lead to it.
 
     Hidden folders, environments and what `port --out` wrote are left out unless they are named.
     """
@@ -50,12 +50,12 @@ def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]
 
 
 def _absolute(path: Path) -> Path:
-    """Without following links: a person wants to see the path that was named."""
+    """Makes a path absolute without following links, so that messages show the path as named."""
     return Path(os.path.normpath(path.absolute()))
 
 
 def show(path: str | Path) -> str:
-    """A path as a person would write it from here."""
+    """A path relative to the working directory, if it is below."""
     text = str(path)
     here = f"{Path.cwd()}{os.sep}"
     return text[len(here) :] if text.startswith(here) else text
@@ -67,12 +67,12 @@ def _below(
     real = os.path.realpath(folder)
     if real in seen:  # a link back to a folder above
         return
-    if folder != top and Path(real) in Path(os.path.realpath(top)).parents:  # a link out of what was named
+    if folder != top and Path(real) in Path(os.path.realpath(top)).parents:  # a link to a folder above
         return
     try:
         entries = sorted(os.scandir(folder), key=lambda e: e.name)
     except OSError as error:
-        if folder != top:  # one that cannot be looked into is a finding, and the rest goes on
+        if folder != top:  # an unreadable folder becomes a finding, and the others are still listed
             yield folder
             return
         raise UserError(
@@ -100,7 +100,7 @@ def _below(
 def _holds(folder: Path, name: Path) -> bool:
     try:
         return (folder / name).exists()
-    except OSError:  # not to be looked into
+    except OSError:  # no permission
         return False
 
 

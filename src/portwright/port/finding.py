@@ -1,4 +1,4 @@
-"""What a rule reports: where, what, how to cure it, and the edits that do."""
+"""A finding of a rule: its place, its cure, and the edits that make the cure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """One place in one file that a target does not take as it is.
+    """One place in one file that does not work on a target as it is.
 
-    `safe` edits cannot change results, `unsafe` ones can, and `manual` means that a person has to do it.
+    `safe` edits cannot change results, `unsafe` ones can, and `manual` findings have no edits.
     """
 
     code: str
@@ -38,11 +38,10 @@ class Finding:
     end_line: int = 0
     edits: tuple[Edit, ...] = ()
     imports: tuple[str, ...] = ()  # statements that the edits need
-    instead_of: str = ""  # the code of a finding at the same place that gives way where this one may be fixed
 
     @property
     def place(self) -> tuple[str, int, int, int, str]:
-        """What findings are sorted by; in a notebook lines are counted in each cell."""
+        """The sort key of findings; in a notebook the cell comes before the line."""
         cell = _CELL.match(self.message) if self.path.endswith(".ipynb") else None
         return (self.path, int(cell[1]) if cell else 0, self.line, self.column, self.code)
 

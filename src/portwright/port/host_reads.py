@@ -1,4 +1,4 @@
-"""How a host read is used: what several rules have to tell apart."""
+"""How the host uses a value that it reads from a tensor, for several rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portwright.port.rule import File
 
 
 def is_running_sum(file: File, call: ast.Call) -> bool:
-    """Whether a read only adds to a sum: `total += loss.item() * n`."""
+    """Whether a read is only added to a sum: `total += loss.item() * n`."""
     for outer in file.tree.ancestors(call):
         if isinstance(outer, ast.AugAssign):
             return isinstance(outer.op, ast.Add)
@@ -17,10 +17,10 @@ def is_running_sum(file: File, call: ast.Call) -> bool:
     return False
 
 
-def concerned(file: File, call: ast.Call) -> tuple[str, ...]:
-    """The targets that mind a read: every so many steps, after the call, only a traced step does."""
+def needs_of_read(file: File, call: ast.Call) -> tuple[str, ...]:
+    """The need that a read breaks: a read only every so many steps, outside forward(), breaks the weaker one."""
     seldom = file.flow.is_gated(call) and not file.flow.in_forward(call)
-    return ("csx",) if seldom else ("csx", "ipu", "rdu")
+    return ("no_rare_host_reads",) if seldom else ("no_host_reads",)
 
 
 def short(file: File, node: ast.AST) -> str:

@@ -1,4 +1,4 @@
-"""What the values of a file are, as far as that can be told without running it."""
+"""Infers the kinds of values (tensor, module, number, ...) in a file without running it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _words(text: str) -> list[str]:
 
 
 _MAX_DEPTH = 14
-STEP_METHODS = ("forward", "training_step", "forward_step")  # of an nn.Module: what a step runs
+STEP_METHODS = ("forward", "training_step", "forward_step")  # methods of an nn.Module that a step runs
 _NOT_TENSOR_FUNCTIONS = frozenset(
     _words(
         """
@@ -59,7 +59,7 @@ _TEXT_METHODS = frozenset({"format", "join", "lower", "upper", "strip"})
 
 
 class Kinds:
-    """Kinds of expressions, worked out only where a rule asks."""
+    """Kinds of expressions, inferred when a rule asks."""
 
     def __init__(self, tree: Tree, names: Names) -> None:
         self.tree = tree
@@ -67,11 +67,11 @@ class Kinds:
         self._kinds: dict[ast.AST, Kind | None] = {}
 
     def kind(self, node: ast.expr | None, depth: int = 0) -> Kind | None:
-        """What a value is, where that can be told."""
+        """The kind of a value; None if unknown."""
         if node is None or depth > _MAX_DEPTH:
             return None
         if node not in self._kinds:
-            self._kinds[node] = None  # a value made from itself
+            self._kinds[node] = None  # ends recursion in a value that depends on itself
             self._kinds[node] = self._kind(node, depth + 1)
         return self._kinds[node]
 
@@ -93,7 +93,7 @@ class Kinds:
             return self._kind_of_name(node, depth)
         if isinstance(node, ast.Subscript):
             if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                return None  # a table, whatever it was taken for
+                return None  # a dictionary
             base = self.kind(node.value, depth)
             if base == "shape":
                 return "shape" if isinstance(node.slice, ast.Slice) else "number"
@@ -213,9 +213,11 @@ class Kinds:
         for binding in found[1]:
             if binding.kind == "other" or (binding.kind == "assign" and _is_none(binding.value)):
                 continue
-            kinds.add(self._kind_of_binding(binding, depth))
+            counter = _counter(binding)
+            is_counted = counter is not None and is_name(counter, node.id)
+            kinds.add("number" if is_counted else self._kind_of_binding(binding, depth))
         if kinds == {"tensor", None}:
-            return "tensor"  # what becomes of a tensor is one, unless something says otherwise
+            return "tensor"  # what is computed from a tensor is taken for one
         return kinds.pop() if len(kinds) == 1 else None
 
     def _kind_of_binding(self, binding: Binding, depth: int) -> Kind | None:
@@ -232,7 +234,7 @@ class Kinds:
         return None
 
     def _kind_of_part(self, value: ast.expr) -> Kind | None:
-        """Parts of what a call returns: values and indices, chunks, an output and its state."""
+        """The kind of the parts of a returned tuple: values and indices, chunks, or an output and its state."""
         if isinstance(value, ast.Call):
             dotted = self.names.resolve(value.func) or ""
             if dotted.startswith("torch.") and dotted.rpartition(".")[2] in _NOT_TENSOR_FUNCTIONS | {
@@ -274,7 +276,7 @@ class Kinds:
         return self.kind(binding.value, depth) if binding.value is not None else None
 
     def _kind_of_item(self, binding: Binding, depth: int) -> Kind | None:
-        """Items of a loop: the tensors of a loader's batches, where they are unpacked."""
+        """The kind of a loop's items; unpacked batches of a loader are tensors."""
         iterable, target = binding.value, getattr(binding.node, "target", None)
         counted = (
             isinstance(iterable, ast.Call) and is_name(iterable.func, "enumerate") and bool(iterable.args)
@@ -293,6 +295,13 @@ class Kinds:
         if base == "loader" and isinstance(target, ast.Tuple):
             return None if counted and not isinstance(target.elts[-1], ast.Tuple) else "tensor"
         return "tensor" if base == "tensor" and not counted else None
+
+
+def _counter(binding: Binding) -> ast.expr | None:
+    """The number in `for number, item in enumerate(...)`."""
+    over, target = binding.value, getattr(binding.node, "target", None)
+    counts = binding.kind == "iterate" and isinstance(over, ast.Call) and is_name(over.func, "enumerate")
+    return target.elts[0] if counts and isinstance(target, ast.Tuple) and target.elts else None
 
 
 def _is_none(node: ast.AST | None) -> bool:

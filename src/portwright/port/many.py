@@ -1,4 +1,4 @@
-"""Checks many files, in several processes, and remembers what it found in files that did not change."""
+"""Checks many files in several processes, and caches the findings."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import portwright
-from portwright.port.cache import Cache
+from portwright.discover import find_rules
+from portwright.port.cache import Cache, Checked, from_row, to_row
 from portwright.port.callers import remember_members
 from portwright.port.check import Selection, check_path
 from portwright.port.finding import Finding
-from portwright.port.project import Project
-from portwright.port.roots import group_by_root
+from portwright.port.project import Project, group_by_root
 
 _FILES_A_COLLECTION = 20
-_BYTES_FOR_A_PROCESS = 400_000  # less is done before another interpreter has started
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What one file gave, and the other files that this depended on, by their digests."""
-
-    path: Path
-    findings: list[Finding]
-    consulted: dict[str, str | None]
+_BYTES_FOR_A_PROCESS = 400_000  # with less work, starting another interpreter takes longer
 
 
 def check_files(
@@ -54,12 +44,12 @@ def check_files(
 def check_here(
     root: Path, files: Iterable[Path], members: Sequence[Path], selection: Selection
 ) -> list[Checked]:
-    """What some of a project's files gave; `members` are all that are looked at, by whatever process."""
+    """Checks some of a project's files in this process; `members` are the files of all processes."""
     project = Project(root)
     remember_members(project, members)
     checked = []
     was_enabled = gc.isenabled()
-    gc.disable()  # trees are many small objects that the collector would look at over and over
+    gc.disable()  # syntax trees are many small objects, which slow down collections
     try:
         for number, path in enumerate(files):
             project.consulted = {}
@@ -97,13 +87,13 @@ def _check(
 def _in_processes(
     root: Path, shares: Sequence[Sequence[Path]], members: Sequence[Path], selection: Selection
 ) -> list[Checked]:
-    """Children of our own, not multiprocessing: that would import the caller's script again."""
+    """Starts own child processes, since multiprocessing would import the caller's script again."""
     package = str(Path(portwright.__file__).parent.parent)
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     children = []
     for share in shares[1:]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "portwright.port.worker"],
+            [sys.executable, "-m", "portwright.port.many"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         task = {
@@ -111,7 +101,7 @@ def _in_processes(
             "codes": [rule.code for rule in selection.rules], "members": [str(p) for p in members],
         }  # fmt: skip
         assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; what it leaves undone is seen below
+        with contextlib.suppress(BrokenPipeError):  # the child died: its files are checked below
             child.stdin.write(json.dumps(task).encode())
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
@@ -123,7 +113,7 @@ def _in_processes(
             answer = child.stdout.read()
             if child.wait() == 0:
                 checked += [from_row(row) for row in json.loads(answer)]
-            else:  # killed for memory, say: its files are still to be checked
+            else:  # for example killed for memory: check its files here
                 checked += check_here(root, sorted(share), members, selection)
     finally:
         for child, _ in children:
@@ -135,20 +125,22 @@ def _in_processes(
     return checked
 
 
-def to_row(checked: Checked) -> dict[str, Any]:
-    return {
-        "path": str(checked.path),
-        "findings": [{**f.as_dict(), "end_line": f.end_line} for f in checked.findings],
-        "consulted": checked.consulted,
-    }
-
-
-def from_row(row: dict[str, Any]) -> Checked:
-    return Checked(Path(row["path"]), [Finding.from_dict(f) for f in row["findings"]], row["consulted"])
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def main() -> None:
+    """A child process: reads the files to check from stdin, and writes the findings to stdout."""
+    task = json.load(sys.stdin)
+    rules = find_rules()
+    selection = Selection(tuple(rules[code] for code in task["codes"]), frozenset(task["targets"]))
+    files, members = ([Path(path) for path in task[name]] for name in ("files", "members"))
+    checked = check_here(Path(task["root"]), files, members, selection)
+    json.dump([to_row(each) for each in checked], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Masks: whether an index is one, and what becomes of what it selects."""
+"""Recognises boolean masks in source code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK_METHODS = frozenset(
 
 
 def is_mask(file: File, index: ast.expr) -> bool:
-    """Whether an index is a tensor of bools, as far as one can tell."""
+    """Whether an index is known to be a tensor of bools."""
     if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.Invert):
         return True
     if isinstance(index, ast.Compare) and not any(
@@ -29,7 +29,7 @@ def is_mask(file: File, index: ast.expr) -> bool:
 
 
 def is_masked_reduction(file: File, call: ast.Call) -> bool:
-    """`masked_select(...)` whose elements are only summed or averaged."""
+    """Whether the result of `masked_select(...)` is only summed or averaged."""
     attribute = file.tree.parents.get(call)
     outer = file.tree.parents.get(attribute) if attribute is not None else None
     return (

@@ -1,4 +1,4 @@
-"""Which functions of a TensorFlow file build the model, and which the input pipeline."""
+"""Finds the functions of a TensorFlow file that build the model, and those of the input pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portwright.port.tree import FUNCTIONS, Binding, ClassInfo, FunctionNode
 _ESTIMATORS = ("Estimator", "TPUEstimator", "CerebrasEstimator")
 _LAYER_METHODS = ("call", "build", "build_model", "build_total_loss", "__call__")
 _LAYER_BASES = ("keras.Model", "keras.layers.Layer", "keras.models.Model", "keras.Sequential", "layers.Layer")
-# What only a model does; arithmetic alone is found in input pipelines too.
+# Functions that only models call; input pipelines do arithmetic too.
 _BUILDS = (
     "get_variable", "matmul", "einsum", "layers.", "keras.layers.", "nn.", "contrib.layers.", "variable_scope",
     "linalg.matmul",
@@ -31,14 +31,14 @@ _TRANSFORMS = (
 
 
 class ModelFunctions:
-    """Model functions with what they reach, and input functions."""
+    """The model functions of a file, the functions that they call, and the input functions."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
     @cached_property
     def model_fns(self) -> set[ast.AST]:
-        """The functions that an Estimator gets as its model_fn, by their use, their name or their parameters."""
+        """The model_fn functions of Estimators, recognised by use, name or parameters."""
         found: set[ast.AST] = set()
         for call in self._file.tree.all(ast.Call):
             if _last_name(call.func) in _ESTIMATORS:
@@ -58,7 +58,7 @@ class ModelFunctions:
 
     @cached_property
     def reached(self) -> set[ast.AST]:
-        """What model functions of this file call in turn, and what builds layers by itself."""
+        """The functions that build the model: model functions, what they call, and others that make layers."""
         tree, flow = self._file.tree, self._file.flow
         waiting: list[tuple[ClassInfo | None, ast.AST]] = [(tree.class_of(f), f) for f in self.model_fns]
         for info in tree.classes.values():
@@ -81,14 +81,14 @@ class ModelFunctions:
         return {f for f in functions if self._is_for_input(f)}
 
     def in_model(self, node: ast.AST) -> bool:
-        """Whether a node becomes a part of the step, as far as can be told."""
+        """Whether a node is in a function that builds the model."""
         around = self._functions(node)
         if any(f in self.input_fns for f in around):
             return False
         return any(f in self.reached for f in around)
 
     def in_model_fn(self, node: ast.AST) -> bool:
-        """Whether a node stands in a model_fn itself, or in what it reaches in this file."""
+        """Whether a node is in a model_fn, or in a function of this file that one calls."""
         around = self._functions(node)
         if any(f in self.input_fns for f in around):
             return False
@@ -96,13 +96,18 @@ class ModelFunctions:
             return True
         return any(f in self._from_model_fns for f in around)
 
-    def in_input(self, node: ast.AST) -> bool:
-        return any(f in self.input_fns for f in self._functions(node))
-
     @cached_property
     def _from_model_fns(self) -> set[ast.AST]:
         tree = self._file.tree
         return self._file.flow._reach([(tree.class_of(f), f) for f in self.model_fns])
+
+    def is_estimator(self, node: ast.expr) -> bool:
+        """Whether an expression makes an Estimator, or is a variable that holds one."""
+        if isinstance(node, ast.Name):
+            return any(
+                isinstance(b.value, ast.Call) and self.is_estimator(b.value) for b in self._bindings(node)
+            )
+        return isinstance(node, ast.Call) and _last_name(node.func) in _ESTIMATORS
 
     def _functions(self, node: ast.AST) -> list[ast.AST]:
         return [a for a in self._file.tree.ancestors(node) if isinstance(a, (*FUNCTIONS, ast.Lambda))]
@@ -114,7 +119,7 @@ class ModelFunctions:
 
     @cached_property
     def _applied(self) -> set[ast.AST]:
-        """Functions handed to a dataset's map() and its kin."""
+        """Functions passed to map() and similar methods of datasets."""
         found: set[ast.AST] = set()
         for call in self._file.tree.all(ast.Call):
             if _last_name(call.func) in _TRANSFORMS:

@@ -1,4 +1,4 @@
-"""What the names in a file stand for, through aliases, re-exports and the project's own modules."""
+"""Resolves names in a file, through aliases, re-exports and the project's own modules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import builtins
 import re
 from pathlib import Path
 
-from portwright.port.project import _LIBRARIES as LIBRARIES
-from portwright.port.project import Definition, Outline, Project, make_outline
+from portwright.port.project import LIBRARIES, Definition, Outline, Project, make_outline
 from portwright.port.torch_names import PUBLIC
 from portwright.port.tree import Binding, Scope, Tree, dotted_chain
 
@@ -46,7 +45,7 @@ _NOT_MODULES = frozenset({"torch.nn.Parameter", "torch.nn.Buffer", "torch.nn.Uni
 
 
 def canonical(dotted: str) -> str:
-    """The public spelling of a name of torch's."""
+    """The public spelling of a torch name."""
     if not dotted.startswith("torch."):
         return dotted
     for pattern, replacement in _CANONICAL:
@@ -55,16 +54,16 @@ def canonical(dotted: str) -> str:
 
 
 def split_reference(reference: str) -> tuple[Path, str]:
-    """A project's own name, as file and name in it."""
+    """Splits a reference `file::name`."""
     path, _, name = reference.rpartition("::")
     return Path(path), name
 
 
 class Names:
-    """Resolves the names of one file.
+    """Resolves the names in one file.
 
-    A library's name comes out dotted and canonical (`torch.nn.Conv1d`), a name that the project defines as
-    `file::name`, and what cannot be told as None.
+    A library's name becomes its canonical dotted name (`torch.nn.Conv1d`), a name that the project defines
+    `file::name`, and an unknown one None.
     """
 
     def __init__(self, path: Path, tree: Tree, project: Project) -> None:
@@ -84,7 +83,7 @@ class Names:
         return self._known[node]
 
     def is_undefined(self, name: ast.Name) -> bool:
-        """Whether nothing in the file binds a name, and no star import could."""
+        """Whether nothing in the file defines a name, and no star import may."""
         scope = self.tree.scope_of(name)
         if (
             name.id in _BUILTINS
@@ -100,11 +99,11 @@ class Names:
         return not any(name.id in other.bindings for other in self.tree.scopes.values())
 
     def is_module_class(self, reference: str | None) -> bool:
-        """Whether a class is an nn.Module, here or through the project's other files."""
+        """Whether a class is an nn.Module, also through bases in the project's other files."""
         return reference is not None and self._is_module(reference, 0)
 
     def definition(self, reference: str) -> Definition | None:
-        """What the project says of one of its own names."""
+        """The definition of one of the project's own names."""
         if "::" not in reference:
             return None
         path, name = split_reference(reference)
@@ -112,7 +111,7 @@ class Names:
         return outline.names.get(name) if outline else None
 
     def base_names(self, reference: str) -> list[str]:
-        """The bases of one of the project's classes, resolved."""
+        """The resolved bases of one of the project's classes."""
         path, name = split_reference(reference)
         definition = (self.project.define(path, name) if path != self.path else None) or self.definition(
             reference
@@ -134,7 +133,7 @@ class Names:
         return [base for base in found if base]
 
     def is_module_node(self, node: ast.ClassDef) -> bool:
-        """Whether a class of this file, nested ones too, is an nn.Module."""
+        """Whether a class of this file, also a nested one, is an nn.Module."""
         return any(self._is_module(base, 0) for base in self.bases_of(node))
 
     def _is_module(self, reference: str, hops: int) -> bool:
@@ -171,7 +170,7 @@ class Names:
         scope = self.tree.scope_of(root)
         key = (id(scope), root.id)
         if key not in self._by_scope:
-            self._by_scope[key] = None  # an alias of itself ends here
+            self._by_scope[key] = None  # ends recursion in an alias of itself
             self._by_scope[key] = self._resolve_root(root.id, scope)
         base = self._by_scope[key]
         return None if base is None else self._follow(base, parts, 0)
@@ -189,7 +188,7 @@ class Names:
             elif not _is_placeholder(binding):
                 return None
         if len(resolved) > 1 and all(b.kind == "import" for b in bindings):
-            # The old and the new home of one name: the first that is tried.
+            # Imports of one name from an old and a new module: the first import counts.
             return self._resolve_binding(name, bindings[0])
         return resolved.pop() if len(resolved) == 1 else None
 
@@ -214,7 +213,8 @@ class Names:
 
     def _starred(self, importer: Path, dotted: str, level: int, name: str, hops: int) -> str | None:
         if level == 0 and dotted in PUBLIC:
-            return canonical(f"{dotted}.{name}") if name in PUBLIC[dotted] else None
+            is_known = name in PUBLIC[dotted] or name.removesuffix("_") in PUBLIC[dotted]
+            return canonical(f"{dotted}.{name}") if is_known else None
         path = self.project.find_module(importer, dotted, level) if hops < _MAX_HOPS else None
         return self._in_module(path, [name], hops + 1) if path is not None else None
 
@@ -257,7 +257,7 @@ class Names:
         return self._follow(reference, parts[1:], hops + 1) if reference is not None else None
 
     def _in_stars(self, path: Path, outline: Outline, parts: list[str], hops: int) -> str | None:
-        """A name that a module has from a star import, or that is a module of the package."""
+        """Resolves a name that comes from a star import of a module, or that is a submodule of a package."""
         for dotted, level in reversed(outline.stars):
             reference = self._starred(path, dotted, level, parts[0], hops + 1)
             if reference is not None:
@@ -277,6 +277,44 @@ class Names:
 
 
 def _is_placeholder(binding: Binding) -> bool:
-    """`except ImportError: torch = None`, and what only adds to a name."""
+    """Whether it is an assignment of None, as in `except ImportError: torch = None`."""
     value = binding.value
     return binding.kind == "assign" and isinstance(value, ast.Constant) and value.value is None
+
+
+_ENUMS = ("enum.Enum", "enum.IntEnum", "enum.StrEnum", "enum.Flag", "enum.IntFlag")
+_INHERITED = frozenset({"name", "value", "mro"})
+
+
+def members_of_enum(names: Names, reference: str) -> frozenset[str] | None:
+    """The members of an enumeration of the project; None for anything else, or if a base is unknown."""
+    if not _is_enum(names, reference, 0):
+        return None
+    bases = names.base_names(reference)
+    definition = names.definition(reference)
+    if definition is None or definition.kind != "class":
+        return None
+    if len(bases) < len([base for base in definition.bases if base not in ("str", "int")]):
+        return None
+    found = set(definition.members)
+    is_enum = False
+    for base in bases:
+        if base in _ENUMS:
+            is_enum = True
+        elif "::" in base:
+            inherited = members_of_enum(names, base) if base != reference else None
+            if inherited is None:
+                return None
+            is_enum = True
+            found |= inherited
+        else:
+            return None
+    return frozenset(found | _INHERITED) if is_enum else None
+
+
+def _is_enum(names: Names, reference: str, hops: int) -> bool:
+    """Whether a class derives from Enum; reading the bases needs no parsing of files."""
+    if hops > 5:
+        return False
+    bases = names.base_names(reference)
+    return any(base in _ENUMS or ("::" in base and _is_enum(names, base, hops + 1)) for base in bases)

@@ -1,4 +1,4 @@
-"""Notebooks: their code cells as one text, in which magics stand as comments of the same length."""
+"""Reads a notebook's code cells as one text, in which magics become comments of the same length."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STYLES = [
 
 @dataclass(frozen=True)
 class Notebook(Source):
-    """The code cells of one .ipynb; each ends with a newline of ours, which is not part of the cell."""
+    """The code cells of one .ipynb; a newline that is not part of the cell is added to each."""
 
     document: str = ""
     cells: tuple[tuple[int, int], ...] = ()  # index in the document, first byte in the text
@@ -46,12 +46,12 @@ class Notebook(Source):
         whole = b"".join(cells)
         if self._error(whole) is None:
             return whole
-        # One cell that is not Python must not hide the others.
+        # Comments out cells that are not Python, to check the others.
         return b"".join(cell if self._error(cell) is None else _comment_out(cell) for cell in cells)
 
     @cached_property
     def problems(self) -> list[UnreadableError]:
-        """Cells that are not Python, at their lines in the text."""
+        """Errors of the cells that are not Python, with lines in the text."""
         found = []
         for start, end in self._spans():
             error = self._error(_hide_magics(self.data[start:end]))
@@ -66,7 +66,7 @@ class Notebook(Source):
 
     def _spans(self) -> list[tuple[int, int]]:
         starts = [start for _, start in self.cells]
-        ends = [*starts[1:], len(self.data)] if starts else []  # a notebook may be all prose
+        ends = [*starts[1:], len(self.data)] if starts else []  # a notebook may have no code
         return list(zip(starts, ends, strict=True))
 
     def _error(self, code: bytes) -> UnreadableError | None:
@@ -146,12 +146,12 @@ def _hide_magics(cell: bytes) -> bytes:
 
 
 def _comment_out(cell: bytes) -> bytes:
-    """The same number of bytes, all comments."""
+    """The cell as comments of the same length."""
     return _LINE.sub(lambda match: b"#" * len(match[0]), cell)
 
 
 def _hide(match: re.Match[bytes]) -> bytes:
-    """A magic becomes the number 0 and a comment, so that a block of magics alone is still a block."""
+    """Replaces a magic by the number 0 and a comment, so that a block of only magics still parses."""
     whole, start = match[0], match.start(1) - match.start()
     magic = match[1]
     hidden = b"0#" + magic[2:] if len(magic) > 1 else b"0"

@@ -1,4 +1,4 @@
-"""What a port was made from, kept beside it: so that a rewrite which changed the numbers can be found later."""
+"""Records with a port how it was made, so that a rewrite which changed the numbers can be found later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from portwright.port.files import COPY_MARK
 from portwright.port.finding import Finding
 
+STORE = Path(".portwright") / "undo"  # in a project: the original files before rewrites
 IN_PLACE_MARK = "port.json"  # in a folder of the undo store
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One place that was rewritten: where it stood in the original."""
+    """One rewritten place, as a line of the original."""
 
     code: str
     path: str  # relative to the origin's folder
@@ -32,11 +33,11 @@ class Origin:
     folder: str  # absolute: paths of rewrites are relative to it
     paths: tuple[str, ...]  # absolute, as named on the command line
     target: str
-    codes: tuple[str, ...]  # rules that were asked
+    codes: tuple[str, ...]  # rules that ran
     unsafe: bool
     style: str = "in-place"
     rewrites: tuple[Rewrite, ...] = ()
-    saved: dict[str, str] = field(default_factory=dict)  # in place: where each file's original is saved
+    saved: dict[str, str] = field(default_factory=dict)  # in place: where originals are saved
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,8 +64,6 @@ def make_origin(
 
 def find_origin(path: Path) -> tuple[Path, Origin] | None:
     """The folder of the port that a file belongs to, and its origin; None where no port is recorded there."""
-    from portwright.port.undo import STORE
-
     here = Path(os.path.normpath(path.absolute()))
     for folder in here.parents:
         origin = read_origin(folder / COPY_MARK)
@@ -72,7 +71,7 @@ def find_origin(path: Path) -> tuple[Path, Origin] | None:
             return folder, origin
         store = folder / STORE
         if store.is_dir():
-            # The newest that concerns this file: an older port is under it, and was proven or not in its own time.
+            # The newest port of this file.
             for entry in sorted(store.iterdir(), reverse=True):
                 origin = read_origin(entry / IN_PLACE_MARK)
                 if origin is not None and any(Path(origin.folder, p) == here for p in origin.saved):
@@ -81,7 +80,7 @@ def find_origin(path: Path) -> tuple[Path, Origin] | None:
 
 
 def read_origin(mark: Path) -> Origin | None:
-    """None where there is no mark, or one of an earlier version that says nothing of the origin."""
+    """Reads an origin; None if the file is missing or of an earlier version without one."""
     try:
         document = json.loads(mark.read_text(encoding="utf-8"))
         row = document["origin"]

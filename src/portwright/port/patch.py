@@ -1,4 +1,4 @@
-"""Rewrites one file: the edits of its findings, round after round, until none is left to make."""
+"""Rewrites one file: applies the edits of its findings in rounds, until none is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ROUNDS = 200
 
 @dataclass(frozen=True)
 class Patch:
-    """A file before and after; equal where nothing was to be done."""
+    """A file before and after its rewrites."""
 
     before: Source
     after: Source
@@ -30,7 +30,7 @@ class Patch:
 
 
 def make_patch(source: Source, project: Project, selection: Selection, allow: Sequence[Safety]) -> Patch:
-    """All edits that `allow` permits, or none: whatever happens, the result parses.
+    """Makes all edits that `allow` permits; the result always parses.
 
     Raises UnreadableError where the file cannot be parsed to begin with.
     """
@@ -43,7 +43,6 @@ def make_patch(source: Source, project: Project, selection: Selection, allow: Se
             for f in found
             if f.edits and f.safety in allow and (f.code, _text_of(current, f)) not in refused
         ]
-        wanted = _without_replaced(wanted)
         if fixed is None:
             fixed = [as_seen(source, f) for f in wanted]
         else:
@@ -53,21 +52,21 @@ def make_patch(source: Source, project: Project, selection: Selection, allow: Se
             return Patch(source, current, fixed, left)
         after = _apply(current, _compatible(wanted))
         if after is None:
-            # Two edits that are right alone can be wrong together, as when both empty one block: one at a time.
+            # Edits can be wrong together, as when both empty one block: make one at a time.
             after = _apply(current, wanted[:1])
         if after is None or after.data == current.data:
             refused.add((wanted[0].code, _text_of(current, wanted[0])))
             continue
         current = after
-    # Edits that feed each other for ever: none of them is made.
+    # The edits never end: make none.
     left = [as_seen(source, f) for f in find(source, project, selection)]
     return Patch(source, source, [], left)
 
 
 def places_before(patch: Patch) -> list[Finding]:
-    """What is left in the file after, where a person sees it in the file before."""
+    """The findings left in the rewritten file, with lines of the original."""
     before, after = patch.before, patch.after
-    origin = _origins(before, after)
+    origin = _original_lines(before, after)
     places = {line: after.place(line, 1) for line in range(1, len(after.line_starts) + 1)}
     moved = []
     for finding in patch.left:
@@ -82,8 +81,8 @@ def places_before(patch: Patch) -> list[Finding]:
     return moved
 
 
-def _origins(before: Source, current: Source) -> dict[int, int]:
-    """For lines that stayed, or were rewritten line by line, the lines that they were."""
+def _original_lines(before: Source, current: Source) -> dict[int, int]:
+    """Maps lines of the current text to lines of the original, for lines kept or rewritten one by one."""
     matcher = difflib.SequenceMatcher(
         None, current.text.splitlines(), before.text.splitlines(), autojunk=False
     )
@@ -94,17 +93,12 @@ def _origins(before: Source, current: Source) -> dict[int, int]:
     return found
 
 
-def _without_replaced(findings: Sequence[Finding]) -> list[Finding]:
-    replaced = {(f.instead_of, f.line, f.column) for f in findings if f.instead_of}
-    return [f for f in findings if (f.code, f.line, f.column) not in replaced]
-
-
 def _later(before: Source, current: Source, wanted: Sequence[Finding], known: set[str]) -> list[Finding]:
-    """Findings of rules that had nothing to say at first, at the lines that theirs come from."""
+    """Findings of rules that found nothing in earlier rounds, with lines of the original."""
     new = [f for f in wanted if f.code not in known]
     if not new:
         return []
-    origin = _origins(before, current)
+    origin = _original_lines(before, current)
     seen = []
     for finding in new:
         line = max((o for at, o in origin.items() if at <= finding.line), default=1)
@@ -118,7 +112,7 @@ def _text_of(source: Source, finding: Finding) -> str:
 
 
 def _compatible(findings: Sequence[Finding]) -> list[Finding]:
-    """As many findings as fit together, those of outer expressions waiting for inner ones."""
+    """Findings whose edits do not overlap; inner expressions come before outer ones."""
     taken: list[Edit] = []
     chosen = []
     for finding in sorted(findings, key=lambda f: (sum(e.end - e.start for e in f.edits), f.edits)):
@@ -129,20 +123,30 @@ def _compatible(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _overlap(one: Edit, other: Edit) -> bool:
+    if _is_line_beside(one, other) or _is_line_beside(other, one):
+        return False
     if one.start == one.end or other.start == other.end:
         return one.start <= other.end and other.start <= one.end
     return one.start < other.end and other.start < one.end
 
 
+def _is_line_beside(one: Edit, other: Edit) -> bool:
+    """Whether an edit inserts whole statements right before or after the text that another replaces, which is no overlap."""
+    if one.start != one.end or other.start == other.end:
+        return False
+    is_before = one.start == other.start and one.text.endswith(("\n", "; "))
+    return is_before or (one.start == other.end and one.text.startswith(("\n", "\r", "; ")))
+
+
 def _apply(source: Source, findings: Sequence[Finding]) -> Source | None:
-    """The text with these findings' edits and imports; None where it would not parse."""
+    """Makes the edits and imports of findings; None if the result does not parse."""
     edits = [edit for finding in findings for edit in finding.edits]
     wanted = sorted({statement for finding in findings for statement in finding.imports})
     try:
         module = source.parse()
         missing = [statement for statement in wanted if not _has_statement(module, statement)]
         if missing:
-            edits.append(_insert_imports(source, module, missing))
+            edits.append(_insert_imports(source, module, missing, min(edit.start for edit in edits)))
         after = source.with_edits(edits)
         after.parse()
     except UnreadableError:
@@ -157,10 +161,18 @@ def _has_statement(module: ast.Module, statement: str) -> bool:
     )
 
 
-def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str]) -> Edit:
-    """After the file's leading imports, before anything that could use them."""
+def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str], first_use: int) -> Edit:
+    """Inserts after the file's leading imports, before the first use.
+
+    Code before the first import of torch may set how torch is loaded (`os.environ["OMP_NUM_THREADS"] = "1"`), so new
+    imports, which load torch too, go after that one.
+    """
     after: ast.stmt | None = None
+    loads = next((n for n in module.body if _loads_torch(n) and source.span(n)[1] <= first_use), None)
     for position, node in enumerate(module.body):
+        if loads is not None:
+            loads, after = (None if node is loads else loads), node
+            continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             after = node
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -168,7 +180,7 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
         elif not isinstance(node, (ast.Try, ast.If)) or not _only_imports(node):
             break
     if after is None:
-        # Constants are the magics of a notebook, of which the first has to stay the first of its cell.
+        # Constants are magics of a notebook; a magic at the start of a cell has to stay there.
         first = next(
             n for n in module.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
         )
@@ -176,7 +188,7 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
         start, _ = source.line_span(line)
         return Edit(start, start, "".join(statement + source.newline for statement in statements))
     line = after.end_lineno or after.lineno
-    while True:  # `import torch; x = (` goes on below
+    while True:  # skips the rest of `import torch; x = (`
         reach = max((n.end_lineno or 0 for n in module.body if n.lineno <= line), default=line)
         if reach <= line:
             break
@@ -186,8 +198,14 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     return Edit(end, end, "".join(source.newline + statement for statement in statements))
 
 
+def _loads_torch(node: ast.stmt) -> bool:
+    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.partition(".")[0] == "torch" for name in names)
+
+
 def _only_imports(node: ast.Try | ast.If) -> bool:
-    """A guarded import, behind which more imports may follow."""
+    """Whether a try or if only guards imports, so that more imports may follow."""
     blocks = [node.body, node.orelse, *(h.body for h in getattr(node, "handlers", []))]
     return all(
         isinstance(s, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assign, ast.Raise, ast.Expr))

@@ -1,4 +1,4 @@
-"""Chains of tf.data transformations in source code: what is applied to what, in which order."""
+"""Finds chains of tf.data transformations in source code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from functools import cached_property
 
 from portwright.port.rule import File
 from portwright.port.tensorflow_homes import words_of
-from portwright.port.tensorflow_names import tensorflow_of
 
-# Methods that only datasets have, or that make one of one.
+# Methods of datasets that return a dataset.
 METHODS = words_of(
     "map batch padded_batch shuffle repeat prefetch cache interleave flat_map filter take skip shard apply unbatch zip "
     "concatenate with_options enumerate window"
 )
-_SOURCES = ("data.", "contrib.data.", "random.Generator")
-_APPLIED = {  # apply(tf.data.experimental.X(...)): what X stands for
+_APPLIED = {  # for apply(tf.data.experimental.X(...)): the method that X is like
     "map_and_batch": "map_and_batch",
     "shuffle_and_repeat": "shuffle_and_repeat",
     "parallel_interleave": "interleave",
@@ -34,7 +32,7 @@ class Step:
     """One transformation."""
 
     name: str
-    call: ast.Call  # of the method, or of what apply() gets
+    call: ast.Call  # of the method, or of the argument of apply()
 
 
 class Pipelines:
@@ -46,7 +44,7 @@ class Pipelines:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Every transformation of what is a dataset, as far as that can be told."""
+        """Every transformation of a value that is known to be a dataset."""
         found = []
         for name in METHODS:
             for call in self._file.methods(name):
@@ -55,7 +53,7 @@ class Pipelines:
         return sorted(found, key=lambda s: (s.call.lineno, s.call.col_offset))
 
     def before(self, step: Step) -> list[Step]:
-        """The transformations that a dataset has behind it where a step is applied, last first."""
+        """The transformations before a step, last first."""
         call: ast.AST = step.call
         if not (isinstance(step.call.func, ast.Attribute) and step.call.func.attr in METHODS):
             call = self._file.tree.parents[step.call]  # apply(...)
@@ -116,7 +114,7 @@ class Pipelines:
         return Step(call.func.attr, call)
 
     def _chain(self, node: ast.expr, before: ast.AST, depth: int) -> Iterator[Step]:
-        """Follows a name to the assignment that stands last before its use, where there is one way to get there."""
+        """The transformations of an expression, last first; a name is followed to the last assignment before its use."""
         if depth > _MAX_DEPTH:
             return
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -140,7 +138,3 @@ class Pipelines:
 
 def pipelines_of(file: File) -> Pipelines:
     return file.once(Pipelines)
-
-
-def uses_data(file: File) -> bool:
-    return bool(tensorflow_of(file).named(*_SOURCES))

@@ -1,4 +1,4 @@
-"""The files of a project, and what each of them defines for the others."""
+"""Finds the files of a project, and what each of them defines."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from portwright.errors import UserError
 from portwright.port.files import SUFFIXES, find_files
 from portwright.port.notebook import read_notebook
 from portwright.port.source import Source, UnreadableError, decode, read_bytes
 from portwright.port.tree import dotted_chain
 
 _ROOT_SIGNS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
-# Their names mean the libraries themselves, even to a script that stands inside of one.
-_LIBRARIES = frozenset(
+# These names mean the libraries, even in a script inside a library's own source.
+LIBRARIES = frozenset(
     {
         "portwright",
         "torch",
@@ -34,16 +33,28 @@ _LIBRARIES = frozenset(
         "tensorflow_estimator",
         "tf_keras",
         "keras",
+        "transformers",
+        "trl",
+        "peft",
+        "sentence_transformers",
+        "accelerate",
+        "diffusers",
+        "lightning",
+        "lightning_fabric",
+        "pytorch_lightning",
+        "ignite",
+        "deepspeed",
+        "fastai",
+        "skorch",
+        "catalyst",
+        "mmengine",
+        "detectron2",
+        "ultralytics",
+        "cerebras",
     }
 )
 
 _MAX_ASKED = 5000
-_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]+(?P<names>\([^()]*\)|[^\n]*)"
-    r"|import[ \t]+(?P<import>[\w.]+))",
-    re.MULTILINE,
-)
-
 _DEFINITION = re.compile(
     r"^(?:(?:async[ \t]+)?def[ \t]+(?P<function>\w+)"
     r"|class[ \t]+(?P<class>\w+)[ \t]*(?:\((?P<bases>[^()]*)\))?[ \t]*:"
@@ -57,10 +68,10 @@ _BASE = re.compile(r"(?:^|,)\s*([\w.]+)\s*(?=,|$)")  # not metaclass=..., not Ge
 
 @dataclass(frozen=True)
 class Definition:
-    """What a module's top level says of one name."""
+    """The definition of one name at a module's top level."""
 
     kind: str  # import, alias, class, function, other
-    dotted: str = ""  # of an import or alias: what it stands for
+    dotted: str = ""  # of an import or alias: the name that it refers to
     level: int = 0
     bases: tuple[str, ...] = ()
     members: frozenset[str] = frozenset()
@@ -68,7 +79,7 @@ class Definition:
 
 @dataclass
 class Outline:
-    """A module as other modules see it."""
+    """The top-level names of a module."""
 
     path: Path
     names: dict[str, Definition] = field(default_factory=dict)
@@ -76,13 +87,13 @@ class Outline:
 
 
 def find_root(path: Path) -> Path:
-    """The folder that a project's absolute imports start from, as well as one can tell."""
+    """The folder that a project's absolute imports start from, as far as known."""
     folder = path if path.is_dir() else path.parent
     for candidate in (folder, *folder.parents):
         if any((candidate / sign).exists() for sign in _ROOT_SIGNS):
             return candidate
     while (folder / "__init__.py").is_file() and folder.parent != folder:
-        folder = folder.parent  # a package is imported by its name, from the folder above it
+        folder = folder.parent  # a package is imported from the folder above it
     return folder
 
 
@@ -96,17 +107,16 @@ def digest(raw: bytes) -> str:
 
 
 class Project:
-    """Answers which file a name is imported from, and what that file says of it.
+    """Finds the file that a name is imported from, and its definition there.
 
-    `overlay` holds rewritten texts that stand for what is on the disk.
+    `overlay` has rewritten texts that replace files on the disk.
     """
 
     def __init__(self, root: Path, overlay: Mapping[Path, Source] | None = None) -> None:
         self.root = root
         self.overlay = overlay or {}
-        self.consulted: dict[
-            str, str | None
-        ] = {}  # since the last reset: files, and the digest of what they held
+        # files read since the last reset, with digests; None for a missing file
+        self.consulted: dict[str, str | None] = {}
         self._outlines: dict[Path, Outline | None] = {}
         self._digests: dict[Path, str] = {}
         self._exists: dict[Path, bool] = {}
@@ -115,56 +125,30 @@ class Project:
         self._listed: list[Path] | None = None
 
     def forget(self, path: Path) -> None:
-        """Looks at a file anew; its text in the overlay has changed."""
+        """Forgets a file whose text in the overlay has changed."""
         self._outlines.pop(path, None)
         self._quick.pop(path, None)
 
     def find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
-        """The project's file for a module; None for a library's."""
+        """The project's file of a module; None for a library's."""
         key = (importer.parent, dotted, level)
         if key not in self._modules:
             self._modules[key] = self._find_module(importer, dotted, level)
         return self._modules[key]
 
     def define(self, path: Path, name: str) -> Definition | None:
-        """What the top level of a file says of a name, found without parsing it; None where that takes a parser."""
+        """The definition of a top-level name, found without parsing the file; None if that needs a parser."""
         if path not in self._quick:
             self._quick[path] = self._scan(path)
         self.consulted[str(path)] = self._digests.get(path)
         return self._quick[path].get(name)
 
-    def is_used_elsewhere(self, path: Path, name: str, pattern: str = "") -> bool:
-        """Whether another file of the project imports a file, names what it defines, and contains a pattern; True where
-        there are too many files to look at."""
-        named = re.compile(rb"\b" + re.escape(name).encode() + rb"\b")
-        wanted = re.compile(pattern.encode())
-        try:
-            others = self._files(path)
-        except UserError:
-            return True
-        for other in others:
-            if other == path:
-                continue
-            try:
-                source = self._read(other)
-            except UnreadableError:
-                continue
-            self.consulted[str(other)] = self._digests.get(other)
-            found = named.search(source.data) and wanted.search(source.data)
-            if found and self._imports(other, source.text, path):
-                return True
-        return len(others) >= _MAX_ASKED
-
-    def _imports(self, importer: Path, text: str, path: Path) -> bool:
-        for match in _IMPORT.finditer(text):
-            dotted, level = match["module"] or match["import"] or "", len(match["dots"] or "")
-            names = [dotted, *(f"{dotted}.{n}".lstrip(".") for n in re.findall(r"\w+", match["names"] or ""))]
-            if any(self.find_module(importer, name, level) == path for name in names):
-                return True
-        return False
+    def holds(self, path: Path, name: str) -> bool:
+        """Whether a module or package of this name is in the project."""
+        return any(each.stem == name or each.parent.name == name for each in self._files(path))
 
     def _files(self, path: Path) -> list[Path]:
-        """The project's files; without a sign of where it begins, those beside a file."""
+        """The project's files; without a pyproject.toml or the like, the files in the same folder."""
         if self._listed is None:
             has_signs = any((self.root / sign).exists() for sign in _ROOT_SIGNS)
             beside = sorted(p for p in path.parent.glob("*") if p.suffix in SUFFIXES)
@@ -173,9 +157,9 @@ class Project:
 
     def _find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
         parts = dotted.split(".") if dotted else []
-        if level == 0 and parts and (parts[0] in _LIBRARIES or parts[0] in sys.stdlib_module_names):
+        if level == 0 and parts and (parts[0] in LIBRARIES or parts[0] in sys.stdlib_module_names):
             return None
-        for folder in self._folders(importer, level):
+        for folder in self.folders(importer, level):
             base = folder.joinpath(*parts)
             candidates = (
                 [base / "__init__.py"]
@@ -188,13 +172,14 @@ class Project:
         return None
 
     def outline(self, path: Path) -> Outline | None:
-        """None where the file cannot be read; its own check says so."""
+        """The outline of a file; None if it cannot be read, which its own check reports."""
         if path not in self._outlines:
             self._outlines[path] = self._make_outline(path)
         self.consulted[str(path)] = self._digests.get(path)
         return self._outlines[path]
 
-    def _folders(self, importer: Path, level: int) -> Iterator[Path]:
+    def folders(self, importer: Path, level: int = 0) -> Iterator[Path]:
+        """Folders from which an import in this file may start, the nearest first."""
         folder = importer.parent
         if level:
             for _ in range(level - 1):
@@ -214,11 +199,11 @@ class Project:
     def _is_file(self, path: Path) -> bool:
         if path not in self._exists:
             try:
-                self._exists[path] = path.is_file()
+                self._exists[path] = path in self.overlay or path.is_file()
             except OSError:
                 self._exists[path] = False
         if not self._exists[path]:
-            self.consulted[str(path)] = None  # should it appear, what was found without it is stale
+            self.consulted[str(path)] = None  # if it appears, cached findings are stale
         return self._exists[path]
 
     def _read(self, path: Path) -> Source:
@@ -320,3 +305,36 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
                 yield from (leaf.id for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield statement.target.id
+
+
+def group_by_root(files: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The files by the folder that their project's absolute imports start from.
+
+    Without a pyproject.toml or the like, a package belongs to the folder above it, and a folder to the topmost one above it
+    in which a file was named too.
+    """
+    folders = {path.parent for path in files}
+    roots = {folder: _root(folder, folders) for folder in folders}
+    grouped: dict[Path, list[Path]] = {}
+    for path in files:
+        grouped.setdefault(roots[path.parent], []).append(path)
+    return grouped
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether a folder has a pyproject.toml or the like, and so is the root of a project."""
+    return any((folder / sign).exists() for sign in _ROOT_SIGNS)
+
+
+def _root(folder: Path, named: set[Path]) -> Path:
+    root = find_root(folder)
+    if is_marked(root):
+        return root
+    while True:
+        above = [parent for parent in folder.parents if parent in named]
+        if above:
+            folder = above[-1]
+        elif (folder / "__init__.py").is_file() and folder.parent != folder:
+            folder = folder.parent
+        else:
+            return folder

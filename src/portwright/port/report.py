@@ -1,18 +1,23 @@
-"""Findings as text, for a person at a terminal."""
+"""Findings as text for a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from portwright.port.finding import SAFETIES, Finding
+from portwright.port.layout.dissolve import TAKEN_OVER
+from portwright.port.layout.trial import Trial
 
 if TYPE_CHECKING:
-    from portwright.port.api import PortResult
+    from portwright.port.entries import CheckResult, Entry
+    from portwright.port.request import PortResult
+    from portwright.port.verdict import Verdict
 
-_MINUTES = {"safe": 0, "unsafe": 2, "manual": 10}  # a rough guess a finding, for planning
+NOT_TAKEN = "PW005"  # a loop that neither the target nor `port` takes over
+_MINUTES = {"safe": 0, "unsafe": 2, "manual": 10}  # a rough guess for each finding
 _MINUTES_OF = {
     "PW003": 60,
     "PW401": 60,
@@ -25,63 +30,75 @@ _MINUTES_OF = {
 }
 
 
-def text_report(findings: Sequence[Finding]) -> str:
-    """Findings by file, each with its cure, and a summary."""
+def text_report(result: CheckResult) -> str:
+    """Findings by file, each with its cure; then the summary."""
     lines = []
-    for _, group in groupby(findings, key=lambda f: f.path):
+    for _, group in groupby(result.findings, key=lambda f: f.path):
         for finding in group:
             lines.append(f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}")
             mark = "" if finding.safety == "manual" else f" [{finding.safety} rewrite]"
             lines.append(f"    {finding.cure}{mark}")
         lines.append("")
-    return "\n".join([*lines, summary(findings)])
+    return "\n".join([*lines, summary(result)])
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    """Two sentences: how many in how many files, and what is done by a command and what by hand."""
-    if not findings:
-        return "No findings."
-    told = summarise(findings)
-    parts = ", ".join(f"{told[s]} {s}" for s in SAFETIES if told[s])
-    return (
-        f"{_count(len(findings), 'finding')} in {_count(told['files'], 'file')}: {parts}. "
-        f"Fixed automatically: {told['share_fixed_automatically']} % by `portwright port`"
-        f"{_with_unsafe(told)}; manual work left: about {told['manual_minutes']} minutes."
-    )
+def summary(result: CheckResult) -> str:
+    """The number of findings, and for each entry its files, the owner of its loop, and its verdicts."""
+    totals = summarise(result.findings)
+    kinds = ", ".join(f"{totals[s]} {s}" for s in SAFETIES if totals[s])
+    if result.findings:
+        lines = [f"{_count(totals['findings'], 'finding')} in {_count(totals['files'], 'file')}: {kinds}."]
+    else:
+        lines = ["No findings." if result.runs_as_it_is else "0 findings."]
+    return "\n".join([*lines, *(line for entry in result.entries for line in _about(entry))])
 
 
-def _with_unsafe(told: Mapping[str, int]) -> str:
-    return f", {told['share_with_unsafe']} % with --unsafe" if told["unsafe"] else ""
+def _about(entry: Entry) -> list[str]:
+    document = entry.as_dict()
+    lines = [
+        f"{document['path']}: looked at {_count(len(document['files']), 'file')}: {_listed(document['files'])}."
+    ]
+    lines += [
+        f"  not followed: {row['import']} ({row['path']}:{row['line']}), {row['why']}"
+        for row in document["not_followed"]
+    ]
+    owners = [f"{owner.name} ({place})" for owner, place in entry.look.owners]
+    lines.append(f"  training loop: {', '.join(owners) or 'nobody found'}")
+    return [*lines, *(f"  {verdict_line(verdict)}" for verdict in entry.verdicts)]
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """csx: needs a person: why. What `port` does about it, and a rough guess at the rest."""
+    text = f"{verdict.target}: {verdict.answer}"
+    if verdict.reasons:
+        text += f"{', because' if verdict.answer == 'cannot tell' else ':'} {'; '.join(verdict.reasons)}"
+    if verdict.command:
+        text += f"{'.' if verdict.reasons else ':'} `{verdict.command}`"
+    if verdict.left is not None and verdict.fixed is not None and verdict.left:
+        text += f" fixes {verdict.fixed} of {_count(verdict.fixed + verdict.left, 'finding')}"
+    return text + (f"; manual work left: about {verdict.minutes} minutes" if verdict.minutes else "")
 
 
 def summarise(findings: Sequence[Finding]) -> dict[str, int]:
-    """What reports say first: counts, the share that a command rewrites, and minutes of a person's work."""
+    """Counts of findings, which reports show first."""
     counts = Counter(f.safety for f in findings)
-    return {
-        "findings": len(findings),
-        "files": len({f.path for f in findings}),
-        **{safety: counts[safety] for safety in SAFETIES},
-        "share_fixed_automatically": _percent(counts["safe"], len(findings)),
-        "share_with_unsafe": _percent(counts["safe"] + counts["unsafe"], len(findings)),
-        "manual_minutes": manual_minutes(findings),
-    }
+    files = len({f.path for f in findings})
+    return {"findings": len(findings), "files": files, **{safety: counts[safety] for safety in SAFETIES}}
 
 
-def summarise_port(done: PortResult) -> dict[str, int]:
-    """The same of a port: what was rewritten, and what is left."""
+def summarise_port(done: PortResult) -> dict[str, int | None]:
+    """Counts of a port; without a share for a layout, and None for one that would say nothing of the script."""
     total = len(done.fixed) + len(done.left)
+    totals: dict[str, int | None] = {"findings": total, "fixed": len(done.fixed), "left": len(done.left)}
+    if done.style == "layout":
+        return totals
+    is_known = total > 0 and not any(f.code == NOT_TAKEN for f in done.left)
+    share = 100 * len(done.fixed) // total if is_known else None  # rounded down, so that 100 means all
     return {
-        "findings": total,
-        "fixed": len(done.fixed),
-        "left": len(done.left),
-        "share_fixed_automatically": _percent(len(done.fixed), total),
-        "manual_minutes": manual_minutes(done.left),
+        **totals,
+        "share_fixed_automatically": share,
+        "manual_minutes": manual_minutes(done.left) if is_known else None,
     }
-
-
-def _percent(part: int, whole: int) -> int:
-    """Rounded down, so that 100 means all."""
-    return 100 * part // whole if whole else 100
 
 
 def manual_minutes(findings: Sequence[Finding]) -> int:
@@ -103,12 +120,16 @@ def port_report(done: PortResult, wrote: bool) -> str:
         )
     if lines:
         lines.append("")
+    if done.style == "layout":
+        return "\n".join([*lines, *_layout_lines(done)])
     verb = "changed" if wrote else "would change"
-    told = summarise_port(done)
-    lines.append(
-        f"{verb} {_count(len(done.changed), 'file')}: {told['fixed']} of {_count(told['findings'], 'finding')} fixed automatically "
-        f"({told['share_fixed_automatically']} %), {told['left']} left; manual work left: about {told['manual_minutes']} minutes."
-    )
+    totals = summarise_port(done)
+    line = f"{verb} {_count(len(done.changed), 'file')}: {len(done.fixed)} of {_count(len(done.fixed) + len(done.left), 'finding')} fixed automatically"
+    if totals["manual_minutes"] is not None:
+        line += f" ({totals['share_fixed_automatically']} %), {len(done.left)} left; manual work left: about {totals['manual_minutes']} minutes"
+    lines.append(f"{line}.")
+    if totals["findings"] == 0:
+        lines.append("Whether it runs there is another question, which `portwright check` answers.")
     if not wrote and done.changed:
         lines.append("Nothing was written: --write edits in place, --out DIR writes a copy.")
     if done.not_ported:
@@ -118,6 +139,39 @@ def port_report(done: PortResult, wrote: bool) -> str:
     if done.not_copied:
         lines.append(f"Not copied, too large or not readable: {_listed(done.not_copied)}.")
     return "\n".join(lines)
+
+
+def _layout_lines(done: PortResult) -> list[str]:
+    """The report of a layout: what it leaves out and whether it ran."""
+    if not done.changed:
+        return ["No layout: nothing was written."]
+    by_reason: dict[str, list[str]] = {}
+    for row in done.dissolved:
+        if row["into"] not in TAKEN_OVER:
+            place = f"{row['path'].rpartition('/')[2]}:{row['line']}"
+            by_reason.setdefault(row["into"], []).append(f"{place} {row['statement'][:60]}")
+    lines = ["Left out, and what does its work now:"] if by_reason else []
+    lines += [f"  {reason}: {_listed(rows)}" for reason, rows in by_reason.items()]
+    if done.literals:
+        lines.append(f"Stay literals, which params.yaml and -D do not reach: {_listed(done.literals)}.")
+    lines.append(
+        f"Wrote {_count(len(done.changed), 'file')}: {_count(len(done.fixed), 'finding')} fixed, {len(done.left)} left."
+    )
+    match done.tried:
+        case None:
+            lines.append("The folder was not tried.")
+        case Trial(outcome="ran"):
+            lines.append(f"Ran one validate step of it on the CPU: {done.tried.words}.")
+        case Trial(outcome="failed"):
+            lines.append(f"The folder was written, but its validate step failed: {done.tried.words}")
+        case _:
+            lines.append(f"The folder was not tried: {done.tried.words}")
+    return [_printable(line) for line in lines]
+
+
+def _printable(text: str) -> str:
+    """Escapes line breaks and terminal control characters in foreign text."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:

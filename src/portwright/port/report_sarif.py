@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code-review tools read: places, rules, and the rewrites as fixes to accept."""
+"""Findings as SARIF 2.1.0, which code-review tools read, with rewrites as fixes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from typing import Any
 from urllib.parse import quote
 
 from portwright import __version__
+from portwright.port.entries import CheckResult
+from portwright.port.files import show
 from portwright.port.finding import Finding
-from portwright.port.report import summarise
+from portwright.port.report import verdict_line
 from portwright.port.report_source import Sources
 from portwright.port.rule import Rule
 from portwright.port.source import Source
+from portwright.port.verdict import AS_IT_IS
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _BASE = "SRCROOT"
 _SEMANTIC = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
 
 
-def sarif_report(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str, Any]:
-    """One run; each result says where, what and how to cure it, and carries the rewrite where there is one."""
+def sarif_report(result: CheckResult) -> dict[str, Any]:
+    """The report as one SARIF run; verdicts are its notifications, and complete in its properties."""
+    findings, rules = result.findings, result.selection.rules
     known = {rule.code: rule for rule in rules}
     codes = sorted({*known, *(f.code for f in findings)})
     sources = Sources(rules)
@@ -50,10 +54,25 @@ def sarif_report(findings: Sequence[Finding], rules: Sequence[Rule]) -> dict[str
                     _result(finding, codes, sources, fingerprint)
                     for finding, fingerprint in zip(findings, prints, strict=True)
                 ],
-                "properties": {"summary": summarise(findings)},
+                "invocations": [
+                    {"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}
+                ],
+                "properties": {name: value for name, value in result.as_dict().items() if name != "findings"},
             }
         ],
     }
+
+
+def _notifications(result: CheckResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "level": "note" if verdict.answer == AS_IT_IS else "warning",
+            "message": {"text": verdict_line(verdict)},
+            "locations": [{"physicalLocation": {"artifactLocation": _location(show(entry.look.entry))}}],
+        }
+        for entry in result.entries
+        for verdict in entry.verdicts
+    ]
 
 
 def _descriptor(code: str, rule: Rule | None) -> dict[str, Any]:
@@ -87,7 +106,7 @@ def _result(finding: Finding, codes: Sequence[str], sources: Sources, fingerprin
         "properties": {"safety": finding.safety, "targets": list(finding.targets)},
     }
     if finding.path.endswith(".ipynb"):
-        # A cell's line is no line of the file that holds the notebook.
+        # A line of a cell is not a line of the .ipynb file.
         name = finding.message.partition(":")[0] if finding.message.startswith("cell") else "cell"
         result["locations"][0]["logicalLocations"] = [
             {"fullyQualifiedName": f"{name}, line {max(finding.line, 1)}"}
@@ -127,7 +146,7 @@ def _location(path: str) -> dict[str, Any]:
 
 
 def _fingerprints(findings: Sequence[Finding], sources: Sources) -> list[str]:
-    """The same for a finding that only moved: its code, its file, its line's text, and which of equal ones it is."""
+    """Hashes that stay the same for a finding that only moved: of its code, file, line text, and number among equal ones."""
     seen: Counter[str] = Counter()
     prints = []
     for finding in findings:

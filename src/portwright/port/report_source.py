@@ -1,4 +1,4 @@
-"""What reports show of the files: a finding's own line, and the edits that a port would make there."""
+"""Source lines and edits of findings, for reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portwright.port.source import Source, UnreadableError
 
 
 class Sources:
-    """Reads each file once; a file that cannot be read has no lines, and its own finding says why."""
+    """Reads each file once; an unreadable file has no lines, and a finding of its own."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
@@ -22,7 +22,7 @@ class Sources:
         self._found: dict[tuple[str, tuple[str, ...]], dict[tuple[str, int, int], Finding]] = {}
 
     def line_of(self, finding: Finding) -> str:
-        """The text of a finding's line, without its end; empty where it cannot be shown."""
+        """The text of a finding's line; empty if unknown."""
         source = self._source(finding.path)
         if source is None or finding.path.endswith(".ipynb"):
             return ""
@@ -32,7 +32,7 @@ class Sources:
         return source.data[start:end].decode("utf-8", "replace").rstrip("\r\n")
 
     def fix_of(self, finding: Finding) -> tuple[Source, list[Edit]] | None:
-        """The edits that rewrite a finding, with the imports that they need; None where a person has to."""
+        """The edits of a finding, with the imports that they need; None if it has none."""
         source = self._source(finding.path)
         if finding.safety == "manual" or source is None or finding.path.endswith(".ipynb"):
             return None
@@ -43,7 +43,7 @@ class Sources:
         module = source.parse()
         missing = [s for s in known.imports if not _has_statement(module, s)]
         if missing:
-            edits.append(_insert_imports(source, module, missing))
+            edits.append(_insert_imports(source, module, missing, edits[0].start))
         return source, sorted(edits)
 
     def _source(self, path: str) -> Source | None:

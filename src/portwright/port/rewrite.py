@@ -1,4 +1,4 @@
-"""Edits that many rules make: dropping a statement, taking a call away from its argument, setting an argument."""
+"""Edits that many rules make: removing a statement, unwrapping a call, setting an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIGHT = (
 
 
 def text_of(file: File, node: ast.expr) -> str:
-    """A node's text, in parentheses where it could fall apart elsewhere."""
+    """A node's text, in parentheses if operators beside it could split it."""
     text = file.segment(node)
     if isinstance(node, ast.Tuple) and not text.startswith("("):
         return f"({text})"
@@ -24,7 +24,7 @@ def text_of(file: File, node: ast.expr) -> str:
 
 
 def remove_statement(file: File, statement: ast.stmt) -> list[Edit]:
-    """Takes a statement away with its lines; `pass` stays where it was alone, or shared its line."""
+    """Removes a statement with its lines; leaves `pass` if it was alone in its block or shared its line."""
     source, tree = file.source, file.tree
     start, end = source.span(statement)
     line_start, line_end = source.line_span(statement.lineno, statement.end_lineno)
@@ -36,7 +36,7 @@ def remove_statement(file: File, statement: ast.stmt) -> list[Edit]:
 
 
 def unwrap(file: File, call: ast.Call, inner: ast.expr) -> list[Edit]:
-    """Puts `inner`, a part of a call, in the call's place; the whole statement goes where nothing is left to do."""
+    """Replaces a call by its part `inner`; removes the whole statement if it then does nothing."""
     statement = file.tree.statement_of(call)
     if (
         isinstance(statement, ast.Expr)
@@ -53,7 +53,7 @@ def unwrap(file: File, call: ast.Call, inner: ast.expr) -> list[Edit]:
         return remove_statement(file, statement)
     text = text_of(file, inner)
     if "\n" in text and inner in call.args and not text.startswith("("):
-        text = f"({text})"  # the call's own parentheses held its lines together
+        text = f"({text})"  # the call's parentheses allowed several lines
     return [file.replace(call, text)]
 
 
@@ -62,7 +62,7 @@ def keyword(call: ast.Call, name: str) -> ast.keyword | None:
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    """An argument by its position or name; None where it is not given, or hidden in a `*`."""
+    """An argument by its position or name; None if it is not given, or may be in a `*`."""
     given = keyword(call, name)
     if given is not None:
         return given.value
@@ -76,12 +76,12 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
 
 
 def has_star(call: ast.Call) -> bool:
-    """Whether arguments come from a list or dict that cannot be seen here."""
+    """Whether a call has `*` or `**` arguments."""
     return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
 
 
 def set_keyword(file: File, call: ast.Call, name: str, text: str) -> list[Edit]:
-    """Sets a keyword argument, behind the others where it is new."""
+    """Sets a keyword argument, or adds it after the others."""
     given = keyword(call, name)
     if given is not None:
         return [file.replace(given.value, text)]
@@ -93,8 +93,8 @@ def set_keyword(file: File, call: ast.Call, name: str, text: str) -> list[Edit]:
         return [Edit(end - 1, end - 1, f"{name}={text}")]
     at = file.source.span(last)[1]
     if isinstance(last, ast.GeneratorExp):
-        return []  # its parentheses may be the call's own
-    # An argument in parentheses of its own ends behind them.
+        return []  # it may share its parentheses with the call
+    # An argument in its own parentheses ends after them.
     tail = file.source.data[at : end - 1]
     closing = _closing(tail)
     at += closing
@@ -102,7 +102,7 @@ def set_keyword(file: File, call: ast.Call, name: str, text: str) -> list[Edit]:
 
 
 def _closing(tail: bytes) -> int:
-    """How far behind an argument its own closing parentheses reach; comments do not count."""
+    """The length of an argument's own closing parentheses after it, comments left out."""
     reach, i = 0, 0
     while i < len(tail):
         if tail[i : i + 1] == b"#":
@@ -123,7 +123,7 @@ def is_constant(node: ast.AST | None, *values: object) -> bool:
 
 
 def const(node: ast.AST | None) -> object:
-    """The value of a literal, signed numbers too; None for anything else."""
+    """The value of a literal, also of a negative number; None for anything else."""
     if (
         isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)
@@ -135,23 +135,35 @@ def const(node: ast.AST | None) -> object:
 
 
 def legal_import(file: File) -> tuple[str, tuple[str, ...]]:
-    """What the legal forms are called in this file, and the import that this needs."""
-    for name, bindings in file.tree.scope.bindings.items():
-        if any(b.kind == "import" and b.dotted == "portwright.layers.legal" for b in bindings):
-            return name, ()
-    if file.binds("legal"):
-        return "portwright_legal", ("from portwright.layers import legal as portwright_legal",)
-    return "legal", ("from portwright.layers import legal",)
+    """The name of the module of legal forms in this file, and the import to add for it."""
+    return _our_module(file, "portwright.layers", "legal")
 
 
 def layers_import(file: File) -> tuple[str, tuple[str, ...]]:
-    """What the layers API is called in this file, and the import that this needs."""
+    """The name of portwright.layers in this file, and the import to add for it."""
+    return _our_module(file, "portwright", "layers")
+
+
+def _our_module(file: File, package: str, module: str) -> tuple[str, tuple[str, ...]]:
+    known = imported_as(file, f"{package}.{module}")
+    if known is not None:
+        return known, ()
+    name = file.free_name(module, f"portwright_{module}")
+    renamed = f" as {name}" if name != module else ""
+    return name, (f"from {package} import {module}{renamed}",)
+
+
+def imported_as(file: File, dotted: str) -> str | None:
+    """The name by which a file imports a module at top level, if the whole file uses that name for nothing else."""
     for name, bindings in file.tree.scope.bindings.items():
-        if any(b.kind == "import" and b.dotted == "portwright.layers" for b in bindings):
-            return name, ()
-    if file.binds("layers"):
-        return "portwright_layers", ("from portwright import layers as portwright_layers",)
-    return "layers", ("from portwright import layers",)
+        if (
+            bindings[0].dotted == dotted
+            and bindings[0].node in file.tree.module.body
+            and not any(use.id == name and isinstance(use.ctx, ast.Del) for use in file.tree.all(ast.Name))
+            and sum(len(scope.bindings.get(name, ())) for scope in file.tree.scopes.values()) == 1
+        ):
+            return name
+    return None
 
 
 def swap_method(file: File, call: ast.Call, method: str) -> list[Edit]:
@@ -175,28 +187,53 @@ def insert_before(file: File, node: ast.AST, text: str) -> Edit:
 
 
 def insert_after(file: File, node: ast.expr, text: str) -> list[Edit]:
-    """Appends to an expression, `.prefetch(1)` for one, in parentheses where it could fall apart."""
+    """Appends to an expression, for example `.prefetch(1)`, with parentheses around it if needed."""
     start, end = file.source.span(node)
     if isinstance(node, _TIGHT):
         return [Edit(end, end, text)]
     return [Edit(start, start, "("), Edit(end, end, ")" + text)]
 
 
-def writes_in_place(file: File, node: ast.AST) -> bool:
-    """Whether the function around a node changes tensors in place, so that it matters which of them share memory."""
-    function = file.tree.function_of(node) or file.tree.module
-    for part in ast.walk(function):
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
-            name = part.func.attr
-            if name.endswith("_") and not name.startswith("_"):
-                return True
-        targets = (
-            part.targets
-            if isinstance(part, ast.Assign)
-            else [part.target]
-            if isinstance(part, ast.AugAssign)
-            else []
-        )
-        if any(isinstance(target, ast.Subscript) for target in targets):
-            return True
-    return False
+def writes_in_place(file: File) -> list[ast.expr]:
+    """The expressions that a file changes in place, other than parameters: there it matters which tensors share memory."""
+    return file.once(_written_in_place)
+
+
+def _written_in_place(file: File) -> list[ast.expr]:
+    written: list[ast.expr] = []
+    for call in file.tree.all(ast.Call):
+        given = {k.arg: k.value for k in call.keywords}
+        if is_constant(given.get("inplace"), True) or not is_constant(
+            given.get("out", ast.Constant(None)), None
+        ):
+            written.append(call)
+        if isinstance(call.func, ast.Attribute) and file.resolve(call.func) is None:
+            name = call.func.attr
+            if name.endswith("_") and not name.startswith("_") and not _is_of_parameter(call.func.value):
+                written.append(call.func.value)
+    stores = [t for node in file.tree.all(ast.Assign) for t in node.targets if isinstance(t, ast.Subscript)]
+    written += [
+        t.value for t in stores if _may_be_tensor(file, t.value) and not isinstance(const(t.slice), str)
+    ]
+    return [*written, *(n.target for n in file.tree.all(ast.AugAssign) if _may_be_tensor(file, n.target))]
+
+
+def _may_be_tensor(file: File, node: ast.expr) -> bool:
+    return file.flow.kind(node) in ("tensor", None)
+
+
+def _is_of_parameter(node: ast.expr) -> bool:
+    """Whether it is a weight or bias such as `layer.weight.data`, which initialisation writes."""
+    while isinstance(node, ast.Attribute) and node.attr == "data":
+        node = node.value
+    return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
+
+
+def torch_name(file: File, node: ast.AST) -> str | None:
+    """The name that means torch at a node; None if there is none."""
+    for name, bindings in file.tree.scope.bindings.items():
+        if bindings and all(b.kind == "import" and b.dotted == "torch" for b in bindings):
+            found = file.tree.scope_of(node).lookup(name)
+            if found is not None and found[0] is file.tree.scope:
+                return name
+    return None

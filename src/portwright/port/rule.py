@@ -1,18 +1,21 @@
-"""What a rule is, and the file that it looks at."""
+"""The base class of rules, and the parsed file that rules read."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import chain, count
 from typing import Any, ClassVar, TypeVar
 
+from portwright.discover import answers_of, targets_that_answer
+from portwright.needs import Answer
 from portwright.port.finding import Edit, Finding, Safety
-from portwright.port.flow import Flow
 from portwright.port.names import Names
 from portwright.port.project import Project
 from portwright.port.source import Source
+from portwright.port.steps import Flow
 from portwright.port.tree import Tree
 
 T = TypeVar("T")
@@ -30,7 +33,7 @@ GROUPS = {
 
 
 class File:
-    """One parsed file as rules see it: its text, its tree, what its names mean and what runs in a step."""
+    """One parsed file for rules: its text, its syntax tree, the meaning of its names, and what runs in a step."""
 
     def __init__(self, source: Source, project: Project, targets: frozenset[str]) -> None:
         self.source = source
@@ -41,7 +44,7 @@ class File:
         self._readings: dict[Any, Any] = {}
 
     def once(self, make: Callable[[File], T]) -> T:
-        """A reading of this file that several rules share, made when the first of them asks."""
+        """The result of `make` for this file, computed once and shared by rules."""
         if make not in self._readings:
             self._readings[make] = make(self)
         found: T = self._readings[make]
@@ -79,7 +82,7 @@ class File:
         return found
 
     def uses(self, dotted: str) -> list[ast.expr]:
-        """Every place that names a library's function or class, called or not, whatever it is called there."""
+        """Every use of a library's function or class by its full name, also through aliases and without a call."""
         last = dotted.rpartition(".")[2]
         aliases = {
             last,
@@ -96,7 +99,7 @@ class File:
         return [n for n in nodes if isinstance(n.ctx, ast.Load) and self.resolve(n) == dotted]  # type: ignore[attr-defined]
 
     def calls(self, *dotted: str) -> list[ast.Call]:
-        """Calls of functions and classes by their full names; a name that ends with `.` stands for all below it."""
+        """Calls of functions and classes by their full names; a name that ends with `.` means all names below it."""
         found: list[ast.Call] = []
         for name in dotted:
             if name.endswith("."):
@@ -106,7 +109,7 @@ class File:
         return found
 
     def methods(self, *names: str) -> list[ast.Call]:
-        """Calls of methods by name, on whatever is not a module or class."""
+        """Calls of methods by name, on values other than imported modules and classes."""
         return [call for name in names for call in self._methods.get(name, ())]
 
     def attributes(self, *names: str) -> list[ast.Attribute]:
@@ -123,24 +126,46 @@ class File:
         return Edit(start, end, text)
 
     def binds(self, name: str) -> bool:
-        """Whether any scope of the file gives a name a meaning of its own."""
+        """Whether any scope of the file defines a name."""
         return any(name in scope.bindings for scope in self.tree.scopes.values())
+
+    def free_name(self, *wanted: str) -> str:
+        """The first of these names that the file does not use, not even in a text; else the last with a number."""
+        numbered = (f"{wanted[-1]}_{number}" for number in count(2))
+        return next(name for name in chain(wanted, numbered) if name not in self._taken)
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        declared = (name for node in self.tree.all(ast.Global, ast.Nonlocal) for name in node.names)
+        texts = (node.value for node in self.tree.all(ast.Constant) if isinstance(node.value, str))
+        return {*self._names, *declared, *texts}.union(*(s.bindings for s in self.tree.scopes.values()))
 
 
 class Rule:
-    """One pattern. A subclass is one file in rules/ (or an entry point `portwright.rules`), and its docstring is its page.
+    """One rule. A subclass is one file in rules/ (or an entry point `portwright.rules`), and its docstring is its page.
 
-    `words` are texts one of which a file must contain for the rule to be asked at all; `framework` is whose files it looks
-    at. A finding without edits is manual, whatever the rule's safety is.
+    The rule runs only on files of `framework` that contain one of `words`. A finding without edits is manual, whatever
+    the rule's safety is.
     """
 
     code: ClassVar[str]
-    name: ClassVar[str]
-    targets: ClassVar[tuple[str, ...]]
-    safety: ClassVar[Safety]
+    name: ClassVar[str]  # by default from the name of its file
+    # names of portwright/needs.py; the rule is for targets that answer one of them
+    needs: ClassVar[tuple[str, ...]] = ()
+    safety: ClassVar[Safety] = "manual"
     words: ClassVar[tuple[str, ...]]
-    cure: ClassVar[str | Mapping[str, str]]
+    cure: ClassVar[str]  # unless the target's answer has its own cure
     framework: ClassVar[str] = "torch"
+    conditions: ClassVar[str] = ""  # of safety, shared by all rules of its kind; ends the page
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of the rule in lower case; a subclass for one vendor's package may override it."""
+        return targets_that_answer(self.needs)
 
     def find(self, file: File) -> Iterator[Finding]:
         raise NotImplementedError
@@ -154,20 +179,29 @@ class Rule:
         imports: tuple[str, ...] = (),
         *,
         cure: str | None = None,
-        targets: Iterable[str] | None = None,
+        needs: tuple[str, ...] = (),
+        given: Iterable[str] = (),
         safety: Safety | None = None,
     ) -> Finding:
+        """A finding for the targets that answer the rule's needs (or only `needs`), but not for those that take a name in `given`."""
         start, _ = file.source.span(node)
         line, column = file.source.position(start)
         edits = tuple(edits)
-        concerned = tuple(t for t in (self.targets if targets is None else targets) if t in file.targets)
+        concerned = tuple(
+            target
+            for target in (targets_that_answer(needs) if needs else self.targets)
+            if target in file.targets
+            and not any(
+                name in answer.takes for answer in self._answers(target, self.needs) for name in given
+            )
+        )
         return Finding(
             code=self.code,
             path=str(file.source.path),
             line=line,
             column=column,
             message=message,
-            cure=cure or self.cure_for(concerned),
+            cure=cure or self.cure_for(concerned, needs),
             safety=(safety or self.safety) if edits else "manual",
             targets=concerned,
             end_line=node.end_lineno or line,  # type: ignore[attr-defined]
@@ -175,12 +209,16 @@ class Rule:
             imports=imports,
         )
 
-    def cure_for(self, targets: tuple[str, ...]) -> str:
-        if isinstance(self.cure, str):
-            return self.cure
-        cures = {t: self.cure[t] for t in targets if t in self.cure}
-        if len(set(cures.values())) == 1:
-            return next(iter(cures.values()))
+    def _answers(self, target: str, needs: Iterable[str]) -> list[Answer]:
+        known = answers_of(target)
+        return [known[need] for need in needs if need in known]
+
+    def cure_for(self, targets: tuple[str, ...], needs: tuple[str, ...] = ()) -> str:
+        """The targets' own cures for the needs, or the rule's."""
+        own = {t: [a.cure for a in self._answers(t, (*needs, *self.needs)) if a.cure] for t in targets}
+        cures = {target: (words or [self.cure])[0] for target, words in own.items()}
+        if len(set(cures.values())) < 2:
+            return next(iter(cures.values()), self.cure)
         return " ".join(f"{target}: {text}" for target, text in cures.items())
 
     @classmethod

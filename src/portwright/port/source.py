@@ -1,4 +1,4 @@
-"""A file's text, read and written back without changing a byte that no edit touches."""
+"""Reads a file's text, and writes it back with only the edited bytes changed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from portwright.port.finding import Edit
 
-MAX_BYTES = 4 * 1024 * 1024  # larger files are data that happens to be Python, and their trees take gigabytes
+MAX_BYTES = 4 * 1024 * 1024  # larger files are data, and their syntax trees take gigabytes
 
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _IGNORE = re.compile(r"#\s*portwright:\s*ignore(?!-)(?:\[([^\]]*)\])?")
 
 
 class UnreadableError(Exception):
-    """This file cannot be checked, and why."""
+    """The reason why a file cannot be checked."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Python text as UTF-8 bytes, whose offsets are those of the tree, and what it takes to write it back."""
+    """Python text as UTF-8 bytes, with the offsets of the syntax tree and the encoding of the file."""
 
     path: Path
     data: bytes
@@ -49,12 +49,12 @@ class Source:
 
     @cached_property
     def code(self) -> bytes:
-        """What is parsed: the text itself, or the same number of bytes without what is not Python."""
+        """The bytes to parse: the text, with anything that is not Python hidden without changing offsets."""
         return self.data
 
     @cached_property
     def problems(self) -> list[UnreadableError]:
-        """Parts that could not be read, where the rest could."""
+        """Parts that cannot be parsed, in a file whose rest can."""
         return []
 
     @cached_property
@@ -67,10 +67,10 @@ class Source:
         return match.group().decode() if match else "\n"
 
     def parse(self) -> ast.Module:
-        """The tree; raises UnreadableError with the place where it stops being Python."""
+        """The syntax tree; raises UnreadableError with the place of a syntax error."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a stray backslash in their string is not our finding
+                warnings.simplefilter("ignore")  # no warnings about backslashes in the user's strings
                 tree: ast.Module = compile(
                     self.code, str(self.path), "exec", ast.PyCF_ONLY_AST | self.flags, dont_inherit=True
                 )
@@ -86,11 +86,11 @@ class Source:
             raise UnreadableError("its expressions are nested too deeply to be parsed") from None
 
     def offset(self, line: int, column: int) -> int:
-        """The byte at a line (from 1) and a column in bytes (from 0), as trees count them."""
+        """The offset of a line (from 1) and a column in bytes (from 0), as in syntax trees."""
         return self.line_starts[line - 1] + column
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First byte of a node, and the byte after its last."""
+        """The offsets of a node's first byte and of the byte after its last."""
         lines = self.line_starts
         return (
             lines[node.lineno - 1] + node.col_offset,  # type: ignore[attr-defined]
@@ -108,11 +108,11 @@ class Source:
         return line, len(self.data[start:offset].decode("utf-8", "replace")) + 1
 
     def place(self, line: int, column: int) -> tuple[int, int, str]:
-        """What a person calls a position: line, column, and a prefix for the message."""
+        """A position as shown to users: line, column, and a prefix for the message."""
         return line, column, ""
 
     def line_span(self, line: int, last: int | None = None) -> tuple[int, int]:
-        """The bytes of whole lines, with the newline of the last."""
+        """The offsets of whole lines, with the last newline."""
         last = line if last is None else last
         end = self.line_starts[last] if last < len(self.line_starts) else len(self.data)
         return self.line_starts[line - 1], end
@@ -126,7 +126,7 @@ class Source:
 
     @cached_property
     def ignored(self) -> dict[int, frozenset[str] | None]:
-        """Lines that carry `# portwright: ignore[...]`: the codes, or None for all."""
+        """Lines with `# portwright: ignore[...]`: their codes, or None for all."""
         found: dict[int, frozenset[str] | None] = {}
         if b"portwright:" not in self.data:
             return found
@@ -138,13 +138,13 @@ class Source:
                     found[token.start[0]] = (
                         None if codes is None else frozenset(c.strip().upper() for c in codes.split(","))
                     )
-        except (tokenize.TokenError, SyntaxError):  # parsed already, so only what tokenize alone dislikes
+        except (tokenize.TokenError, SyntaxError):  # the parser accepts the file, only tokenize does not
             pass
         return found
 
 
 def apply_edits(data: bytes, edits: Iterable[Edit]) -> bytes:
-    """All edits at once; the caller has seen to it that none overlaps another."""
+    """Applies edits, which must not overlap."""
     pieces, position = [], 0
     for edit in sorted(edits):
         pieces += [data[position : edit.start], edit.text.encode("utf-8")]
@@ -186,12 +186,12 @@ def decode(path: Path, raw: bytes) -> Source:
         return Source(path, body, has_bom=has_bom)
     if text.encode(encoding) != body:
         raise UnreadableError(f"its {encoding} text cannot be written back unchanged")
-    # The tree counts columns in UTF-8, and the declaration would mislead the parser about these bytes.
+    # The tree counts columns in UTF-8; Recoded hides the declared encoding from the parser.
     return Recoded(path, text.encode("utf-8"), encoding)
 
 
 class Recoded(Source):
-    """Text whose file is not UTF-8; the line that says so is hidden from the parser."""
+    """The text of a file that is not UTF-8; its encoding declaration is hidden from the parser."""
 
     @cached_property
     def code(self) -> bytes:

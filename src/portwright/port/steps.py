@@ -1,18 +1,21 @@
-"""Which code of a file runs in a training step: its loops around backward(), and what forward() reaches."""
+"""Finds the code of a file that runs in a training step: loops around backward(), and what forward() calls."""
 
 from __future__ import annotations
 
 import ast
 from functools import cached_property
+from pathlib import Path
 
 from portwright.port.callers import MOST_HOPS, functions_called_from_steps
-from portwright.port.kinds import STEP_METHODS
+from portwright.port.kinds import STEP_METHODS, Kinds
 from portwright.port.names import Names
+from portwright.port.project import Project, read_source
+from portwright.port.source import UnreadableError
 from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, Tree, is_name
 
 
 class Steps:
-    """Training loops and the reach of forward(), worked out only where a rule asks."""
+    """Training loops and the functions that forward() calls, found when a rule asks."""
 
     def __init__(self, tree: Tree, names: Names) -> None:
         self.tree = tree
@@ -25,7 +28,7 @@ class Steps:
 
     @cached_property
     def forward_functions(self) -> set[ast.AST]:
-        """Methods and functions of this file that forward() reaches."""
+        """Functions of this file that forward() calls, directly or not, with forward() itself."""
         waiting: list[tuple[ClassInfo | None, ast.AST]] = [
             (info, info.methods[name])
             for info in self.module_classes
@@ -35,7 +38,7 @@ class Steps:
         return self._reach(waiting)
 
     def _reach(self, waiting: list[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
-        """These functions, and those of this file that they call in turn."""
+        """These functions, and those of this file that they call, directly or not."""
         reached: set[ast.AST] = set()
         while waiting:
             info, function = waiting.pop()
@@ -59,14 +62,17 @@ class Steps:
                 continue
             if is_name(receiver, "ctx") or is_name(receiver, "self"):
                 continue
+            function = self.tree.function_of(call)
+            if function is not None and any(a.arg == "ctx" for a in function.args.args[:1]):
+                continue  # of an autograd.Function
             found.append(call)
         return sorted(found, key=lambda c: (c.lineno, c.col_offset))
 
     @cached_property
     def step_regions(self) -> dict[ast.AST, list[ast.Call]]:
-        """The loop that makes one update each time around, or the function that does, with its backward calls.
+        """Each loop whose iteration is one update, or function that makes one, with its backward calls.
 
-        That is the innermost loop around backward() that also calls step(): inside it one update is made.
+        Such a loop is the innermost one around backward() that also calls step().
         """
         regions: dict[ast.AST, list[ast.Call]] = {}
         for call in self.backward_calls:
@@ -74,13 +80,13 @@ class Steps:
             region = next((loop for loop in loops if _calls_step(loop)), loops[0] if loops else None)
             if region is None:
                 region = self.tree.function_of(call)
-            if region is not None:  # at the top level of a script without a loop there is no step to speak of
+            if region is not None:  # backward() at the top level without a loop is no step
                 regions.setdefault(region, []).append(call)
         return regions
 
     @cached_property
     def step_functions(self) -> set[ast.AST]:
-        """Functions of this file that a training step calls each time, and those that they call."""
+        """Functions of this file that each training step calls, directly or not."""
         called: list[tuple[ClassInfo | None, ast.AST]] = []
         for region in self.step_regions:
             for node in ast.walk(region):
@@ -108,14 +114,14 @@ class Steps:
         return self.in_forward(node) or self.in_training_step(node) or self.is_called_from_step(node)
 
     def is_called_from_step(self, node: ast.AST, hops: int = MOST_HOPS) -> bool:
-        """Whether a node stands in a function that the step of another file calls."""
+        """Whether a node is in a function that a step in another file calls."""
         functions = self._functions_called_from(hops)
         if not functions or self.is_without_gradients(node):
             return False
         return any(a in functions for a in self.tree.ancestors(node))
 
     def calls_to_other_files(self, hops: int) -> set[str]:
-        """The project's own functions that steps of this file call, and that are defined elsewhere, as `file::name`."""
+        """The functions in other files of the project that steps of this file call, as `file::name`."""
         found = set()
         for call in self.tree.all(ast.Call):
             reference = self.names.resolve(call.func)
@@ -132,7 +138,14 @@ class Steps:
     def _functions_called_from(self, hops: int) -> set[ast.AST]:
         if hops not in self._called_from:
             defined = {f.name: f for f in self.tree.module.body if isinstance(f, FUNCTIONS)}
-            names = functions_called_from_steps(self, hops) if defined else set()
+            project, path = self.names.project, self.names.path
+            names = (
+                functions_called_from_steps(
+                    project, path, hops, lambda importer: _calls_to_other_files(project, importer, hops - 1)
+                )
+                if defined
+                else set()
+            )
             waiting: list[tuple[ClassInfo | None, ast.AST]] = [
                 (None, defined[name])
                 for name in names
@@ -145,7 +158,7 @@ class Steps:
         return next((a for a in self.tree.ancestors(node) if a in self.step_regions), None)
 
     def is_gated(self, node: ast.AST, region: ast.AST | None = None) -> bool:
-        """Whether a node runs only now and then: under an `if` with a remainder, as in `if step % 100 == 0`."""
+        """Whether a node runs only every so many steps, under a condition such as `if step % 100 == 0`."""
         for ancestor in self.tree.ancestors(node):
             if ancestor is region or isinstance(ancestor, FUNCTIONS):
                 return False
@@ -157,7 +170,7 @@ class Steps:
         return False
 
     def is_without_gradients(self, node: ast.AST) -> bool:
-        """Whether a node stands under no_grad or inference_mode: evaluation."""
+        """Whether a node is under no_grad or inference_mode, as evaluation is."""
         for ancestor in self.tree.ancestors(node):
             if isinstance(ancestor, (ast.With, ast.AsyncWith)):
                 for item in ancestor.items:
@@ -176,7 +189,7 @@ class Steps:
         return False
 
     def _called(self, info: ClassInfo | None, function: ast.AST) -> list[tuple[ClassInfo | None, ast.AST]]:
-        """Functions of this file that a function calls, or hands on to be called."""
+        """Functions of this file that a function calls or passes on."""
         found: list[tuple[ClassInfo | None, ast.AST]] = []
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and is_name(node.value, "self") and info is not None:
@@ -187,6 +200,9 @@ class Steps:
                 local = self._named_function(node)
                 if local is not None and not self._is_without_gradients(local):
                     found.append((None, local))
+                made = self._named_class(node)
+                if made is not None and "__init__" in made.methods:
+                    found.append((made, made.methods["__init__"]))
         return found
 
     def _is_call(self, node: ast.AST) -> bool:
@@ -202,6 +218,13 @@ class Steps:
                 return info.methods.get(call.func.attr)
         return None
 
+    def _named_class(self, name: ast.Name) -> ClassInfo | None:
+        """The class of this file that a name instantiates, if it is no nn.Module."""
+        found = self.tree.scope_of(name).lookup(name.id)
+        node = found[1][0].node if found and len(found[1]) == 1 and self._is_call(name) else None
+        is_own = isinstance(node, ast.ClassDef) and not self.names.is_module_node(node)
+        return self.tree.classes[node] if is_own else None  # type: ignore[index]
+
     def _named_function(self, name: ast.Name) -> FunctionNode | None:
         found = self.tree.scope_of(name).lookup(name.id)
         if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
@@ -209,12 +232,21 @@ class Steps:
         return None
 
 
+def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
+    """The functions that steps of another file call outside it; empty if it cannot be read."""
+    try:
+        tree = Tree((project.overlay.get(path) or read_source(path)).parse())
+    except UnreadableError:
+        return set()
+    return Steps(tree, Names(path, tree, project)).calls_to_other_files(hops)
+
+
 def _is_no_grad(dotted: str | None) -> bool:
     return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 
 
 def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
-    """A loop's iterable and its else are not part of a time around."""
+    """Whether a node is in a loop's iterable or else, which are not part of an iteration."""
     if not isinstance(region, (ast.For, ast.AsyncFor)):
         return False
     inner = node
@@ -230,3 +262,11 @@ def _calls_step(region: ast.AST) -> bool:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
             return True
     return False
+
+
+class Flow(Steps, Kinds):
+    """The steps of a file, and the kinds of its values."""
+
+    def __init__(self, tree: Tree, names: Names) -> None:
+        Kinds.__init__(self, tree, names)
+        Steps.__init__(self, tree, names)

@@ -1,10 +1,10 @@
-"""Where the names of tf.estimator, TPU estimators and the vendor's estimators live in portwright.tensorflow."""
+"""Where portwright.tensorflow has the names of tf.estimator, TPU estimators and the vendor's estimators."""
 
 from __future__ import annotations
 
 
 def words_of(text: str) -> frozenset[str]:
-    """A list of names, written without its quotes."""
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -19,7 +19,12 @@ ESTIMATOR = words_of("""
     SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook TrainSpec VocabInfo
     WarmStartSettings add_metrics classifier_parse_example_spec regressor_parse_example_spec train_and_evaluate
     """)
-# Names of its inner modules, which ours has too.
+# Those of which TensorFlow 1 and 2 have different versions: other optimizers, and the sum or the mean of the losses.
+CANNED = words_of("""
+    BaselineClassifier BaselineEstimator BaselineRegressor DNNClassifier DNNEstimator DNNLinearCombinedClassifier
+    DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor LinearClassifier LinearEstimator LinearRegressor
+    """)
+# Names in submodules of tf.estimator, which portwright.tensorflow has too.
 INNER = {
     "export": words_of(
         "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput ServingInputReceiver "
@@ -32,7 +37,7 @@ INNER = {
         "stop_if_lower_hook stop_if_no_decrease_hook stop_if_no_increase_hook"
     ),
 }
-# The vendor's classes, by whichever module holds them.
+# The vendor's classes, in any of its modules.
 VENDOR = frozenset({"CerebrasEstimator", "CSEstimatorSpec", "CSRunConfig"})
 VENDOR_MODULES = ("cerebras.tf.", "modelzoo.common.tf.estimator.", "common.tf.estimator.")
 TPU = words_of(
@@ -41,7 +46,7 @@ TPU = words_of(
 
 
 def estimator_home(name: str) -> str | None:
-    """Ours for a name below tf.estimator, as dotted below portwright.tensorflow; "" for the module itself."""
+    """The name below portwright.tensorflow for one below tf.estimator; "" for the module itself."""
     if not name:
         return ""
     first, _, rest = name.partition(".")

@@ -1,4 +1,4 @@
-"""What a file's names mean in TensorFlow, and whether it is written for TensorFlow 1."""
+"""Resolves TensorFlow's names in a file, and tells whether the file is written for TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import cache, cached_property
 from typing import Literal
 
 from portwright.port.finding import Edit
+from portwright.port.rewrite import imported_as
 from portwright.port.rule import File
-from portwright.port.tensorflow_v1 import ROWS
+from portwright.port.tensorflow_v1 import TABLE
 from portwright.port.tree import dotted_chain
 
 Kind = Literal["gone", "module", "other", "arguments"]
@@ -22,24 +23,29 @@ ALIAS = "ptf"
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one name of TensorFlow 1."""
+    """How one name of TensorFlow 1 changed."""
 
     kind: Kind
-    shared: int = 0  # leading arguments that are the same in both
+    shared: int = 0  # number of leading arguments that are the same in both versions
     keywords: frozenset[str] = frozenset()
 
 
 @cache
 def table() -> dict[str, Row]:
-    found = {}
-    for line in ROWS.splitlines():
-        name, kind, shared, keywords = (*line.split("\t"), "", "")[:4]
-        found[name] = Row(kind, int(shared or 0), frozenset(keywords.split()))  # type: ignore[arg-type]
+    """The rows of all names; in TABLE a word that ends with a colon is the module of the words after it."""
+    found, module = {}, ""
+    for kind, words in TABLE.items():
+        for word in words.split():
+            if word.endswith(":"):
+                module = word.replace(":", ".").removeprefix(".")
+                continue
+            name, shared, keywords = (*word.split("/"), "0", "")[:3]
+            found[module + name] = Row(kind, int(shared), frozenset(keywords.split(",")) - {""})  # type: ignore[arg-type]
     return found
 
 
 def row_of(name: str) -> Row | None:
-    """The row of a name below `tf`, or of the gone module that it is in."""
+    """The row of a name below `tf`, or of the removed module that it is in."""
     rows = table()
     if name in rows:
         return rows[name]
@@ -52,7 +58,7 @@ def row_of(name: str) -> Row | None:
 
 
 def is_legacy_keras(name: str) -> bool:
-    """Whether tf.compat.v1 has a name only where TensorFlow comes with the legacy Keras."""
+    """Whether tf.compat.v1 has a name only with legacy Keras."""
     return name in ("layers", "nn.rnn_cell") or name.startswith(
         (
             "layers.",
@@ -67,28 +73,28 @@ def is_legacy_keras(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Reference:
-    """One place that names something of TensorFlow's."""
+    """One use of a TensorFlow name."""
 
     node: ast.expr
     name: str  # below `tf`, without compat.v1
     generation: str  # "", "compat.v1." or "compat.v2.": how it is reached
-    root: ast.Name | None  # what `tf` is called there; None where the name was imported by itself
+    root: ast.Name | None  # the name that means `tf` there; None where the name itself was imported
 
 
 class TensorFlowNames:
-    """Every name of TensorFlow's in a file."""
+    """Every TensorFlow name in a file."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
     @cached_property
     def references(self) -> list[Reference]:
-        """In the order of the text; of `tf.a.b` the whole, not its parts."""
+        """All references in the order of the text; `tf.a.b` is one."""
         found = [r for node in self._outermost() if (r := self._refer(node)) is not None]
         return sorted(found, key=lambda r: (r.node.lineno, r.node.col_offset))
 
     def named(self, *names: str) -> list[Reference]:
-        """References to these names; one that ends with `.` stands for all below it."""
+        """References to these names; one that ends with `.` means all names below it."""
         exact = frozenset(names)
         below = tuple(n for n in names if n.endswith("."))
         return [r for r in self.references if r.name in exact or (below and r.name.startswith(below))]
@@ -104,7 +110,7 @@ class TensorFlowNames:
 
     @cached_property
     def imports(self) -> list[tuple[ast.ImportFrom, ast.alias, str]]:
-        """`from tensorflow... import name`: the statement, its part, and the full name below tf with its generation."""
+        """`from tensorflow... import name`: the statement, the alias, and the full name below tf."""
         return [
             (node, alias, f"{node.module}.{alias.name}".removeprefix("tensorflow."))
             for node in self._file.tree.all(ast.ImportFrom)
@@ -113,14 +119,14 @@ class TensorFlowNames:
         ]
 
     def spell(self, name: str) -> str | None:
-        """A name below `tf`, by what `tf` is called at the top of this file; None where it is not imported there."""
+        """A name below `tf` as this file can write it; None if it imports no `tf` at the top level."""
         for bound, bindings in self._file.tree.scope.bindings.items():
             base = (
                 _BASES.get(bindings[0].dotted)
                 if bindings[0].kind == "import" and not bindings[0].level
                 else None
             )
-            if base is None or (not base and bindings[0].dotted != bound and "." in bound):
+            if base is None or binds_another(self._file, bound, bindings[0].dotted):
                 continue
             if base == "compat.v1.":
                 return f"{bound}.{name.removeprefix(base)}"
@@ -130,7 +136,7 @@ class TensorFlowNames:
 
     @cached_property
     def is_version_1(self) -> bool:
-        """Whether the file uses what only TensorFlow 1 has under these names."""
+        """Whether the file uses names that only TensorFlow 1 has."""
         for _, _, name in self.imports:
             row = row_of(name)
             if name.partition(".")[0] == "contrib" or (row is not None and row.kind in ("gone", "module")):
@@ -143,14 +149,42 @@ class TensorFlowNames:
             row = row_of(reference.name)
             if row is None:
                 continue
-            if row.kind in ("gone", "module") and reference.root is not None:
+            if row.kind in ("gone", "module"):
                 return True
             if row.kind == "arguments" and self._has_gone_keyword(reference, row):
                 return True
         return False
 
+    @cached_property
+    def may_be_for_both(self) -> bool:
+        """Whether the file tests the version of TensorFlow, so that it may never use removed names."""
+        tree = self._file.tree
+        asks = [
+            call.args[0]
+            for call in tree.all(ast.Call)
+            if isinstance(call.func, ast.Name) and call.func.id in ("hasattr", "getattr") and call.args
+        ]
+        return (
+            any((self._file.resolve(node) or "").startswith("tensorflow") for node in asks)
+            or any(r.name.partition(".")[0] in ("__version__", "VERSION", "version") for r in self.references)
+            or any(
+                isinstance(outer, ast.Try) and outer.handlers
+                for r in self.references
+                if not r.generation and row_of(r.name) is not None
+                for outer in tree.ancestors(r.node)
+            )
+        )
+
+    def comes_with_its_module(self, reference: Reference) -> bool:
+        """Whether a name is used through an imported module that was removed: then the import is rewritten instead."""
+        chain = dotted_chain(reference.node)
+        dotted = (chain is not None and self._file.resolve(chain[0])) or ""
+        row = row_of(dotted.removeprefix("tensorflow."))
+        is_gone = row is not None and row.kind in ("gone", "module", "other")
+        return reference.root is None and (is_gone or is_legacy_keras(dotted.removeprefix("tensorflow.")))
+
     def needs_version_1(self, reference: Reference) -> bool:
-        """Whether a name means what it did only under tf.compat.v1, in a file that is written for TensorFlow 1."""
+        """Whether a name of TensorFlow 1 keeps its meaning only under tf.compat.v1."""
         row = row_of(reference.name)
         if row is None or reference.generation:
             return False
@@ -158,7 +192,7 @@ class TensorFlowNames:
             return True
         call = self._file.tree.parents.get(reference.node)
         if not isinstance(call, ast.Call) or call.func is not reference.node:
-            return True  # handed on, to be called with whatever arguments
+            return True  # passed on, to be called with unknown arguments
         if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
             return True
         return len(call.args) > row.shared or any(k.arg not in row.keywords for k in call.keywords)
@@ -209,24 +243,40 @@ def tensorflow_of(file: File) -> TensorFlowNames:
     return file.once(TensorFlowNames)
 
 
-def lend(file: File) -> tuple[str, list[Edit]]:
-    """What portwright.tensorflow is called in a file, and the import that this takes.
+def spell_old(file: File, reference: Reference) -> list[Edit]:
+    """Inserts compat.v1 into a TensorFlow 1 name; no edits if the file imports no `tf`."""
+    if reference.root is not None:
+        _, end = file.source.span(reference.root)
+        return [Edit(end, end, ".compat.v1")]
+    text = tensorflow_of(file).spell(f"compat.v1.{reference.name}")  # for example used as `train.X`
+    return [] if text is None else [file.replace(reference.node, text)]
 
-    It stands before the first import of anything that could load TensorFlow, since it chooses the Keras that comes with it.
+
+def lend(file: File) -> tuple[str, list[Edit]]:
+    """The name of portwright.tensorflow in a file, and the edits that import it.
+
+    The import goes before anything that could load TensorFlow, since it chooses the version of Keras.
     """
-    for name, bindings in file.tree.scope.bindings.items():
-        if any(b.kind == "import" and b.dotted == "portwright.tensorflow" for b in bindings):
-            return name, []
-    alias = ALIAS if not file.binds(ALIAS) else "portwright_tensorflow"
+    known = imported_as(file, "portwright.tensorflow")
+    if known is not None:
+        return known, []
+    alias = file.free_name(ALIAS, "portwright_tensorflow")
     return alias, [put_early(file, f"import portwright.tensorflow as {alias}")]
 
 
 def is_lent(file: File) -> bool:
-    """Whether something of portwright.tensorflow is imported at the file's top level."""
+    """Whether the file imports from portwright.tensorflow at its top level."""
     return any(
         b.kind == "import" and b.dotted.startswith("portwright.tensorflow")
         for bindings in file.tree.scope.bindings.values()
         for b in bindings
+    )
+
+
+def binds_another(file: File, name: str, dotted: str) -> bool:
+    """Whether a name that a new import would define has another meaning anywhere in the file."""
+    return any(
+        b.dotted != dotted for scope in file.tree.scopes.values() for b in scope.bindings.get(name, ())
     )
 
 
@@ -237,7 +287,7 @@ def is_early(file: File, statement: ast.stmt) -> bool:
 def put_early(file: File, statement: str) -> Edit:
     """Inserts an import before the first that may load TensorFlow."""
     source, first = file.source, _first_that_may_load(file)
-    if first is None:  # nothing but imports of the standard library
+    if first is None:  # the file only imports the standard library
         body = file.tree.module.body
         _, end = source.line_span(body[-1].end_lineno or 1)
         return Edit(end, end, statement + source.newline)
@@ -250,7 +300,7 @@ def put_early(file: File, statement: str) -> Edit:
 
 
 def _first_that_may_load(file: File) -> ast.stmt | None:
-    """The first statement that is not a docstring, nor an import of the standard library's."""
+    """The first statement that is neither a docstring nor an import of the standard library."""
     for node in file.tree.module.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # also a notebook's magic

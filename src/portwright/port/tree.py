@@ -1,4 +1,4 @@
-"""The one walk over a file's tree: nodes by kind, parents, scopes and what is bound in them."""
+"""Indexes a syntax tree in one walk: nodes by type, parents, scopes and the names that they define."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 BindingKind = Literal[
     "import", "star", "assign", "unpack", "iterate", "with", "parameter", "function", "class", "other"
 ]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 N = TypeVar("N", bound=ast.AST)
+M = TypeVar("M", bound=ast.AST)
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_NO_NODES = {
+_FIELDS_WITHOUT_NODES = {
     "ctx",
     "op",
     "ops",
@@ -35,7 +36,7 @@ _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class Binding:
-    """One place where a name gets a meaning."""
+    """One place where a name is defined or assigned."""
 
     kind: BindingKind
     node: ast.AST
@@ -46,24 +47,24 @@ class Binding:
 
 @dataclass
 class Scope:
-    """A module, a class or a function, and what its names are bound to."""
+    """A module, class or function, and the bindings of its names."""
 
     node: ast.AST
     parent: Scope | None
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     stars: list[Binding] = field(default_factory=list)
     declared_global: set[str] = field(default_factory=set)
-    own: str = ""  # of a method: what it calls its object
+    own: str = ""  # of a method: the name of its first parameter, mostly self
 
     def bind(self, name: str, binding: Binding) -> None:
-        home = self
+        owner = self
         if name in self.declared_global:
-            while home.parent is not None:
-                home = home.parent
-        home.bindings.setdefault(name, []).append(binding)
+            while owner.parent is not None:
+                owner = owner.parent
+        owner.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> tuple[Scope, list[Binding]] | None:
-        """The scope that owns a name; a class's own names are not seen from its methods."""
+        """The scope that defines a name, and its bindings; names of a class are not visible in its methods."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not isinstance(scope.node, ast.ClassDef)):
@@ -74,7 +75,7 @@ class Scope:
 
 @dataclass
 class ClassInfo:
-    """A class, its methods, and what its instances' attributes are assigned."""
+    """A class, its methods, and the values assigned to attributes of its instances."""
 
     node: ast.ClassDef
     scope: Scope
@@ -83,7 +84,7 @@ class ClassInfo:
 
 
 class Tree:
-    """A parsed file, indexed."""
+    """An indexed syntax tree."""
 
     def __init__(self, module: ast.Module) -> None:
         self.module = module
@@ -96,8 +97,17 @@ class Tree:
         self._walk()
         self._note_registered()
 
+    @overload
+    def all(self, kind: type[N], /) -> list[N]: ...
+
+    @overload
+    def all(self, kind: type[N], other: type[M], /) -> list[N | M]: ...
+
+    @overload
+    def all(self, *kinds: type[N]) -> list[N]: ...
+
     def all(self, *kinds: type[N]) -> list[N]:
-        """Every node of these kinds, in no order."""
+        """Every node of these types, in no order."""
         return [node for kind in kinds for node in self.nodes.get(kind, ())]  # type: ignore[misc]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -107,7 +117,7 @@ class Tree:
             yield node
 
     def function_of(self, node: ast.AST) -> FunctionNode | None:
-        """The innermost function around a node; its own defaults and decorators count as outside."""
+        """The innermost function around a node; defaults and decorators of a function count as outside it."""
         inner = node
         for outer in self.ancestors(node):
             if isinstance(outer, FUNCTIONS) and isinstance(inner, ast.stmt):
@@ -156,7 +166,7 @@ class Tree:
         return node is outer or any(ancestor is outer for ancestor in self.ancestors(node))
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The list of statements that a statement stands in."""
+        """The list of statements that a statement is in."""
         parent = self.parents[statement]
         for name in ("body", "orelse", "finalbody", "handlers"):
             block = getattr(parent, name, None)
@@ -183,7 +193,7 @@ class Tree:
             fields = _FIELDS.get(kind)
             if fields is None:
                 fields = _fields_of(kind)
-            # Last field first, so that what comes first in the text is bound first.
+            # Fields are in reverse order, so that names are bound in the order of the text.
             for name in fields:
                 child = getattr(node, name, None)
                 if child is None:
@@ -200,7 +210,7 @@ class Tree:
                     push((child, own))
 
     def _note_registered(self) -> None:
-        """Buffers and parameters that a module gets by name."""
+        """Notes attributes that a module registers by name, such as buffers."""
         for call in self.all(ast.Call):
             if (
                 isinstance(call.func, ast.Attribute)
@@ -218,8 +228,13 @@ def is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
+def asks_own_name(test: ast.expr) -> bool:
+    """Whether a condition mentions `__name__`, as the guard of a script does."""
+    return any(is_name(node, "__name__") for node in ast.walk(test))
+
+
 def dotted_chain(node: ast.AST) -> tuple[ast.Name, list[str]] | None:
-    """`a.b.c` as the name `a` and ["b", "c"]; None for anything else."""
+    """Splits `a.b.c` into the name `a` and ["b", "c"]; None for anything else."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -228,7 +243,7 @@ def dotted_chain(node: ast.AST) -> tuple[ast.Name, list[str]] | None:
 
 
 def pair(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Leaves of an assignment's target, each with its own value, or None where only the whole is known."""
+    """The leaves of an assignment's target, each with its value, or None if the value cannot be split."""
     if isinstance(target, (ast.Tuple, ast.List)):
         matched = (
             isinstance(value, (ast.Tuple, ast.List))
@@ -249,14 +264,14 @@ def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
     if kind is ast.Constant:
         found: tuple[str, ...] = ()
     else:
-        skipped = _NO_NODES | ({"arg"} if kind in (ast.arg, ast.keyword) else set())
+        skipped = _FIELDS_WITHOUT_NODES | ({"arg"} if kind in (ast.arg, ast.keyword) else set())
         found = tuple(reversed([f for f in kind._fields if f not in skipped]))
     _FIELDS[kind] = found
     return found
 
 
 def _is_outside(outer: ast.AST, inner: ast.AST) -> bool:
-    """Whether `inner` is a part of a definition that is evaluated around it, not in it."""
+    """Whether `inner` is a part of a definition, such as a default, that is evaluated outside it."""
     return isinstance(outer, (*FUNCTIONS, ast.ClassDef)) and not isinstance(inner, ast.stmt)
 
 
@@ -270,7 +285,7 @@ def _bind_target(scope: Scope, target: ast.expr, value: ast.expr, node: ast.AST,
 
 
 def _note_attributes(tree: Tree, target: ast.expr, value: ast.expr, scope: Scope) -> None:
-    """`self.x = ...` in a method."""
+    """Notes `self.x = ...` in a method."""
     if scope.own and scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef):
         for leaf, part in pair(target, value):
             if isinstance(leaf, ast.Attribute) and is_name(leaf.value, scope.own):
@@ -329,14 +344,14 @@ def _on_function(tree: Tree, node: ast.FunctionDef | ast.AsyncFunctionDef, scope
     scope.bind(node.name, Binding("function", node))
     if isinstance(scope.node, ast.ClassDef):
         tree.classes[scope.node].methods[node.name] = node
-    _open(tree, node, node.args, scope)
+    _open_scope(tree, node, node.args, scope)
 
 
 def _on_lambda(tree: Tree, node: ast.Lambda, scope: Scope) -> None:
-    _open(tree, node, node.args, scope)
+    _open_scope(tree, node, node.args, scope)
 
 
-def _open(tree: Tree, node: ast.AST, args: ast.arguments, scope: Scope) -> None:
+def _open_scope(tree: Tree, node: ast.AST, args: ast.arguments, scope: Scope) -> None:
     inner = Scope(node, scope)
     tree.scopes[node] = inner
     defaults: list[ast.expr | None] = [*args.defaults]

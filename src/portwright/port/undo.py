@@ -1,4 +1,4 @@
-"""The originals of ported files, and putting them back."""
+"""Saves the originals of ported files, and restores them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from typing import Any
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_directory, atomic_write_bytes, atomic_write_text, remove_directory
 from portwright.port.files import show
-from portwright.port.origin import IN_PLACE_MARK, Origin
-
-STORE = Path(".portwright") / "undo"
+from portwright.port.origin import IN_PLACE_MARK, STORE, Origin
 
 
 @dataclass(frozen=True)
 class Undone:
-    """A file that is back as it was before the last port, or was so already."""
+    """A file that undo restored, or that was unchanged already."""
 
     path: Path
     was_changed: bool
 
 
 def save_originals(root: Path, contents: Mapping[Path, bytes], origin: Origin | None = None) -> Path:
-    """Saves what the files hold now, whole, before anything is written; `contents` is what they will hold."""
+    """Saves the files before they are rewritten; `contents` has their new bytes."""
     store = root / STORE
     entries = []
     folder = store / f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**9:09d}-{secrets.token_hex(3)}"
@@ -59,9 +57,9 @@ def save_originals(root: Path, contents: Mapping[Path, bytes], origin: Origin | 
 
 
 def undo(paths: Sequence[Path], force: bool = False) -> list[Undone]:
-    """Puts back what `port --write` replaced last, for each file, or each file below a folder.
+    """Restores what `port --write` replaced last, for each file, or each file below a folder.
 
-    Refuses, before anything is written, where a file was edited since; `force` overwrites such edits.
+    Refuses to write anything if a file was edited since; `force` overwrites such edits.
     """
     chosen: dict[Path, tuple[Path, dict[str, Any], bytes]] = {}
     for path in paths:
@@ -89,12 +87,12 @@ def undo(paths: Sequence[Path], force: bool = False) -> list[Undone]:
         atomic_write_bytes(path, original)
         if mode is not None:
             path.chmod(mode & 0o7777)
-        _forget(*chosen[path][:2])
+        _remove_saved(*chosen[path][:2])
     return undone
 
 
 def _newest(path: Path) -> dict[Path, tuple[Path, dict[str, Any], bytes]]:
-    """For each file at or below a path, the last thing saved for it."""
+    """The newest saved original of each file at or below a path, with its folder and entry."""
     wanted = Path(os.path.normpath(path.absolute()))
     found: dict[Path, tuple[Path, dict[str, Any], bytes]] = {}
     for root in (wanted, *wanted.parents, *_roots_below(wanted)):
@@ -114,7 +112,7 @@ def _newest(path: Path) -> dict[Path, tuple[Path, dict[str, Any], bytes]]:
 
 
 def _roots_below(folder: Path) -> Iterator[Path]:
-    """Folders below one that hold what a port saved, as where several projects were ported at once."""
+    """Folders below one that have an undo store, as after porting several projects at once."""
     for here, names, _ in os.walk(folder):
         if STORE.parts[0] in names and Path(here) != folder:
             yield Path(here)
@@ -133,8 +131,8 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _forget(folder: Path, entry: dict[str, Any]) -> None:
-    """Drops one saved file; the folder goes with its last."""
+def _remove_saved(folder: Path, entry: dict[str, Any]) -> None:
+    """Removes one saved file; removes the folder with the last one."""
     rest = [other for other in _entries(folder) if other["path"] != entry["path"]]
     if rest:
         atomic_write_text(folder / "files.json", json.dumps(rest, indent=1))

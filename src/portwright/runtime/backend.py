@@ -47,7 +47,7 @@ class TorchBackend:
         )
         self._note, self._plugin = note, plugin
         self._num_sharing = launch.local_world_size
-        self.execution: Choice | None = None  # of the session that was opened last
+        self.execution: Choice | None = None  # the choice of the session opened last
 
     def open(self, job: JobSpec) -> TorchSession:
         if self._plugin is not None:

@@ -12,17 +12,36 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from portwright.errors import UserError
-from portwright.runtime.checkpoint_format import CODE_OF_DTYPE, FileEntry
 
+# The dtypes that every safetensors >= 0.4.3 reads. Others are stored in a form it does read, and noted.
+_CODE_OF_NAME = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+# By name, since PopTorch 3.4 pins torch 2.0.1, which has no float8.
+CODE_OF_DTYPE: dict[torch.dtype, str] = {
+    getattr(torch, name): code for name, code in _CODE_OF_NAME.items() if hasattr(torch, name)
+}
 _READ_ONLY = {
     "U64": "uint64",
     "U32": "uint32",
@@ -35,8 +54,17 @@ _DTYPE_OF_CODE: dict[str, torch.dtype] = {code: dtype for dtype, code in CODE_OF
     code: getattr(torch, name) for code, name in _READ_ONLY.items() if hasattr(torch, name)
 }
 
+_NOT_UNICODE = re.compile("[\ud800-\udfff]")  # surrogates, which UTF-8 cannot hold
 _CHUNK_BYTES = 4 << 20  # larger gains nothing
 _MOST_PARTS = 1000  # that one call may write; the system's limit is 1024
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What the manifest says of a file."""
+
+    size: int
+    sha256: str
 
 
 def element_bytes(dtype: torch.dtype) -> int:
@@ -54,11 +82,53 @@ class TensorSpec:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * element_bytes(self.dtype)
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
 
-def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> FileEntry:
+
+Place = tuple[TensorSpec, int]  # of a tensor in a file, and where its bytes begin
+
+
+def storable(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor, dict[str, str]]:
+    """The name and the form in which a safetensors file holds a tensor, and a note of what they were before.
+
+    The note is empty for most; of a name that had to be escaped it has the true one.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        form = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else str(tensor.layout)
+        raise UserError(
+            f"Cannot save '{name}': a checkpoint holds dense tensors with data, and this one is {form}.",
+            "Convert it (to_dense(), dequantize()), or register it as non-persistent.",
+        )
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    note: dict[str, str] = {}
+    key = name
+    if name == "__metadata__" or _NOT_UNICODE.search(name):
+        note["name"] = name
+        key = f"escaped:{json.dumps(name)}"
+    if tensor.dtype not in CODE_OF_DTYPE:
+        note["dtype"] = str(tensor.dtype).removeprefix("torch.")
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        else:
+            tensor = tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+    return key, tensor, note
+
+
+def restore(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor as it was before `storable` gave it another form."""
+    if tensor.dtype == dtype:
+        return tensor
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape[:-1], dtype=dtype)
+    return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype).squeeze(-1)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
     """Writes a safetensors file of tensors in storable form, hashing on the way."""
-    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
-    return write_one_by_one(path, specs, dict(tensors).__getitem__)
+    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+    return write_one_by_one(path, specs, tensors.__getitem__)
 
 
 def write_one_by_one(
@@ -79,14 +149,14 @@ def write_one_by_one(
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _HashedFile(path) as file:
+    with path.open("x+b", buffering=0) as opened:
+        file = _HashedFile(opened)
         file.write(memoryview(len(text).to_bytes(8, "little") + text))
         for name, spec in ordered:
             tensor = read(name)
-            if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
-                raise ValueError(f"'{name}' was to be {spec}, and is {tuple(tensor.shape)}, {tensor.dtype}")
-            if tensor.numel():
-                file.write(_bytes_of(tensor))
+            if TensorSpec.of(tensor) != spec:
+                raise ValueError(f"'{name}' was to be {spec}, and is {TensorSpec.of(tensor)}")
+            file.write(_bytes_of(tensor))
         return file.finish()
 
 
@@ -99,46 +169,35 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def write_text(path: Path, text: str) -> FileEntry:
     """Writes a text file, hashing on the way."""
-    with _HashedFile(path) as file:
+    with path.open("x+b", buffering=0) as opened:
+        file = _HashedFile(opened)
         file.write(memoryview(text.encode()))
         return file.finish()
 
 
 class _HashedFile:
-    """A new file that knows the sha256 of what was written to it.
+    """Writes to a new file, and knows the sha256 of what was written to it.
 
     It calls out of the interpreter a few times for each 4 MiB, not for each tensor: whenever such a call
     returns, it takes the interpreter's lock from the training thread, which then waits to be woken. With 1200
     tensors of 100 KB, one call each cost a training that keeps Python busy 10% of its speed.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("x+b", buffering=0)
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
         self._sha256 = hashlib.sha256()
         self._size = 0
         self._batch: list[memoryview] = []
         self._batch_bytes = 0
         self._buffer = memoryview(b"")
 
-    def __enter__(self) -> _HashedFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
     def write(self, data: memoryview) -> None:
-        if len(data) >= _CHUNK_BYTES:
-            self._write_batch()
-            for start in range(0, len(data), _CHUNK_BYTES):
-                self._batch = [data[start : start + _CHUNK_BYTES]]
+        for start in range(0, len(data), _CHUNK_BYTES):
+            part = data[start : start + _CHUNK_BYTES]
+            if self._batch_bytes + len(part) > _CHUNK_BYTES or len(self._batch) == _MOST_PARTS:
                 self._write_batch()
-            return
-        if self._batch_bytes + len(data) > _CHUNK_BYTES or len(self._batch) == _MOST_PARTS:
-            self._write_batch()
-        self._batch.append(data)
-        self._batch_bytes += len(data)
+            self._batch.append(part)
+            self._batch_bytes += len(part)
 
     def finish(self) -> FileEntry:
         self._write_batch()
@@ -163,12 +222,8 @@ class _HashedFile:
         if not self._buffer:
             self._buffer = memoryview(bytearray(_CHUNK_BYTES))
         self._file.seek(start)
-        while start < self._size:
-            count = self._file.readinto(self._buffer[: self._size - start])
-            if not count:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            self._sha256.update(self._buffer[:count])
-            start += count
+        if _hash_rest(self._file, self._sha256, self._buffer) != self._size - start:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def _after(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
@@ -182,18 +237,23 @@ def _after(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 def hash_file(path: Path) -> FileEntry:
     """Reads a file through."""
-    digest = hashlib.sha256()
-    size = 0
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    sha256 = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-    return FileEntry(size, digest.hexdigest())
+        size = _hash_rest(file, sha256, memoryview(bytearray(_CHUNK_BYTES)))
+    return FileEntry(size, sha256.hexdigest())
 
 
-def read_specs(path: Path) -> dict[str, tuple[TensorSpec, int]]:
-    """The specification of each tensor in a safetensors file, and where its bytes begin.
+def _hash_rest(file: FileIO, sha256: hashlib._Hash, buffer: memoryview) -> int:
+    """Hashes a file from where it is read next to its end, and gives the number of bytes."""
+    size = 0
+    while count := file.readinto(buffer):
+        sha256.update(buffer[:count])
+        size += count
+    return size
+
+
+def read_specs(path: Path) -> dict[str, Place]:
+    """The place of each tensor in a safetensors file.
 
     The file must have been verified, or opened once by the library: what a header may say is not checked here.
     """
@@ -216,22 +276,24 @@ def read_specs(path: Path) -> dict[str, tuple[TensorSpec, int]]:
     }
 
 
-def read_tensors(
-    path: Path, places: Mapping[str, tuple[TensorSpec, int]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(path: Path, places: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
     """Reads tensors of a safetensors file into memory of their own, one at a time."""
     with path.open("rb", buffering=0) as file:
         for name, (spec, start) in sorted(places.items(), key=lambda item: item[1][1]):
             tensor = torch.empty(spec.shape, dtype=spec.dtype)
-            if tensor.numel():
-                view = _bytes_of(tensor)
-                file.seek(start)
-                while view:
-                    count = file.readinto(view)
-                    if not count:
-                        raise UserError(
-                            f"{path} became shorter while it was read.",
-                            "Something else writes to it: stop that, and choose another checkpoint.",
-                        )
-                    view = view[count:]
+            view = _bytes_of(tensor)
+            file.seek(start)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise UserError(
+                        f"{path} became shorter while it was read.",
+                        "Something else writes to it: stop that, and choose another checkpoint.",
+                    )
+                view = view[count:]
             yield name, tensor
+
+
+def read_tensor(path: Path, place: Place) -> torch.Tensor:
+    """Reads one tensor of a safetensors file into memory of its own."""
+    return next(tensor for _, tensor in read_tensors(path, {"": place}))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +11,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from portwright.errors import UserError
-from portwright.runtime.checkpoint_find import describe_head
+from portwright.runtime.checkpoint_folder import describe_head, head_of
 
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
-_OPTIMIZER_KEYS = ("optimizer", "optimizer_state_dict")
-_SCHEDULER_KEYS = ("lr_scheduler", "lr_scheduler_state_dict", "scheduler")
-_SCALER_KEYS = ("scaler", "grad_scaler")
 _STEP_KEYS = ("global_step", "step")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CURE = "Give a checkpoint folder of Portwright, a .safetensors file, or a file written by torch.save."
 
 
-@dataclass(frozen=True)
-class LegacyContents:
-    """What a torch file of the old layout holds; all but the weights as torch's own state_dicts."""
-
-    weights: Mapping[str, torch.Tensor]
-    step: int
-    optimizer: dict[str, Any] | None
-    lr_scheduler: dict[str, Any] | None
-    scaler: dict[str, Any] | None
-
-
 def is_safetensors(path: Path) -> bool:
     """Whether a file begins as a safetensors file does."""
-    head = _head_of(path)
-    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40
+    head = head_of(path)
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40
 
 
 def check_safetensors(path: Path) -> None:
@@ -52,13 +36,13 @@ def check_safetensors(path: Path) -> None:
         ) from error
 
 
-def read_legacy(path: Path) -> LegacyContents:
-    """Reads a file written by torch.save: {model, optimizer, lr_scheduler, scaler, global_step} or weights alone.
+def read_legacy(path: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights and the step of a file written by torch.save: a run's dictionary, or the weights alone (step 0).
 
     The file stays mapped where its format allows, so weights are read when they are used.
     """
-    head = _head_of(path)
-    what = describe_head(head)
+    head = head_of(path)
+    what = describe_head(path)
     if head.startswith(_HDF5):
         what = "it is an HDF5 file, as Cerebras releases from 1.8 on write them (their own tools convert it)"
     if what:
@@ -72,7 +56,7 @@ def read_legacy(path: Path) -> LegacyContents:
             f"{path} is {'a truncated torch file' if damaged else 'not a checkpoint'} (it begins with {head[:8]!r}).",
             "Copy or download it again." if damaged else _CURE,
         )
-    return _sort_contents(path, _load(path, is_zip))
+    return _weights_and_step(path, _load(path, is_zip))
 
 
 def _load(path: Path, is_zip: bool) -> object:
@@ -106,28 +90,17 @@ def _check_zip(path: Path) -> None:
         )
 
 
-def _sort_contents(path: Path, loaded: object) -> LegacyContents:
+def _weights_and_step(path: Path, loaded: object) -> tuple[dict[str, torch.Tensor], int]:
     if not isinstance(loaded, dict):
         raise UserError(f"{path} holds a {type(loaded).__name__}, not a dictionary of weights.", _CURE)
-    weights = next((loaded[key] for key in _MODEL_KEYS if isinstance(loaded.get(key), dict)), None)
-    if weights is None:
-        if not any(isinstance(value, torch.Tensor) for value in loaded.values()):
-            keys = ", ".join(str(key) for key in list(loaded)[:8]) or "none"
-            raise UserError(
-                f"{path} has no weights where they are looked for. Its keys: {keys}.",
-                f"The weights must be under {', '.join(_MODEL_KEYS)}, or be all that the file holds.",
-            )
-        return LegacyContents(_check_weights(path, loaded), 0, None, None, None)
-    return LegacyContents(
-        _check_weights(path, weights),
-        _step_of(path, loaded),
-        _dict_under(loaded, _OPTIMIZER_KEYS),
-        _dict_under(loaded, _SCHEDULER_KEYS),
-        _dict_under(loaded, _SCALER_KEYS),
-    )
-
-
-def _check_weights(path: Path, weights: dict[Any, Any]) -> dict[str, torch.Tensor]:
+    key = next((key for key in _MODEL_KEYS if isinstance(loaded.get(key), dict)), None)
+    if key is None and not any(isinstance(value, torch.Tensor) for value in loaded.values()):
+        keys = ", ".join(str(key) for key in list(loaded)[:8]) or "none"
+        raise UserError(
+            f"{path} has no weights where they are looked for. Its keys: {keys}.",
+            f"The weights must be under {', '.join(_MODEL_KEYS)}, or be all that the file holds.",
+        )
+    weights, step = (loaded, 0) if key is None else (loaded[key], _step_of(path, loaded))
     wrong = [str(name) for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if wrong:
         raise UserError(
@@ -136,7 +109,7 @@ def _check_weights(path: Path, weights: dict[Any, Any]) -> dict[str, torch.Tenso
         )
     if not weights:
         raise UserError(f"{path} holds no weights at all.", _CURE)
-    return {str(name): value for name, value in weights.items()}
+    return {str(name): value.detach() for name, value in weights.items()}, step
 
 
 def _step_of(path: Path, loaded: dict[Any, Any]) -> int:
@@ -150,20 +123,11 @@ def _step_of(path: Path, loaded: dict[Any, Any]) -> int:
     return step
 
 
-def _dict_under(loaded: dict[Any, Any], keys: tuple[str, ...]) -> dict[str, Any] | None:
-    return next((loaded[key] for key in keys if isinstance(loaded.get(key), dict)), None)
-
-
 def _refused_name(error: Exception) -> str:
     """The class that torch refused, out of its long advice."""
     text = str(error)
     start = text.find("Unsupported global: GLOBAL ")
     return text[start:].split()[3] if start >= 0 else _first_line(error)
-
-
-def _head_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(64)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Brings the names in a checkpoint together with the names of a model."""
+"""Brings the weights in a checkpoint together with those of a model, by name: all of them, or those that fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +26,7 @@ class _Shaped(Protocol):
 def match_names(
     shards: Iterable[Shard],
     wanted: Mapping[str, _Shaped],
-    on_note: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None],
 ) -> Iterator[Shard]:
     """Checks that the weights are those of a model and gives the shards under the model's names, one at a time.
 
@@ -42,15 +42,25 @@ def match_names(
     if has_zoo_names(found, wanted):
         shards = from_zoo_names(shards)
         found = {shard.name.removeprefix("model/"): shard.tensor for shard in shards}
-        if on_note is not None:
-            on_note(
-                "The checkpoint has the names of the model zoo's layers, which were translated; only its weights count."
-            )
-    prefix = _prefix_between(found.keys(), wanted.keys())
-    rename = _renaming(prefix)
+        on_note(
+            "The checkpoint has the names of the model zoo's layers, which were translated; only its weights count."
+        )
+    off, on = _prefix_between(set(found), set(wanted)), _prefix_between(set(wanted), set(found))
+
+    def rename(name: str) -> str:
+        return on + name.removeprefix(off)
+
     _check({rename(name): spec for name, spec in found.items()}, wanted)
-    if on_note is not None:
-        _tell(found, wanted, rename, prefix, on_note)
+    if off or on:
+        change = f"taking '{off}' off" if off else f"adding '{on}' to"
+        on_note(f"The checkpoint's names fit the model after {change} each.")
+    other = [name for name, spec in found.items() if spec.dtype != wanted[rename(name)].dtype]
+    if other:
+        mine, theirs = wanted[rename(other[0])].dtype, found[other[0]].dtype
+        on_note(
+            f"{len(other)} of the checkpoint's tensors have another precision than the model and are converted "
+            f"(such as {other[0]}: {theirs} to {mine})."
+        )
     return _renamed(shards, rename)
 
 
@@ -63,24 +73,11 @@ def _renamed(shards: Iterable[Shard], rename: Callable[[str], str]) -> Iterator[
             yield shard
 
 
-def _prefix_between(found: Iterable[str], wanted: Iterable[str]) -> str:
-    """What all names of the checkpoint have before the model's (`-` in front: lack), when nothing else differs."""
-    found, wanted = set(found), set(wanted)
-    if not found or not wanted or found == wanted or len(found) != len(wanted):
-        return ""
-    for longer, shorter, sign in ((found, wanted, ""), (wanted, found, "-")):
-        # Stripping the same prefix keeps the order, so the first of one belongs to the first of the other.
-        one, other = min(longer), min(shorter)
-        prefix = one.removesuffix(other)
-        if prefix.endswith(".") and one == prefix + other and longer == {prefix + name for name in shorter}:
-            return sign + prefix
-    return ""
-
-
-def _renaming(prefix: str) -> Callable[[str], str]:
-    if prefix.startswith("-"):
-        return lambda name: prefix[1:] + name
-    return lambda name: name.removeprefix(prefix)
+def _prefix_between(longer: set[str], shorter: set[str]) -> str:
+    """What stands before each of the shorter names to make the longer ones; nothing where they differ otherwise."""
+    # Stripping the same prefix keeps the order, so the first of one belongs to the first of the other.
+    prefix = min(longer, default="").removesuffix(min(shorter, default=""))
+    return prefix if prefix.endswith(".") and longer == {prefix + name for name in shorter} else ""
 
 
 def _check(found: Mapping[str, _Shaped], wanted: Mapping[str, _Shaped]) -> None:
@@ -108,30 +105,55 @@ def _check(found: Mapping[str, _Shaped], wanted: Mapping[str, _Shaped]) -> None:
 
 
 def _fits(found: _Shaped, wanted: _Shaped) -> bool:
-    if tuple(found.shape) != tuple(wanted.shape):
-        return False
-    return found.dtype == wanted.dtype or (found.dtype.is_floating_point and wanted.dtype.is_floating_point)
+    same_kind = found.dtype.is_floating_point and wanted.dtype.is_floating_point
+    return tuple(found.shape) == tuple(wanted.shape) and (same_kind or found.dtype == wanted.dtype)
 
 
 def _describe(spec: _Shaped) -> str:
-    shape = "x".join(str(size) for size in spec.shape) or "scalar"
-    return f"{shape} {str(spec.dtype).removeprefix('torch.')}"
+    return f"{_show_shape(spec)} {str(spec.dtype).removeprefix('torch.')}"
 
 
-def _tell(
-    found: Mapping[str, _Shaped],
-    wanted: Mapping[str, _Shaped],
-    rename: Callable[[str], str],
-    prefix: str,
-    on_note: Callable[[str], None],
-) -> None:
-    if prefix:
-        change = f"adding '{prefix[1:]}' to" if prefix.startswith("-") else f"taking '{prefix}' off"
-        on_note(f"The checkpoint's names fit the model after {change} each.")
-    other = [name for name, spec in found.items() if spec.dtype != wanted[rename(name)].dtype]
-    if other:
-        mine, theirs = wanted[rename(other[0])].dtype, found[other[0]].dtype
-        on_note(
-            f"{len(other)} of the checkpoint's tensors have another precision than the model and are converted "
-            f"(such as {other[0]}: {theirs} to {mine})."
+def _show_shape(spec: _Shaped) -> str:
+    return "x".join(map(str, spec.shape)) or "scalar"
+
+
+def take_over(given: Iterable[Shard], own: Iterable[Shard], note: Callable[[str], None]) -> list[Shard]:
+    """Gives the model's weights: from the checkpoint those of the same name and shape, its own for the rest.
+
+    What stays as it was, and what of the checkpoint is not used, is told; nothing in common is an error.
+    """
+    mine = _weights_of(own)
+    found = _without_prefix(_weights_of(given), mine.keys())
+    fits = {name for name, tensor in mine.items() if name in found and found[name].shape == tensor.shape}
+    if not fits:
+        raise UserError(
+            f"The checkpoint has no weight of this model: none of {len(found)} has both name and shape of one of its {len(mine)}.",
+            "Give another --checkpoint_path.",
         )
+    reshaped = [
+        f"{name} ({_show_shape(found[name])} there, {_show_shape(tensor)} here)"
+        for name, tensor in mine.items()
+        if name in found and name not in fits
+    ]
+    for what, names in (
+        ("not in the checkpoint, and left as initialised", [name for name in mine if name not in found]),
+        ("of another shape in the checkpoint, and left as initialised", reshaped),
+        ("in the checkpoint, and not in the model", [name for name in found if name not in mine]),
+    ):
+        if names:
+            more = f", and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
+            note(f"{what}: {', '.join(names[:_NUM_LISTED])}{more}")
+    return [Shard(f"model/{name}", (found if name in fits else mine)[name]) for name in mine]
+
+
+def _weights_of(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
+    return {s.name.removeprefix("model/"): s.tensor for s in shards if s.name.startswith("model/")}
+
+
+def _without_prefix(found: dict[str, torch.Tensor], wanted: Collection[str]) -> dict[str, torch.Tensor]:
+    """Takes `module.` or `model.` off, as wrappers put them on, if no name fits otherwise."""
+    for prefix in ("", "module.", "model."):
+        renamed = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        if any(name in wanted for name in renamed):
+            return renamed
+    return found

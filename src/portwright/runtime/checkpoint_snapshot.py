@@ -33,16 +33,14 @@ class HostSnapshot:
 
     def take(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[Shard]:
         """Copies all tensors, from whatever device, and waits for the copies."""
-        names, sources = [], []
-        for name, tensor in named:
-            names.append(name)
-            sources.append(tensor)
+        named = list(named)
+        sources = [source for _, source in named]
         pinned = self._pins and any(source.is_cuda for source in sources)
         layout = [(source.shape, source.dtype) for source in sources]
         # Buffers born in inference mode could not be filled again outside it.
         with torch.inference_mode(False), torch.no_grad():
             copies = self._free_slot(layout, pinned).fill(sources)
-        return [Shard(name, copy) for name, copy in zip(names, copies, strict=True)]
+        return [Shard(name, copy) for (name, _), copy in zip(named, copies, strict=True)]
 
     def _free_slot(self, layout: _Layout, pinned: bool) -> _Slot:
         free = [slot for slot in self._slots if not slot.is_held()]
@@ -69,9 +67,8 @@ class _Slot:
             num_bytes = -(-shape.numel() * dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
             if not block_sizes or block_sizes[-1] + num_bytes > _BLOCK_BYTES:
                 block_sizes.append(0)
-            self._places.append(
-                (shape, _contiguous_stride(shape), dtype, len(block_sizes) - 1, block_sizes[-1])
-            )
+            stride = torch.empty(shape, device="meta").stride()
+            self._places.append((shape, stride, dtype, len(block_sizes) - 1, block_sizes[-1]))
             block_sizes[-1] += num_bytes
         self._blocks = [
             torch.empty(max(size, _ALIGN_BYTES), dtype=torch.uint8, pin_memory=pinned) for size in block_sizes
@@ -95,15 +92,9 @@ class _Slot:
         return self._views(holders)
 
     def _views(self, holders: list[Any]) -> list[torch.Tensor]:
-        bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        views = []
-        for shape, stride, dtype, block, start in self._places:
-            base = bases.get((block, dtype))
-            if base is None:
-                base = bases[block, dtype] = torch.frombuffer(holders[block], dtype=dtype)
-            views.append(base.as_strided(shape, stride, start // dtype.itemsize))
-        return views
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
+        needed = {(block, dtype) for _, _, dtype, block, _ in self._places}
+        bases = {(block, dtype): torch.frombuffer(holders[block], dtype=dtype) for block, dtype in needed}
+        return [
+            bases[block, dtype].as_strided(shape, stride, start // dtype.itemsize)
+            for shape, stride, dtype, block, start in self._places
+        ]

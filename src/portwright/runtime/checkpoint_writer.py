@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from portwright.errors import PortwrightError, UserError
-from portwright.job.rundir import atomic_directory, remove_directory
-from portwright.runtime.checkpoint_files import write_tensors, write_text
-from portwright.runtime.checkpoint_find import list_checkpoints, newest_first
-from portwright.runtime.checkpoint_format import (
+from portwright.job.atomic import atomic_directory, remove_directory
+from portwright.runtime.checkpoint_files import storable, write_tensors, write_text
+from portwright.runtime.checkpoint_folder import (
     FILE_OF_KIND,
     FORMAT_VERSION,
     MANIFEST_FILE,
     STATE_FILE,
-    FileEntry,
     Manifest,
+    list_checkpoints,
+    newest_first,
     place_of,
+    reason_of,
     render_manifest,
-    storable,
-    stored_name,
 )
 from portwright.target import Shard
 
-_Files = dict[str, list[tuple[str, torch.Tensor]]]
+_Files = dict[str, dict[str, torch.Tensor]]
 
 
 class CheckpointWriter:
     """Saves checkpoints in a folder from a thread of its own, one at a time.
 
-    What goes wrong there is raised by the next `save`, `wait` or `close`, once. `max_checkpoints` None or 0
-    keeps all; older ones go only after the new one has its place.
+    What goes wrong there is raised by the next `save` or `wait`, once. `max_checkpoints` None or 0 keeps all; older
+    ones go only after the new one has its place.
     """
 
     def __init__(self, directory: Path, max_checkpoints: int | None, on_note: Callable[[str], None]) -> None:
-        if max_checkpoints is not None and max_checkpoints < 0:
-            raise UserError(
-                f"max_checkpoints must be 0 (keep all) or more. Received: {max_checkpoints}.",
-                "Set runconfig.max_checkpoints to how many checkpoints to keep.",
-            )
         self._directory = Path(directory)
-        self._max_checkpoints = max_checkpoints or None
+        self._max_checkpoints = max_checkpoints
         self._on_note = on_note
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -59,8 +51,6 @@ class CheckpointWriter:
         The shards and their memory belong to the writer until it drops them. A checkpoint of the same step is
         replaced.
         """
-        if step < 0:
-            raise ValueError(f"a step is 0 or more; received {step}")
         _check_keys(counters)
         self.wait()
         files, notes = _sort_into_files(shards)
@@ -81,16 +71,10 @@ class CheckpointWriter:
             failure, self._failure = self._failure, None
             raise failure
 
-    def close(self) -> None:
-        """Finishes the write that is going on."""
-        self.wait()
-
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.wait()
         except PortwrightError as failure:
@@ -116,11 +100,9 @@ class CheckpointWriter:
             files.clear()
 
     def _write(self, step: int, files: _Files, state_text: str) -> None:
-        entries: dict[str, FileEntry] = {}
         with atomic_directory(self._directory / f"checkpoint_{step}") as folder:
-            for name in list(files):
-                # Each file's tensors go when it is written, so that their memory can be used again.
-                entries[name] = write_tensors(folder / name, files.pop(name))
+            # Each file's tensors go when it is written, so that their memory can be used again.
+            entries = {name: write_tensors(folder / name, files.pop(name)) for name in list(files)}
             entries[STATE_FILE] = write_text(folder / STATE_FILE, state_text)
             sequence = 1 + max((found.sequence for found in list_checkpoints(self._directory)), default=0)
             manifest = Manifest(step, sequence, entries)
@@ -137,31 +119,27 @@ class CheckpointWriter:
                 f"{self._directory / f'checkpoint_{step}'} is not there any more.",
                 "Something else changes this folder: let one run at a time use it.",
             )
-        if self._max_checkpoints is None:
-            return
-        for found in complete[self._max_checkpoints :]:
+        for found in complete[self._max_checkpoints :] if self._max_checkpoints else ():
             try:
                 remove_directory(found.path)
             except OSError as error:
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                self._on_note(f"Cannot remove the old checkpoint {found.path}: {reason.lower()}.")
+                self._on_note(f"Cannot remove the old checkpoint {found.path}: {reason_of(error)}.")
 
 
 def _sort_into_files(shards: Iterable[Shard]) -> tuple[_Files, dict[str, dict[str, dict[str, str]]]]:
     """The tensors of each file, and notes on those that are stored in another form or under another name."""
-    files: dict[str, dict[str, torch.Tensor]] = {name: {} for name in FILE_OF_KIND.values()}
+    files: _Files = {name: {} for name in FILE_OF_KIND.values()}
     notes: dict[str, dict[str, dict[str, str]]] = {}
     for shard in shards:
         file_name, name = place_of(shard.name)
-        tensor, note = storable(name, shard.tensor)
-        key = stored_name(name, note)
+        key, tensor, note = storable(name, shard.tensor)
         tensors = files.setdefault(file_name, {})
         if key in tensors:
             raise ValueError(f"two shards are named '{shard.name}'")
         tensors[key] = tensor if tensor.device.type == "cpu" else tensor.cpu()
         if note:
             notes.setdefault(file_name, {})[key] = note
-    return {name: list(tensors.items()) for name, tensors in files.items()}, notes
+    return files, notes
 
 
 def _forget_locals(error: BaseException | None) -> None:

@@ -1,24 +1,19 @@
-"""Whether the data of a model folder come as quickly as its training step eats them, on this machine."""
+"""Whether this machine reads the data of a model folder as quickly as its training step takes them."""
 
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from portwright.data.bench import BenchReport, bench_dataset, measure_loader, open_records
 from portwright.discover import find_all_models
 from portwright.errors import UnsupportedError, UserError, suggest
-from portwright.job.arguments import Arguments, parse_arguments
+from portwright.job.arguments import Arguments
 from portwright.job.framework import TENSORFLOW, framework_of
-from portwright.job.model_list import find_config
-from portwright.job.run_params import load_run_params
-from portwright.runtime import run as run_module
-from portwright.runtime.asked_script import ask_script
+from portwright.runtime.asked_script import loaded_script
 from portwright.target import JobSpec, Stretch
 
 _WARM_STEPS = 3
@@ -36,7 +31,7 @@ def bench(
     seconds: float,
     note: Callable[[str], None],
 ) -> BenchReport:
-    """Of a store, of files, or of a model folder with its step."""
+    """Measures a store, files, or a model folder with its training step."""
     for name, value, least in (("--batch-size", batch_size, 1), ("--workers", num_workers, 0)):
         if value is not None and value < least:
             raise UserError(f"{name} is {value}.", f"Give a number from {least} on.")
@@ -50,13 +45,18 @@ def bench(
     given = list(overrides)
     given += [] if batch_size is None else [f"train_input.batch_size={batch_size}"]
     given += [] if num_workers is None else [f"train_input.num_workers={num_workers}"]
-    config = find_config(script.parent, str(params)) if params else script.parent / "configs" / "params.yaml"
-    if not config.is_file():
-        raise UserError(f"there is no params file '{config}'.", "Give one with --params.")
-    words = [*([target] if target else []), "--mode", "train", "--params", str(config.resolve())]
-    words += [word for text in given for word in ("-D", text)]
-    with mock.patch.object(sys, "argv", [str(script), *words]):  # as the script would find it
-        return _bench_script(path, script, words, seconds, note)
+    with loaded_script(script, params, given, target=target) as (parts, arguments, found):
+        if parts.train_data_fn is None:
+            raise UserError(
+                f"{script} gives run() no train_data_fn.", "There are no training data to measure."
+            )
+        reason = arguments.target.why_not()
+        if reason is not None:
+            raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
+        made = parts.train_data_fn(copy.deepcopy(found.values))
+        rate, kept = measure_loader(made, name="train_input", seed=found.runconfig.seed or 0, seconds=seconds)
+        job = JobSpec(found, parts.model_fn, lambda _: kept, None, "train")
+        return BenchReport(path, rate, _measure_step(arguments, job, seconds, note))
 
 
 def _find_script(path: str) -> Path | None:
@@ -88,28 +88,10 @@ def _bench_records(path: str, batch_size: int | None, num_workers: int | None, s
     )
 
 
-def _bench_script(
-    path: str, script: Path, words: Sequence[str], seconds: float, note: Callable[[str], None]
-) -> BenchReport:
-    parts = run_module._Parts(**ask_script(script))
-    parts.check()
-    if parts.train_data_fn is None:
-        raise UserError(f"{script} gives run() no train_data_fn.", "There are no training data to measure.")
-    arguments = parse_arguments(words, parts.extra_args_parser_fn)
-    params = load_run_params(arguments, parts.default_params_fn)
-    reason = arguments.target.why_not()
-    if reason is not None:
-        raise UnsupportedError(f"the target {arguments.target.name} cannot run here:", reason)
-    made = parts.train_data_fn(copy.deepcopy(params.values))
-    rate, kept = measure_loader(made, name="train_input", seed=params.runconfig.seed or 0, seconds=seconds)
-    job = JobSpec(params, parts.model_fn, lambda _: kept, None, "train")
-    return BenchReport(path, rate, _measure_step(arguments, job, seconds, note))
-
-
 def _measure_step(
     arguments: Arguments, job: JobSpec, seconds: float, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Trains on batches that lie in memory, so that the step waits for nothing; nothing is saved."""
+    """Trains on batches in memory, so that the step waits for no data; nothing is saved."""
     backend = arguments.target.make_backend(arguments.flags, note)
     session = None
     try:

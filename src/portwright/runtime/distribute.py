@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from portwright.base_model import LossModule
 from portwright.errors import UnsupportedError, UserError
-from portwright.runtime.base_model import LossModule
 from portwright.runtime.world import World
 
 Strategy = Literal["none", "ddp", "fsdp"]

@@ -1,8 +1,10 @@
-"""--validate_only and --compile_only: one step for real, no weights written."""
+"""--validate_only and --compile_only: one real step, no weights written; and the folder where torch.compile keeps its output."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -11,21 +13,19 @@ from typing import Any
 
 import torch
 
-from portwright.errors import UserError
+from portwright.errors import UnsupportedError, UserError
 from portwright.job.arguments import Arguments
-from portwright.job.data_paths import check_paths
+from portwright.job.atomic import atomic_write_text
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
-from portwright.job.rundir import atomic_write_text
-from portwright.runtime.batches import walk_tensors
 from portwright.target import CompilerSession, JobSpec, Session, Stretch
+from portwright.watching.trees import walk_tensors
 
 
 def validate(
     arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome
 ) -> None:
-    """Params were checked before the session was opened; this checks paths, shapes and dtypes, and runs one step."""
-    check_paths(job.params)
+    """Params were checked before the session was opened; this checks shapes and dtypes, and runs one step."""
     trains = arguments.mode in ("train", "train_and_eval")
     described: dict[str, Any] = {"batches": {}}
     for name in (["train_input"] if trains else []) + (["eval_input"] if arguments.mode != "train" else []):
@@ -97,7 +97,7 @@ def _one_step(session: Session) -> float:
 def compile_step(
     arguments: Arguments, job: JobSpec, session: Session, console: Console, outcome: Outcome
 ) -> None:
-    """Compiles forward and backward by running one step, and records what the compiler's folder is for."""
+    """Compiles forward and backward by running one step, and records in the compiler's folder what it was compiled for."""
     folder = arguments.compile_dir or Path(outcome.model_dir) / "compile"
     if isinstance(session, CompilerSession):
         lowered = session.compile(folder, phases_of(arguments.mode))
@@ -128,3 +128,25 @@ def compile_step(
         f"compiled {report['graphs']} graph(s) into {folder}; train with -D runconfig.compile=true to use them"
     )
     outcome.more["compiled"] = {**report, "compile_dir": str(folder)}
+
+
+def prepare_compile(folder: Path, console: Console) -> None:
+    """Points torch's compiler at the run's own folder; must come before its first use in the process."""
+    if not torch.cuda.is_available() and not any(
+        shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")
+    ):
+        raise UnsupportedError(
+            "torch.compile needs a C++ compiler on the CPU, and none is on PATH.",
+            "Install g++ (Debian: apt-get install g++), or leave runconfig.compile out.",
+        )
+    # torch computes the checksums of precompiled headers with openssl, which small images lack.
+    if shutil.which("openssl") is None:
+        import torch._inductor.config as inductor
+
+        if hasattr(inductor, "cpp_cache_precompile_headers"):
+            inductor.cpp_cache_precompile_headers = False
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve() / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder.resolve() / "triton")
+    os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "1"
+    if (folder / "manifest.json").is_file():
+        console.info(f"using what was compiled into {folder}")

@@ -1,4 +1,4 @@
-"""Batches for a program that a vendor compiled: all of one shape, and what is no tensor in them never changes."""
+"""Batches for a program that a vendor compiled: all of one shape, and all values that are no tensors stay the same."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
 from portwright.job.problems import show
 from portwright.job.section import same_value
-from portwright.runtime.batches import walk_tensors
+from portwright.watching.trees import walk_tensors
 
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 _LONGEST = 100  # of a value in a message
 
 
 class FixedShapeFeed:
-    """An endless row of batches for `keeper`, a compiled program as messages call it; a short last batch of an epoch is left out."""
+    """Endless full batches for a compiled program, called `keeper` in messages; a short last batch of an epoch is left out."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class FixedShapeFeed:
         self._is_told = False
 
     def restart(self) -> None:
-        """Goes on where the loader was moved to."""
+        """Goes on from the loader's new position."""
         self._batches = None
 
     @property
@@ -112,7 +112,7 @@ def check_constants(name: str, first: Any, other: Any, keeper: str) -> None:
 
 
 def _find_change(one: Any, two: Any, path: str) -> tuple[str, Any, Any] | None:
-    """What differs, at the outermost place that holds no tensor, and both values."""
+    """The path of what differs, at the outermost place that holds no tensor, and both values."""
     if not any(True for batch in (one, two) for _ in walk_tensors(batch)):
         return None if _are_equal(one, two) else (f"{path}, which is no tensor,", one, two)
     parts: list[tuple[str, Any, Any]] = []
@@ -144,5 +144,5 @@ def _are_equal(one: Any, two: Any) -> bool:
         return one.dtype == two.dtype and np.array_equal(one, two)
     try:
         return same_value(one, two)
-    except (ValueError, TypeError, RuntimeError):  # arrays further in, which have no one truth
+    except (ValueError, TypeError, RuntimeError):  # nested arrays, whose comparison is no single truth value
         return False

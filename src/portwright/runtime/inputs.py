@@ -27,7 +27,7 @@ def find_data_fn(job: JobSpec, name: str) -> DataFn:
 
 
 class Inputs:
-    """Opens the inputs of a job for one process of many; `note` hears each thing that they tell once."""
+    """Opens the inputs of a job for one process of many; `note` gets each of their notes once."""
 
     def __init__(
         self, job: JobSpec, note: Callable[[str], None], *, rank: int = 0, world_size: int = 1
@@ -62,7 +62,7 @@ class Inputs:
         return batches
 
     def tell_notes(self, loader: ResumableLoader) -> None:
-        """Some notes come up only while batches are read."""
+        """Passes on notes that came up while batches were read."""
         for line in loader.notes:
             if line not in self._told:
                 self._told.add(line)
@@ -71,7 +71,7 @@ class Inputs:
 
 @contextmanager
 def explaining(loader: ResumableLoader | None) -> Iterator[None]:
-    """torch tells of a dead data worker anywhere in the main thread; the loader knows what it was doing."""
+    """torch raises for a dead data worker anywhere in the main thread; the loader explains what that worker was doing."""
     try:
         yield
     except RuntimeError as error:

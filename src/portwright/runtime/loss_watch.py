@@ -12,7 +12,7 @@ from portwright.errors import NonFiniteError
 from portwright.runtime.extra_optimizers.shards import local
 from portwright.runtime.world import World
 
-MOST_UNREAD = 500  # steps after which losses are looked at, though nobody wants to log them
+MOST_UNREAD = 500  # steps after which losses are read even if none is logged
 
 # Says why a batch's loss is not finite: (batch, step, loss).
 Explain = Callable[[Any, int, float], NonFiniteError]
@@ -36,21 +36,21 @@ class LossWatch:
         scales: bool,
     ) -> None:
         self.reads_at_once = device.type == "cpu" and world.size == 1
-        self.losses: list[float] = []  # of the steps since the last logged one
+        self.losses: list[float] = []  # since the last logged step
         self.checks = checks
         self._world = world
         self._unread: list[torch.Tensor] = []
-        self._holds: torch.Tensor | None = None
-        can_hold = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        if checks and can_hold and not self.reads_at_once and world.size == 1 and not scales:
-            self._holds = torch.zeros((), device=device)
-            optimizer.found_inf = self._holds  # type: ignore[attr-defined]
+        self._has_bad_loss: torch.Tensor | None = None
+        can_skip_updates = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        if checks and can_skip_updates and not self.reads_at_once and world.size == 1 and not scales:
+            self._has_bad_loss = torch.zeros((), device=device)
+            optimizer.found_inf = self._has_bad_loss  # type: ignore[attr-defined]
 
     def before_update(self, loss: torch.Tensor) -> None:
         """Tells the optimizer on the device whether a loss so far was not finite."""
-        if self._holds is not None:
-            bad = (~torch.isfinite(loss)).to(self._holds.dtype)
-            self._holds.copy_(torch.maximum(self._holds, bad))
+        if self._has_bad_loss is not None:
+            bad = (~torch.isfinite(loss)).to(self._has_bad_loss.dtype)
+            self._has_bad_loss.copy_(torch.maximum(self._has_bad_loss, bad))
 
     def add(self, loss: Any) -> None:
         """Takes the loss of one update: a number where losses are read at once, else a tensor."""
@@ -84,7 +84,7 @@ class LossWatch:
         index = int((~torch.isfinite(mean)).nonzero()[0])
         bad_step, value = step - len(mean) + index + 1, float(mean[index])
         guilty = [rank for rank, bad in enumerate(self._world.gather(not math.isfinite(own[index]))) if bad]
-        batch = recent(len(mean) - index) if self._holds is not None else None
+        batch = recent(len(mean) - index) if self._has_bad_loss is not None else None
         if batch is not None:
             return explain(batch, bad_step, value)
         ranks = f" (first on process {guilty[0]})" if guilty and self._world.size > 1 else ""

@@ -44,7 +44,7 @@ def run_mode(
         from portwright.runtime.dry_run import compile_step, validate
 
         if arguments.mode in ("train", "train_and_eval"):
-            trainer.last_step()  # says so where nothing tells how long to train
+            trainer.last_step()  # raises where the params do not say how long to train
         check = validate if arguments.validate_only else compile_step
         check(arguments, job, session, console, outcome)
         outcome.say_emulated()
@@ -116,8 +116,8 @@ def _start_from(
     if pretrained and given is None:
         raise UserError("--is_pretrained_checkpoint needs a checkpoint.", "Add --checkpoint_path PATH.")
     found = find_last_good(model_dir, console.warning) if config.autoload_last_checkpoint else None
-    # A checkpoint from elsewhere is where this run began; what model_dir has is how far it came. One of model_dir's own
-    # is a wish to go back.
+    # With a checkpoint from another folder, the run goes on from the newest one in model_dir, if any. One of model_dir's
+    # own takes the run back.
     goes_back = given is not None and Path(given).resolve().parent == model_dir.resolve()
     if given is not None and (found is None or (goes_back and not pretrained)):
         if found is not None:
@@ -173,7 +173,7 @@ def _evaluate_all(
 
 
 def _predict(session: Session, job: JobSpec, model_dir: Path, step: int) -> list[str]:
-    """One .npz a batch group; arrays are those that the model's predict gives."""
+    """Writes .npz files with the arrays that the model's predict gives."""
     batches = (
         {name: _as_numpy(tensor) for name, tensor in outputs.items()}
         for outputs in session.predict(job.params.runconfig.eval_steps)

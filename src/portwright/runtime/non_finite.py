@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import ExitStatus, NonFiniteError
-from portwright.runtime.base_model import LossModule, split_loss
-from portwright.runtime.batches import walk_tensors
-from portwright.runtime.rng import untouched_rng
+from portwright.watching.random_states import untouched_rng
+from portwright.watching.trees import walk_tensors
+
+LAYER_CURE = "Look at that layer's input range; lower the learning rate or use bf16 instead of fp16."
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -24,16 +27,17 @@ def explain_non_finite(
 ) -> NonFiniteError:
     """Replays the forward pass of the offending batch and names the first tensor that is not finite.
 
-    Where already the first batch of a run is to blame, nothing was trained yet: that is bad input, and ends as such.
+    Where the first batch of a run is to blame, nothing was trained yet, and the run ends with the status of bad input.
     """
-    where, cure = _find(module, batch, device)
+    where, cure = find_non_finite(module, batch, device)
     error = NonFiniteError(f"the loss is {loss} at step {step}, {batch_name}: {where}.", cure)
     if step == 1 and where.startswith("batch"):
         error.status = ExitStatus.USAGE
     return error
 
 
-def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, str]:
+def find_in_batch(batch: Any) -> tuple[str, str] | None:
+    """The first tensor of a batch that is not finite, and the cure."""
     for path, tensor in walk_tensors(batch):
         if not is_finite(tensor):
             bad = ~torch.isfinite(tensor)
@@ -42,12 +46,25 @@ def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, st
                 f"{path} holds {int(bad.sum())} non-finite value(s), the first at {first} (sample {first[0] if first else 0})",
                 "Clean the data set, or mask such values in data.py.",
             )
-    for name, parameter in module.net.named_parameters():
-        if not is_finite(parameter):
+    return None
+
+
+def find_in_weights(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, str] | None:
+    """The first weight that is not finite, and the cure."""
+    for name, weight in named:
+        if not is_finite(weight):
             return (
-                f"the weight '{name}' {list(parameter.shape)} is not finite, so the update before it overflowed",
+                f"the weight '{name}' {list(weight.shape)} is not finite, so the update before it overflowed",
                 "Lower optimizer.learning_rate, or set optimizer.max_gradient_norm.",
             )
+    return None
+
+
+def find_non_finite(module: LossModule, batch: Any, device: torch.device) -> tuple[str, str]:
+    """Where a value that is not finite comes from, and the cure."""
+    at_rest = find_in_batch(batch) or find_in_weights(module.net.named_parameters())
+    if at_rest is not None:
+        return at_rest
     found: list[str] = []
 
     def watch(name: str) -> Any:
@@ -71,10 +88,7 @@ def _find(module: LossModule, batch: Any, device: torch.device) -> tuple[str, st
         for handle in handles:
             handle.remove()
     if found:
-        return (
-            f"layer {found[0]}",
-            "Look at that layer's input range; lower the learning rate or use bf16 instead of fp16.",
-        )
+        return f"layer {found[0]}", LAYER_CURE
     if not is_finite(loss):
         return (
             "every layer's output is finite, so the loss function itself made it",

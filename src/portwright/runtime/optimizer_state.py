@@ -15,7 +15,7 @@ from torch import Tensor
 from portwright.errors import UserError
 from portwright.runtime.extra_optimizers.shards import DTensor, distribute_tensor, whole
 
-# Says that a parameter has had no gradient yet: otherwise that would look like a state that got lost.
+# Marks a parameter that has had no gradient yet, to tell it from one whose state was lost.
 UNTOUCHED = "untouched"
 _CURE = "Resume with the model and optimizer of that run, or take its weights alone with --is_pretrained_checkpoint."
 
@@ -40,7 +40,7 @@ def optimizer_state(
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer, parameters: Collection[Tensor]) -> int:
-    """What the optimizer keeps, or will keep, of these parameters; 0 for what cannot be known."""
+    """Bytes of state that the optimizer keeps, or will keep, for these parameters; 0 for what cannot be known."""
     expected, wanted, total = _Expected(optimizer), set(parameters), 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -131,7 +131,7 @@ class _Kind:
 
 
 class _Expected:
-    """What state an optimizer keeps of a parameter: what it has, or what one step on a small stand-in leaves."""
+    """The state that an optimizer keeps for a parameter: found in it, or after one step on a small stand-in."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -143,7 +143,7 @@ class _Expected:
         )
 
     def of(self, group: dict[str, Any], parameter: Tensor) -> dict[str, _Kind] | None:
-        """None: it cannot be known."""
+        """The state of a parameter; None where it cannot be known."""
         own = self._optimizer.state.get(parameter)
         if own:
             return {
@@ -219,7 +219,7 @@ def _guess(tensor: Tensor, parameter: Tensor) -> _Kind:
 
 
 def _load_unknown(optimizer: torch.optim.Optimizer, restored: dict[Tensor, State]) -> None:
-    """Through the optimizer's own door, which may do more than keep what it is given."""
+    """Loads through the optimizer's own load_state_dict, which may do more than store the values."""
     described = optimizer.state_dict()
     indices = (index for group in described["param_groups"] for index in group["params"])
     described["state"] = dict(zip(indices, restored.values(), strict=True))

@@ -171,7 +171,7 @@ def _is_dense(parameter: Tensor) -> bool:
 
 @functools.cache
 def _has_cuda_adagrad() -> bool:
-    """Asks this torch, which does not say so otherwise."""
+    """Tries it, since torch offers no other way to find out."""
     weight = nn.Parameter(torch.ones(1, device="cuda"))
     weight.grad = torch.ones_like(weight)
     try:
@@ -208,7 +208,7 @@ def _check_sparse(model: nn.Module, kind: type[torch.optim.Optimizer], spec: Opt
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], spec: OptimizerParams) -> Tensor | None:
-    """Clips by joint norm or by value and gives the norm before clipping, where it was needed; nothing is waited for."""
+    """Clips by joint norm or by value; gives the norm before clipping where it was computed. The host does not wait."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not grads:
         return None

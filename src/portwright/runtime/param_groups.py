@@ -24,7 +24,7 @@ _NORM_ATTRIBUTE = re.compile(r"(^|_)(layer_?norm|norm|ln|bn)\d*(_|$)", re.IGNORE
 
 
 def make_param_groups(model: nn.Module, spec: OptimizerParams) -> list[dict[str, Any]]:
-    """Groups the trainable parameters by weight decay, and for Muon by who takes them.
+    """Groups the trainable parameters by weight decay, and for Muon by the rule that updates them.
 
     Biases and the parameters of norms are not decayed, nor what the user's patterns match. A tied parameter appears
     once, a frozen one not at all. Each group lists the parameters' names under `param_names`.

@@ -1,4 +1,4 @@
-"""Devices that a vendor's package adds to torch: what it must say, and the session that minds their ways."""
+"""Devices that a vendor's package adds to torch: what that package provides, and the session that trains on them."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from portwright.discover import answer_of_device
 from portwright.errors import UserError, suggest
 from portwright.job.optimizer import OptimizerParams
 from portwright.runtime.extra_optimizers.shards import DTensor, local
@@ -35,8 +36,6 @@ _SPELLINGS: dict[str, Name] = {
     "fp64": "fp64",
     "float64": "fp64",
 }
-# Gaudi's autocast is documented for bfloat16, which every generation of it has.
-_WITHOUT_FP16 = {"cpu": "a CPU", "hpu": "Gaudi"}
 _HALF_SPELLINGS: dict[str, Name] = {"float16": "fp16", "bfloat16": "bf16", "cbfloat16": "bf16"}
 
 
@@ -81,6 +80,7 @@ def resolve_precision(
     if _flag(model, "to_float16"):
         notes.append("model.to_float16 concerns Cerebras systems alone; it changes nothing here.")
     half = model.get("fp16_type")
+    without_fp16 = answer_of_device(device_type, "no_float16_training")
     if half is not None and half not in _HALF_SPELLINGS:
         raise UserError(f"model.fp16_type is {half!r}.", suggest(str(half), _HALF_SPELLINGS))
     if runconfig_precision is not None:
@@ -99,20 +99,16 @@ def resolve_precision(
     elif not mixed:
         name = "fp32"
     elif half is None:
-        name = "bf16" if device_type in _WITHOUT_FP16 else "fp16"
+        name = "bf16" if without_fp16 else "fp16"
     else:
         name = _HALF_SPELLINGS[half]
         if half == "cbfloat16":
             notes.append("cbfloat16 exists on Cerebras systems alone; here bfloat16 stands for it.")
-    if name == "fp16" and device_type in _WITHOUT_FP16:
+    if name == "fp16" and without_fp16:
         key = "model.fp16_type: bfloat16" if runconfig_precision is None else "runconfig.precision: bf16"
-        title = _WITHOUT_FP16[device_type]
-        raise UserError(f"float16 was asked for, and {title} trains in bfloat16 or float32.", f"Set {key}.")
-    if name == "fp64" and device_type == "hpu":
-        raise UserError(
-            "float64 was asked for, and Gaudi has no double precision to train in.",
-            "Set runconfig.precision: fp32.",
-        )
+        raise UserError(f"float16 was asked for, and {without_fp16.reason}.", f"Set {key}.")
+    if name == "fp64" and (refused := answer_of_device(device_type, "no_float64_training")):
+        raise UserError(f"float64 was asked for, and {refused.reason}.", "Set runconfig.precision: fp32.")
     return Precision(name, device_type, tuple(notes))
 
 
@@ -152,7 +148,7 @@ class LossScaler:
         return scaled
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes the factor out of the gradients; needed only by who looks at them before `step`."""
+        """Takes the factor out of the gradients; needed only where they are read before `step`."""
         try:
             self._scaler.unscale_(optimizer)
         except ValueError as error:  # torch refuses gradients that are float16 themselves
@@ -293,7 +289,7 @@ class _AgreeingGradScaler(GradScaler):
 def make_loss_scaler(
     spec: OptimizerParams, device_type: str, agree: Callable[[Tensor], None] | None = None
 ) -> LossScaler | None:
-    """None where the loss is not scaled, so that nothing is spent on it.
+    """The scaler that the params ask for; None where the loss is not scaled.
 
     `agree` is called with the 0-d flag of an overflow, to set it to the largest among the processes of a run.
     """

@@ -1,32 +1,35 @@
 """A process of a run that dies or fails is named by all others within seconds: a collective would wait for it for minutes.
 
-A connection that closes without a word is a death, since the kernel closes it whatever the process was doing. No
-thread has to answer anybody, so a process that compiles, holds the interpreter or is stopped is not taken for dead.
+Every process keeps a connection to the first one, which passes on what it hears. A connection that closes without a
+word is a death, since the kernel closes it whatever the process was doing. No thread has to answer anybody, so a
+process that compiles, holds the interpreter or is stopped is not taken for dead.
 """
 
 from __future__ import annotations
 
 import atexit
-import errno
+import json
 import os
-import selectors
+import secrets
 import socket
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.job.blame import blame
-from portwright.runtime.rank_links import Card, Link, go_through, how_it_ended, open_door, own_card, welcome
 
+_CONNECT_SECONDS = 20.0  # for each address that the first process may have
+_SILENT_SECONDS = 180  # without any sign from a host's kernel, before the host counts as gone
 _SAVING_SECONDS = 120.0  # more, while a checkpoint is being written
-_LONGEST_MESSAGE = 4000  # that others tell of a failure
-_NEWS_SECONDS = 5.0  # to hear whose fault a broken connection is
+_LONGEST_MESSAGE = 4000  # about a failure, in characters
+_LONGEST_GREETING = 1000
+_NEWS_SECONDS = 5.0  # to hear which process broke a connection
 _BROKEN = (  # what collectives say of a process that is gone
     "onnection closed by peer", "onnection reset by peer", "gloo/transport", "Broken pipe", "ProcessGroup", "NCCL", "nccl",
 )  # fmt: skip
@@ -38,49 +41,39 @@ class OtherProcessFailed(UserError):
 
 
 @dataclass(frozen=True)
-class _Loss:
+class Loss:
     """Which process is lost, in words that all processes use."""
 
     rank: int
     message: str
-    is_death: bool
-    status: int
+    is_death: bool = True
+    status: int = int(ExitStatus.USAGE)
 
     def as_error(self, step: int | None) -> OtherProcessFailed:
-        if not self.is_death:
-            error = OtherProcessFailed(self.message)
-        else:
-            error = OtherProcessFailed(self.message + ("" if step is None else f" at step {step}"), _CURE)
+        at = "" if step is None or not self.is_death else f" at step {step}"
+        error = OtherProcessFailed(self.message + at, _CURE if self.is_death else "")
         if self.status in set(ExitStatus) - {ExitStatus.OK}:
             error.status = ExitStatus(self.status)
         return error
 
 
 class RankWatch:
-    """Hears in a thread when another process is lost, and ends this one if it does not end by itself in time.
+    """Hears when another process is lost, and ends this one if it does not end by itself in time.
 
-    The first process has a link to every other one and passes on what it hears. `step` is told in messages; whoever
-    trains sets it.
+    `names` are the processes' names in messages. `step` stands in messages too; the training sets it.
     """
 
     def __init__(
-        self,
-        cards: Sequence[Card],
-        rank: int,
-        grace_seconds: float,
-        end: Callable[[int], None] = os._exit,
+        self, names: Sequence[str], rank: int, grace_seconds: float, end: Callable[[int], None] = os._exit
     ) -> None:
-        self._cards, self._rank, self._grace_seconds, self._end = cards, rank, grace_seconds, end
+        self._names, self._rank, self._grace_seconds, self._end = names, rank, grace_seconds, end
         self.step: int | None = None
-        self._links: dict[int, Link] = {}
-        self._loss: _Loss | None = None
-        self._is_lost, self._is_closed = threading.Event(), threading.Event()
+        self._loss: Loss | None = None
         self._told_status: int | None = None
+        self._sockets: list[socket.socket] = []  # all that are open
+        self._links: dict[int, socket.socket] = {}  # those to other processes
+        self._is_lost, self._is_closed = threading.Event(), threading.Event()
         self._lock = threading.RLock()
-        self._selector = selectors.DefaultSelector()
-        self._wake_reading, self._wake_writing = socket.socketpair()
-        self._selector.register(self._wake_reading, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="portwright-ranks", daemon=True)
         _WATCHES.add(self)
         atexit.register(self._close_at_exit)
 
@@ -96,24 +89,140 @@ class RankWatch:
             return self._told_status
         return None if self._loss is None else int(self._loss.as_error(None).status)
 
-    def add(self, link: Link) -> None:
-        assert link.rank is not None
-        self._links[link.rank] = link
-        self._selector.register(link.connection, selectors.EVENT_READ, link)
+    # -- connections -----------------------------------------------------------------------------------------------
 
-    def let_in(self, listening: socket.socket, token: str) -> None:
-        """Takes the other processes' links as they come, until all have."""
-        self._listening, self._token = listening, token
-        self._selector.register(listening, selectors.EVENT_READ)
+    def listen(self, token: str, *, is_local: bool) -> int:
+        """Lets in processes that know the token; gives the port. `is_local`: all are on this machine."""
+        most = len(self._names)
+        if is_local:
+            listening = socket.create_server(("127.0.0.1", 0), backlog=most)
+        else:
+            try:
+                listening = socket.create_server(
+                    ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=most
+                )
+            except (OSError, ValueError):  # no IPv6, or not both with one socket
+                listening = socket.create_server(("", 0), backlog=most)
+        self._sockets.append(listening)
+        _in_thread(self._accept, listening, token)
+        return int(listening.getsockname()[1])
 
-    def start(self) -> None:
-        self._thread.start()
+    def connect(self, addresses: Sequence[str], port: int, token: str) -> str:
+        """Connects to the first process; says why that fails, or nothing."""
+        problems = []
+        for address in addresses:
+            try:
+                connection = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
+            except OSError as error:
+                problems.append(f"{address}:{port}: {error.strerror or error}")
+                continue
+            reader = connection.makefile("rb")
+            with suppress(OSError):
+                connection.sendall(f"{token} {self._rank}\n".encode())
+                if reader.readline(_LONGEST_GREETING) == _ACCEPTED:
+                    self._add(0, connection)
+                    _in_thread(self._read, 0, reader)
+                    return ""
+            reader.close()
+            connection.close()
+            problems.append(f"{address}:{port}: somebody else answers")
+        return "; ".join(problems)
+
+    def _accept(self, listening: socket.socket, token: str) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # all have come, this watch is closed, or no more files may be open
+                return
+            _in_thread(self._greet, listening, connection, token)
+
+    def _greet(self, listening: socket.socket, connection: socket.socket, token: str) -> None:
+        connection.settimeout(_CONNECT_SECONDS)
+        reader = connection.makefile("rb")
+        try:
+            said = reader.readline(_LONGEST_GREETING).split()
+            if len(said) != 2 or not secrets.compare_digest(said[0], token.encode()):
+                raise OSError("a stranger")
+            rank = int(said[1])
+            with self._lock:  # `close` either finds this connection, or none is made
+                if self._is_closed.is_set():
+                    raise OSError("too late")
+                connection.sendall(_ACCEPTED)
+                self._add(rank, connection)
+        except OSError:
+            reader.close()
+            connection.close()
+            return
+        if len(self._links) == len(self._names) - 1:
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)
+        self._read(rank, reader)
+
+    def _add(self, rank: int, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        _keep_alive(connection)
+        with self._lock:
+            self._sockets.append(connection)
+            self._links[rank] = connection
+
+    def _read(self, rank: int, reader: BinaryIO) -> None:
+        """Reads what another process says, until the connection ends."""
+        has_ended = False  # in an orderly way: it said so
+        died = f"{self._names[rank]} has died"
+        try:
+            for line in reader:
+                loss = Loss(**told) if (told := json.loads(line)) else None
+                has_ended = has_ended or loss is None or loss.rank == rank
+                if loss is not None:
+                    self._lose(loss, rank)
+        except (ConnectionError, ValueError):
+            pass  # it died while it wrote
+        except OSError as error:
+            died = f"{self._names[rank]} cannot be reached any more ({error.strerror or error})"
+        with self._lock:
+            self._links.pop(rank, None)
+        if not has_ended and not self._is_closed.is_set():
+            self._lose(Loss(rank, died), rank)
+
+    def _tell(self, message: Mapping[str, Any], but: int | None = None) -> None:
+        for rank, connection in self._links.items():
+            if rank != but:
+                with suppress(OSError):  # reading tells that the other side is gone
+                    connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _lose(self, loss: Loss, heard_from: int) -> None:
+        """The first loss counts: those that follow are mostly its consequences."""
+        with self._lock:
+            if self._loss is not None:
+                return
+            self._loss = loss
+            if self._rank == 0:
+                self._tell(asdict(loss), but=heard_from)
+        self._is_lost.set()
+        _in_thread(self._end_process, loss)
+
+    def _end_process(self, loss: Loss) -> None:
+        """Ends a process whose main thread is stuck, as in a collective; a checkpoint that is being written is finished first."""
+        if self._is_closed.wait(self._grace_seconds):
+            return
+        deadline = time.monotonic() + _SAVING_SECONDS
+        while any(thread.name.startswith("checkpoint_") for thread in threading.enumerate()):
+            if self._is_closed.wait(0.1) or time.monotonic() > deadline:
+                break
+        if self._is_closed.is_set():
+            return
+        error = loss.as_error(self.step)
+        prefix = "\n" if os.isatty(2) else ""  # a bar may be drawn there
+        prefix += f"process {self._rank}: " if self._rank else ""
+        # Not through sys.stderr, whose lock the main thread may hold.
+        os.write(2, f"{prefix}error: {' '.join(str(error).split())}\n".encode(errors="replace"))
+        self._end(int(error.status))
 
     # -- in the main thread ----------------------------------------------------------------------------------------
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Tells the others of an exception that leaves the block; one that another process is to blame for names that process."""
+        """Tells the others of an exception that leaves the block; where another process is the cause, the error names it."""
         try:
             yield
         except BaseException as error:
@@ -127,33 +236,29 @@ class RankWatch:
             raise
 
     def tell_failure(self, error: BaseException) -> None:
-        """Lets the others say that this process failed, and with what; only the first time, and not of what it heard from them."""
+        """Tells the others once that this process failed, and with what; nothing where the failure is one that they told of."""
         if isinstance(error, OtherProcessFailed):
             return
         with self._lock:
             if self._told_status is not None or self._is_closed.is_set():
                 return
-            message, status = _explain(error)
-            self._told_status = status
+            message, self._told_status = _explain(error)
             told = f"process {self._rank} failed: {message[:_LONGEST_MESSAGE]}"
-            loss = _Loss(self._rank, told, False, status)
-            self._tell({"kind": "lost", **asdict(loss)})
+            self._tell(asdict(Loss(self._rank, told, is_death=False, status=self._told_status)))
 
     def close(self) -> None:
-        """Says that this process is done, which is no death; more calls do nothing."""
+        """Says that this process is done, so that the others do not take its end for a death; more calls do nothing."""
         with self._lock:
             if self._is_closed.is_set():
                 return
             if self._told_status is None:
-                self._tell({"kind": "end"})
+                self._tell({})
             self._is_closed.set()
         atexit.unregister(self._close_at_exit)
-        self._wake_writing.send(b"x")
-        if self._thread.ident is not None:
-            self._thread.join()
-        for link in self._links.values():
-            link.close()
-        self._let_go()
+        for opened in self._sockets:
+            with suppress(OSError):  # the other side may be gone
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
 
     def _close_at_exit(self) -> None:
         # A script that ends without closing has ended all the same; an exception that nothing caught is kept in sys.
@@ -163,126 +268,13 @@ class RankWatch:
         self.close()
 
     def forget(self) -> None:
-        """In a forked child: its copies of the connections would keep them open when this process dies."""
-        # A new one: the lock of the old may be held by a thread that was not forked.
-        self._is_closed = threading.Event()
+        """Called in a forked child: closes its copies of the connections, which would keep them open when this process dies."""
+        # New ones: the locks of the old may be held by a thread that was not forked.
+        self._lock, self._is_closed = threading.RLock(), threading.Event()
         self._is_closed.set()
-        for link in self._links.values():
-            link.connection.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        # Nothing is unregistered: a forked child shares its parent's selector.
-        for owned in (
-            self._selector,
-            self._wake_reading,
-            self._wake_writing,
-            getattr(self, "_listening", None),
-        ):
-            if owned is not None:
-                owned.close()
-
-    def _tell(self, message: Mapping[str, Any], but: int | None = None) -> None:
-        for rank, link in list(self._links.items()):
-            if rank != but:
-                link.send(message)
-
-    # -- in the thread ---------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        deadline: float | None = None
-        while not self._is_closed.is_set():
-            if deadline is None and self._is_lost.is_set():
-                deadline = time.monotonic() + self._grace_seconds
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                self._end_process()
-                return
-            for key, _ in self._selector.select(left):
-                if isinstance(key.data, Link):
-                    self._read(key.data)
-                elif key.fileobj is not self._wake_reading:
-                    self._accept()
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listening.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # would be told again and again
-                self._shut_door()
-            return
-        connection.setblocking(True)
-        self._selector.register(connection, selectors.EVENT_READ, Link(connection))
-
-    def _shut_door(self) -> None:
-        self._selector.unregister(self._listening)
-        self._listening.close()
-
-    def _read(self, link: Link) -> None:
-        try:
-            messages = link.receive()
-        except OSError as error:
-            self._drop(link, error)
-            return
-        if messages is None:
-            self._drop(link, None)
-            return
-        for message in messages:
-            if link.rank is None:
-                if not welcome(link, message, self._token):
-                    self._drop(link, None)
-                    return
-                assert link.rank is not None
-                with self._lock:
-                    self._links[link.rank] = link
-                if len(self._links) == len(self._cards) - 1:
-                    self._shut_door()
-            elif message["kind"] == "end":
-                link.has_ended = True
-            elif message.pop("kind") == "lost":
-                loss = _Loss(**message)
-                link.has_ended = link.has_ended or loss.rank == link.rank
-                self._lose(loss, link.rank)
-
-    def _drop(self, link: Link, error: OSError | None) -> None:
-        self._selector.unregister(link.connection)
-        with self._lock:
-            if link.rank is not None:
-                self._links.pop(link.rank, None)
-        link.connection.close()
-        if link.rank is None or link.has_ended or self._is_closed.is_set():
-            return
-        card = self._cards[link.rank]
-        if error is None:
-            died = f"{card} has died{how_it_ended(card, self._cards[self._rank].place)}"
-        else:
-            died = f"{card} cannot be reached any more ({error.strerror or error})"
-        self._lose(_Loss(card.rank, died, True, int(ExitStatus.USAGE)), card.rank)
-
-    def _lose(self, loss: _Loss, heard_from: int) -> None:
-        """The first loss counts: those that follow are mostly its consequences."""
-        if self._loss is not None:
-            return
-        self._loss = loss
-        if self._rank == 0:
-            with self._lock:
-                self._tell({"kind": "lost", **asdict(loss)}, but=heard_from)
-        self._is_lost.set()
-
-    def _end_process(self) -> None:
-        """For a main thread that is stuck in a collective, or in whatever else; a checkpoint that is being written is finished first."""
-        deadline = time.monotonic() + _SAVING_SECONDS
-        while _is_saving() and time.monotonic() < deadline and not self._is_closed.wait(0.1):
-            pass
-        if self._is_closed.is_set():
-            return
-        assert self._loss is not None
-        error = self._loss.as_error(self.step)
-        prefix = "\n" if os.isatty(2) else ""  # a bar may be drawn there
-        prefix += f"process {self._rank}: " if self._rank else ""
-        # Not through sys.stderr, whose lock the main thread may hold.
-        os.write(2, f"{prefix}error: {' '.join(str(error).split())}\n".encode(errors="replace"))
-        self._end(int(error.status))
+        for opened in self._sockets:
+            with suppress(OSError):  # closed before the fork
+                os.close(opened.detach())
 
 
 def watch_ranks(
@@ -293,30 +285,27 @@ def watch_ranks(
     *,
     grace_seconds: float,
 ) -> RankWatch:
-    """Links the processes of a run; every one calls it. `gather` gives the values of all, by rank, to every process."""
-    cards: list[Card] = gather(own_card(rank))
-    watch = RankWatch(cards, rank, grace_seconds)
-    door, problem = None, ""
+    """Connects the processes of a run; every one calls it. `gather` gives the values of all, by rank, to every process."""
+    places: list[tuple[str, int]] = gather((socket.gethostname(), os.getpid()))
+    names = [f"process {number} (host {host}, pid {pid})" for number, (host, pid) in enumerate(places)]
+    watch = RankWatch(names, rank, grace_seconds)
+    problem, meeting = "", None
     if rank == 0:
+        is_local = len({host for host, _ in places}) == 1
+        addresses = ["127.0.0.1"] if is_local else [master_address, places[0][0], socket.getfqdn()]
+        token = secrets.token_hex(16)  # keeps strangers out
         try:
-            listening, door = open_door(cards, master_address)
+            port = watch.listen(token, is_local=is_local)
+            meeting = (list(dict.fromkeys(filter(None, addresses))), port, token)
         except OSError as error:
             problem = f"process 0 cannot listen: {error.strerror or error}"
-        else:
-            watch.let_in(listening, door.token)
-            watch.start()
-    door = gather(door)[0]
-    if rank > 0 and door is not None:
-        link = go_through(door, cards[rank])
-        if isinstance(link, str):
-            problem = f"process {rank} cannot reach process 0 at {link}"
-        else:
-            watch.add(link)
-            watch.start()
+    meeting = gather(meeting)[0]
+    if rank > 0 and meeting is not None and (why := watch.connect(*meeting)):
+        problem = f"process {rank} cannot reach process 0 at {why}"
     problems = [told for told in gather(problem) if told]
     if problems:
         note(
-            f"{problems[0]}: the death of {len(problems)} of {len(cards)} processes may show only after minutes."
+            f"{problems[0]}: the death of {len(problems)} of {len(names)} processes may show only after minutes."
         )
     return watch
 
@@ -352,10 +341,26 @@ def _explain(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__} {error}".strip(), int(ExitStatus.USAGE)
 
 
-def _is_saving() -> bool:
-    return any(thread.name.startswith("checkpoint_") for thread in threading.enumerate())
+def _in_thread(work: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=work, args=arguments, name="portwright-ranks", daemon=True).start()
 
 
+def _keep_alive(connection: socket.socket) -> None:
+    """The kernels of both hosts ask each other for signs of life; busy or stopped processes take no part in that."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _SILENT_SECONDS // 3,
+        "TCP_KEEPINTVL": _SILENT_SECONDS // 12,
+        "TCP_KEEPCNT": 8,
+        "TCP_USER_TIMEOUT": _SILENT_SECONDS * 1000,
+        "TCP_NODELAY": 1,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # macOS lacks some
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+_ACCEPTED = b"welcome\n"
 _WATCHES: weakref.WeakSet[RankWatch] = weakref.WeakSet()
 
 
@@ -365,5 +370,4 @@ def _forget_watches() -> None:
     _WATCHES.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_watches)
+os.register_at_fork(after_in_child=_forget_watches)

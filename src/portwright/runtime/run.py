@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError, UserError
-from portwright.job.arguments import Arguments, parse_arguments
-from portwright.job.command import answer, go_where_the_target_is
+from portwright.job.arguments import Arguments, parse_arguments, script_folder
+from portwright.job.blame import refusing_exits
+from portwright.job.command import continue_in_target_environment, run_and_report
+from portwright.job.data_paths import telling_missing_paths
 from portwright.job.execution import check_execution
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
+from portwright.job.reads import check_overrides
 from portwright.job.run_params import find_model_dir, load_run_params
 from portwright.job.signals import StopSignals
 from portwright.runtime.rank_watch import failing_together
@@ -38,21 +41,22 @@ def run(
     the data functions take params and give a DataLoader; `default_params_fn` changes params in place or returns them.
     """
     argv = sys.argv[1:] if argv is None else argv
-    parts = _Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
-    go_where_the_target_is(argv)
+    parts = Parts(model_fn, train_data_fn, eval_data_fn, default_params_fn, extra_args_parser_fn)
+    continue_in_target_environment(argv)
 
     def work(console: Console, signals: StopSignals) -> Outcome:
         arguments = parse_arguments(argv, parts.extra_args_parser_fn)
         for line in arguments.notes:
             console.note(line)
         parts.check()
-        return _execute(arguments, parts, console, signals)
+        with refusing_exits(lambda: f"the run of mode {arguments.mode}"):
+            return _execute(arguments, parts, console, signals)
 
-    return answer(argv, work)
+    return run_and_report(argv, work)
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """What a user's run.py passes."""
 
     model_fn: Any
@@ -74,14 +78,15 @@ class _Parts:
                 raise UserError(f"run() got {name}={value!r}.", "Pass a function or a class.")
 
 
-def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: StopSignals) -> Outcome:
+def _execute(arguments: Arguments, parts: Parts, console: Console, signals: StopSignals) -> Outcome:
     params = load_run_params(arguments, parts.default_params_fn)
+    check_overrides(params, (parts.model_fn, parts.train_data_fn, parts.eval_data_fn), script_folder())
     said = check_execution(params.runconfig, arguments.target)
     if said is not None:
         console.note(said)
     unused = [] if arguments.target.has_cluster else list(params.runconfig.cluster_keys())
     if len(arguments.target.executions) > 1 and "execution_strategy" in unused:
-        unused.remove("execution_strategy")  # it chooses, or execution does
+        unused.remove("execution_strategy")  # read by execution where it is auto
     if unused:
         console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     model_dir = find_model_dir(arguments, params)
@@ -93,6 +98,14 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         arguments.mode,  # type: ignore[arg-type]
         model_dir / "artifacts",
     )
+    with telling_missing_paths(params, console.warning, always=arguments.validate_only):
+        return _take_part(arguments, job, model_dir, console, signals)
+
+
+def _take_part(
+    arguments: Arguments, job: JobSpec, model_dir: Path, console: Console, signals: StopSignals
+) -> Outcome:
+    """What this process does among the tasks of its launch."""
     role = _take_role(arguments) if arguments.stream_data else None
     if role is not None and not role.is_coordinator:
         from portwright.runtime.stream_batches import serve
@@ -103,7 +116,7 @@ def _execute(arguments: Arguments, parts: _Parts, console: Console, signals: Sto
         return _carry_out(arguments, job, model_dir, console, signals)
     from portwright.runtime.stream_batches import BatchStream
 
-    # Before anything that may fail here alone: the workers wait for it, and are told by it that this is over.
+    # Made before anything that may fail in this process alone: the workers wait for it, and it ends them.
     stream = BatchStream(role, model_dir, console.note)
     try:
         if arguments.target.has_cluster and not arguments.flags.get("on_cpu"):
@@ -127,13 +140,13 @@ def _carry_out(
     # A target with an environment of its own has a compiler of its own, too.
     has_compiler = arguments.target.has_compiler or arguments.target.environment is not None
     if (job.params.runconfig.compile or arguments.compile_only) and not has_compiler:
-        from portwright.runtime.compile import prepare_compile
+        from portwright.runtime.dry_run import prepare_compile
 
         prepare_compile(arguments.compile_dir or model_dir / "compile", console)
     if arguments.compile_only and not has_compiler:
         job = replace(job, params=job.params.with_runconfig(compile=True))
     backend: Backend = arguments.target.make_backend(arguments.flags, console.note)
-    emulates = getattr(backend, "emulates", None)  # a target of another package may know nothing of it
+    emulates = getattr(backend, "emulates", None)  # a target of another package may lack it
     if emulates is not None:
         console.note(
             f"emulated: the rules of {emulates} on this machine's CPU; no {arguments.target.name} was used, and times say nothing."
@@ -147,7 +160,7 @@ def _carry_out(
             outcome = run_mode(arguments, job, session, backend.world, model_dir, console, signals, emulates)
         execution = getattr(backend, "execution", None)  # of backends that have a choice
         if execution is not None:
-            measure = getattr(session, "measured", dict)  # what a session counts of its own, such as memory
+            measure = getattr(session, "measured", dict)  # further numbers of a session, such as memory
             outcome.more["execution"] = execution.as_json({**outcome.rates, **measure()})
         return outcome
     finally:

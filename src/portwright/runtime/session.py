@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from portwright.base_model import LossModule, make_model, split_loss
 from portwright.data.loader import ResumableLoader
 from portwright.errors import NonFiniteError, UserError
 from portwright.runtime import metrics
-from portwright.runtime.base_model import make_model, split_loss
-from portwright.runtime.batches import make_mover, name_outputs
 from portwright.runtime.checkpoint import HostSnapshot, match_names
 from portwright.runtime.distribute import (
     Strategy,
@@ -37,9 +36,10 @@ from portwright.runtime.optimizers import (
     optimizer_state,
 )
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
 from portwright.runtime.world import World
 from portwright.target import Event, JobSpec, Shard, Stretch
+from portwright.watching.random_states import capture_rng, restore_rng, seed_all, untouched_rng
+from portwright.watching.trees import make_mover, name_outputs
 
 Watch = TypeVar("Watch", bound=LossWatch)
 
@@ -59,7 +59,7 @@ class TorchSession:
         for line in self._precision.notes:
             note(line)
         self._autocast: Any = self._precision.autocast
-        self._module = make_model(job.model_fn, params.values, self._model_device)
+        self._module = self._make_module()
         self._strategy = self._choose_strategy()
         self._place_model()
         self._called = distribute(self._module, self._strategy, world, device)
@@ -71,12 +71,13 @@ class TorchSession:
         self._eval_loader: ResumableLoader | None = None
         self._batches: Iterator[Any] | None = None
         self._snapshot = HostSnapshot()
-        self._inputs = Inputs(job, note, rank=world.rank, world_size=world.size)
+        rank, world_size = self._data_part
+        self._inputs = Inputs(job, note, rank=rank, world_size=world_size)
         self._optimizer: torch.optim.Optimizer | None = None
         if job.mode in ("train", "train_and_eval"):
             self._open_training()
         if job.mode == "train_and_eval":
-            self._fresh_eval_loader()  # what is wrong with its data is told before the training, not after it
+            self._fresh_eval_loader()  # faults of its data are found before the training
         if world.size > 1:
             seed_all(self._seed + world.rank, device)
 
@@ -84,6 +85,14 @@ class TorchSession:
     def _model_device(self) -> torch.device:
         """Where the user's model is made."""
         return self._device
+
+    @property
+    def _data_part(self) -> tuple[int, int]:
+        """Which part of every batch this process reads, of how many."""
+        return self._world.rank, self._world.size
+
+    def _make_module(self) -> LossModule:
+        return make_model(self._job.model_fn, self._job.params.values, self._model_device)
 
     def _choose_strategy(self) -> Strategy:
         return choose_strategy(self._job.params.runconfig.distributed, self._world)
@@ -110,12 +119,12 @@ class TorchSession:
         self._prepare_updates(has_own=own is not None)
 
     def _prepare_updates(self, has_own: bool) -> None:
-        """All that a step needs beside the optimizer."""
+        """Makes what a step needs besides the optimizer."""
         spec = self._job.params.optimizer
         # An optimizer of the user's own comes with a learning rate of its own.
         self._schedule = None if has_own else spec.schedule
         self._num_accumulated = spec.grad_accum_steps
-        self._clips = spec.max_gradient_norm is not None or spec.max_gradient_value is not None
+        self._clips = spec.clips
         self._scaler = make_loss_scaler(spec, self._device.type, self._agree_on_overflow)
         self._measures_norm = spec.log_summaries and spec.max_gradient_norm is None
         self._norm: torch.Tensor | None = None
@@ -124,7 +133,7 @@ class TorchSession:
         assert self._optimizer is not None
         self._watch = self._watch_losses(LossWatch, self._optimizer)
 
-    # Of an overflow, where gradients are elsewhere too; it is called with the flag.
+    # Called with the flag of an overflow, where other processes hold gradients too.
     _agree_on_overflow: Callable[[torch.Tensor], None] | None = None
 
     def _watch_losses(self, kind: type[Watch], optimizer: torch.optim.Optimizer) -> Watch:
@@ -173,7 +182,18 @@ class TorchSession:
         while step < last_step:
             if not constant:
                 self._set_learning_rate(step)
-            watch.add(update(step))
+            samples_before = self._num_samples
+            try:
+                watch.add(update(step))
+            except SystemExit:
+                if self._world.size == 1 and self._num_samples == samples_before:
+                    # A loader ended the process between two steps: the weights so far are whole, and can be saved.
+                    watch.read(step, self._recent_batch, self._explain)
+                    if watch.losses:
+                        yield Event("log", step, self._logged_values(), tuple(watch.losses))
+                        watch.losses.clear()
+                    yield Event("boundary", step)
+                raise
             step += 1
             if ranks is not None:
                 ranks.step = step
@@ -252,7 +272,7 @@ class TorchSession:
         return value
 
     def _make_forward(self, called: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The user's model on a batch, with whatever must stand around it; nothing where nothing must."""
+        """The user's model on a batch, inside the contexts that this run needs, such as autocast."""
         move, autocast = self._move, self._autocast
         if move is None and autocast is None:
             return called
@@ -318,7 +338,7 @@ class TorchSession:
         )
 
     def _next_pause(self, stretch: Stretch, step: int) -> int:
-        """The next step after `step` at which a stretch logs, has a boundary, or should at least look at its losses."""
+        """The next step after `step` at which a stretch logs, has a boundary, or reads its losses."""
         every = [n for n in (stretch.log_steps, stretch.boundary_steps) if n > 0]
         pauses = [stretch.last_step, *((step // n + 1) * n for n in every)]
         return min(pauses) if self._watch.reads_at_once else min(*pauses, step + MOST_UNREAD)
@@ -438,11 +458,7 @@ class TorchSession:
         }
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        own = {
-            name: value
-            for name, value in self._module.net.state_dict().items()
-            if isinstance(value, torch.Tensor)
-        }
+        own = self._own_weights()
         optimizer: list[tuple[str, torch.Tensor]] = []
         generators: dict[str, torch.Tensor] = {}
         for shard in match_names(shards, own, self._note):
@@ -457,20 +473,38 @@ class TorchSession:
                     generators[generator] = shard.tensor
         if counters is None or self._optimizer is None:
             return
-        load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)
+        if counters.get("world_size", 1) == self._world.size:
+            self._go_on_from(counters, optimizer, generators, None)
+        else:
+            other = f"of {counters['world_size']} process(es) and this run has {self._world.size}"
+            self._go_on_from(counters, optimizer, {}, other)
+
+    def _own_weights(self) -> dict[str, torch.Tensor]:
+        state = self._module.net.state_dict()
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+    def _go_on_from(
+        self,
+        counters: Mapping[str, Any],
+        optimizer: Iterable[tuple[str, torch.Tensor]],
+        generators: Mapping[str, torch.Tensor],
+        other_run: str | None,
+    ) -> None:
+        """Loads all of a checkpoint but the weights; `other_run` says how its run differed, where its random states do not fit."""
+        assert self._optimizer is not None
         assert self._train_loader is not None
+        load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)
         self._train_loader.seek(counters["data"])
         self._batches = None
         self._num_samples = int(counters["num_samples"])
         self._watch.losses[:] = counters.get("unlogged_losses", [])
         if self._scaler is not None and counters.get("scaler"):
             self._scaler.load_state_dict(counters["scaler"])
-        if counters.get("world_size", 1) == self._world.size:
+        if other_run is None:
             restore_rng(generators, self._device)
         else:
             self._note(
-                f"the checkpoint is of {counters['world_size']} process(es) and this run has {self._world.size}: random draws "
-                "such as dropout will differ from the undisturbed run."
+                f"the checkpoint is {other_run}: random draws such as dropout will differ from the undisturbed run."
             )
 
     def _load_weight(self, name: str, own: torch.Tensor, whole: torch.Tensor) -> None:

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from portwright.base_model import LossModule, PyTorchBaseModel
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
-from portwright.runtime.base_model import LossModule, PyTorchBaseModel
-from portwright.runtime.batches import make_mover
 from portwright.runtime.construct import stored_tensors
 from portwright.runtime.inputs import Inputs
 from portwright.runtime.precision import Precision
-from portwright.runtime.rng import untouched_rng
 from portwright.runtime.speed_model import StreamedLayer
 from portwright.runtime.world import World
 from portwright.target import JobSpec
+from portwright.watching.random_states import untouched_rng
+from portwright.watching.trees import make_mover
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """What a step keeps whatever its batch."""
+    """What a step keeps, independent of its batch."""
 
     weights: int  # and buffers
     gradients: int
@@ -53,13 +53,13 @@ class CapturedStep:
 
 
 def weight_bytes(module: LossModule, precision: Precision) -> int:
-    """Of weights and buffers; a few microseconds."""
+    """Bytes of weights and buffers; takes a few microseconds."""
     widened = 2 if precision.name == "fp64" else 1  # from float32, when the session prepares them
     return widened * sum(tensor.nbytes for tensor in stored_tensors(module.net))
 
 
 def count_state(job: JobSpec, module: LossModule, precision: Precision) -> StateBytes:
-    """By the formula: weights, a gradient of each trained one, and what its optimizer keeps."""
+    """Counts weights, a gradient for each trained one, and the optimizer's state, by a formula."""
     from portwright.graph.graph import Value
     from portwright.graph.plans.optimizer_state import OptimizerCost
 
@@ -80,7 +80,7 @@ def count_state(job: JobSpec, module: LossModule, precision: Precision) -> State
 
 
 def optimizer_of(job: JobSpec, module: LossModule) -> tuple[str, dict[str, Any]]:
-    """Name and options of the optimizer; one that the user's model brings is not known before it is made."""
+    """Name and options of the optimizer; that of the user's own model is unknown until it is made."""
     user = module.__dict__["user_model"]
     own = getattr(type(user), "get_optimizer", None)
     if own is not None and own is not PyTorchBaseModel.get_optimizer:
@@ -94,14 +94,14 @@ def capture_step(
 ) -> CapturedStep:
     """Runs one step on fake tensors, weights included, and measures it; raises UserError where that cannot be done.
 
-    The module is as before afterwards, and so are all generators.
+    The module and all random generators are unchanged afterwards.
     """
     from portwright.graph.capturing.capture import capture
     from portwright.graph.plans.flops import count_flops
+    from portwright.graph.plans.host_modes import measure_streamed
     from portwright.graph.plans.memory import measure_memory
     from portwright.graph.plans.optimizer_state import OptimizerCost
     from portwright.graph.plans.rows import Rows
-    from portwright.graph.plans.streamed import measure_streamed
 
     trains = job.mode in ("train", "train_and_eval")
     batch = _first_batch(job, "train_input" if trains else "eval_input", device, world)
@@ -141,7 +141,7 @@ def capture_step(
         for i in streamed.layers
     )
     return CapturedStep(
-        # Accumulated gradients live through the next batch's passes, when the captured step has none yet.
+        # Accumulated gradients live through the next batch's passes; the captured step has only one batch.
         memory.peak + (memory.gradients if num_passes > 1 else 0),
         memory.gradients,
         streamed.device_bytes,
@@ -159,6 +159,8 @@ def _streamed_layer(
     gradient = memory.gradients * sent // max(memory.weights, 1)
     state = memory.optimizer // (2 if section.state_dtype == "bf16" else 1)
     updated = gradient + 2 * (memory.weights + state) + sent if gradient else 0
+    if num_passes > 1 and gradient:
+        updated += num_passes * (gradient + 2 * memory.weights)  # into the sums, which are fp32
     on_disk = 2 * (memory.weights + state) if section.store is not None else 0
     return StreamedLayer(forward, backward, sent * num_passes, gradient * num_passes, updated, on_disk)
 

@@ -13,16 +13,13 @@ import torch
 
 from portwright.data.failures import Failure, make_portable, name_samples
 from portwright.data.loader import open_source
-from portwright.data.probe import Look
-from portwright.data.remote import END, NeedsAnew, Servable, Wanted
-from portwright.data.source import Shared
+from portwright.data.probe import Reading
+from portwright.data.source import END, NeedsFreshInput, Shared, Source, Wanted
 from portwright.data.split import count_samples
 from portwright.errors import ExitStatus, PortwrightError, UserError
-from portwright.job.outcome import Outcome
+from portwright.job.outcome import Outcome, lines_of, values_of, workers_of
 from portwright.job.signals import StopSignals
-from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.runtime.inputs import find_data_fn
-from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
 from portwright.stream import wire
 from portwright.stream.pool import DeadlyOrderError, Order, Pool
 from portwright.stream.progress import busy
@@ -31,12 +28,13 @@ from portwright.stream.schedule import FIRST_SECONDS
 from portwright.stream.serve import await_late_workers, work_with_key
 from portwright.stream.worker import Ending
 from portwright.target import JobSpec
+from portwright.watching.random_states import capture_rng, restore_rng, untouched_rng
 
 _CPU = torch.device("cpu")
 
 
 class BatchStream:
-    """The coordinator's side: a channel for each input, and what the workers have done."""
+    """The coordinator's side: a channel for each input, and the counts of what the workers have delivered."""
 
     def __init__(self, role: Role, model_dir: Path, note: Callable[[str], None]) -> None:
         self._num_workers, self._model_dir, self._note = role.num_workers, model_dir, note
@@ -45,7 +43,7 @@ class BatchStream:
         note(f"coordinator of {role.num_workers} worker(s), at {role.address}")
 
     def channel(self, name: str, job: JobSpec) -> InputChannel:
-        """Call it right before the input is made: workers make theirs from the same random numbers."""
+        """Makes the channel of an input right before that input: the workers make theirs from the same random state."""
         if self._maker is None:
             self._maker = BatchMaker(job, worker=0, num_workers=self._num_workers)
         return InputChannel(self._pool, name, self._num_workers, self._maker)
@@ -54,7 +52,7 @@ class BatchStream:
         return workers_of(self._pool.counts())
 
     def values(self) -> dict[str, float]:
-        """What of it is logged beside a step."""
+        """What is logged about the workers beside a step."""
         return values_of(self._pool.counts())
 
     def finish(self, outcome: Outcome) -> None:
@@ -63,7 +61,7 @@ class BatchStream:
         outcome.lines.extend(lines_of(workers))
 
     def close(self, is_stopped: Callable[[], bool]) -> None:
-        """Tells the workers that it is over, also those that have not come yet, unless the run was told to stop."""
+        """Ends the workers; waits for late ones too, unless a signal stopped the run."""
         await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
         self._pool.close()
         forget_key(self._model_dir)
@@ -72,7 +70,7 @@ class BatchStream:
 
 
 class InputChannel:
-    """The way of one input's batches to the coordinator."""
+    """Brings one input's batches to the coordinator."""
 
     def __init__(self, pool: Pool, name: str, num_workers: int, maker: BatchMaker) -> None:
         self._pool, self._name, self._maker = pool, name, maker
@@ -80,9 +78,9 @@ class InputChannel:
         self._rng = {key: tensor.numpy() for key, tensor in capture_rng(_CPU).items()}
 
     def request(
-        self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Look | None
+        self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Reading | None
     ) -> Generator[tuple[Wanted, Any], None, None]:
-        asked: deque[Wanted] = deque()  # whose batches have not come
+        asked: deque[Wanted] = deque()  # batches that have not come yet
 
         def orders() -> Iterator[Order]:
             for each in wanted:
@@ -101,7 +99,7 @@ class InputChannel:
                 raise DeadlyOrderError(error.killed, f"{self._name}, {_name_wanted(asked[0])}") from error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InputChannel:
-        return self  # a way, and no data: a vendor's loader copies its arguments
+        return self  # it holds no data, and a vendor's loader copies its arguments
 
     def _make_here(self, body: bytes) -> wire.Parts:
         with untouched_rng(_CPU):
@@ -109,11 +107,11 @@ class InputChannel:
 
 
 class BatchMaker:
-    """Carries orders out, in a worker, or in a coordinator that no worker is left to."""
+    """Carries out orders, in a worker, or in a coordinator without workers."""
 
     def __init__(self, job: JobSpec, worker: int, num_workers: int) -> None:
         self._job, self._worker, self._num_workers = job, worker, num_workers
-        self._sources: dict[str, Servable] = {}
+        self._sources: dict[str, Source] = {}
 
     def __call__(self, body: bytes | memoryview) -> wire.Parts:
         asked, about = wire.unpack(body)
@@ -122,7 +120,7 @@ class BatchMaker:
             self._sources[name] = self._open(name, asked["rng"], about)
         try:
             made = self._sources[name].make(asked["order"])
-        except NeedsAnew:
+        except NeedsFreshInput:
             self._sources.pop(name).close()
             self._sources[name] = self._open(name, asked["rng"], about)
             made = self._sources[name].make(asked["order"])
@@ -132,13 +130,12 @@ class BatchMaker:
             return wire.pack(None, failure=_as_json(made))
         return wire.pack(made, samples=count_samples(made) or 1)
 
-    def _open(self, name: str, rng: dict[str, Any], about: dict[str, Any]) -> Servable:
+    def _open(self, name: str, rng: dict[str, Any], about: dict[str, Any]) -> Source:
         params = self._job.params
         restore_rng({key: torch.from_numpy(array) for key, array in rng.items()}, _CPU)
         shared = Shared(name, params.runconfig.seed, 0, 1, keeps_small=name == "eval_input")
         with busy(FIRST_SECONDS):
-            opened: Any = open_source(find_data_fn(self._job, name)(params.values), shared)
-        source: Servable = opened
+            source = open_source(find_data_fn(self._job, name)(params.values), shared)
         check_sameness(name, source, about["fingerprint"], about["seen"])
         source.begin_serving(self._worker, self._num_workers)
         return source
@@ -156,7 +153,7 @@ def serve(
     signals: StopSignals,
     outcome: Outcome,
 ) -> Outcome:
-    """A worker's whole run: reads what the coordinator orders until that says goodbye."""
+    """A worker's whole run: reads the batches that the coordinator orders, until it says goodbye."""
     maker = BatchMaker(job, role.rank - 1, role.num_workers)
     try:
         ending = work_with_key(role, model_dir, maker, note, signals)
@@ -200,8 +197,8 @@ def _as_json(failure: Failure) -> dict[str, str]:
     }
 
 
-def check_sameness(name: str, source: Servable, fingerprint: list[Any], seen: Look | None) -> None:
-    """Refuses data that are not those of the coordinator: its orders would mean other samples here."""
+def check_sameness(name: str, source: Source, fingerprint: list[Any], seen: Reading | None) -> None:
+    """Refuses data that differ from the coordinator's: its orders would mean other samples here."""
     if source.fingerprint != fingerprint:
         raise UserError(
             f"{name}: the data here are {_tell(source.fingerprint)}, and the coordinator's {_tell(fingerprint)}.",
@@ -221,7 +218,7 @@ def _tell(fingerprint: list[Any]) -> str:
 
 
 def _name_wanted(wanted: Wanted) -> str:
-    """Names a batch that nobody could make by what was asked for."""
+    """Names a batch by what was asked for, where its making failed."""
     order = wanted.order
     if "indices" in order:
         indices = order["indices"]

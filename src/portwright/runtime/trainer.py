@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 from portwright.errors import ExitStatus, UserError
+from portwright.job.blame import refusing_exits
 from portwright.job.logs import Console, RunLog, read_metrics
 from portwright.job.outcome import Outcome
 from portwright.job.progress import Progress
-from portwright.job.run_length import find_last_step
-from portwright.job.runconfig import RunConfig
+from portwright.job.runconfig import RunConfig, find_last_step
 from portwright.job.signals import StopSignals
 from portwright.runtime.checkpoint import CheckpointWriter, LoadedCheckpoint
-from portwright.runtime.pretrained import take_over
+from portwright.runtime.checkpoint_names import take_over
 from portwright.target import DataStream, Event, Session, Stretch, World
 
 
@@ -43,7 +43,7 @@ class Trainer:
 
     def resume(self, loaded: LoadedCheckpoint, *, weights_only: bool) -> None:
         if weights_only:
-            shards = list(take_over(loaded.shards, self._session.state(), self._console.warning))
+            shards = take_over(loaded.shards, self._session.state(), self._console.warning)
             self._session.load_state(shards, None)
             return
         self._session.load_state(loaded.shards, loaded.counters)
@@ -57,7 +57,7 @@ class Trainer:
             self._outcome.checkpoint = str(loaded.path)
 
     def last_step(self) -> int:
-        """Where this run ends, from whichever way of saying so the params use."""
+        """The step at which this run ends, from num_steps, max_steps or num_epochs."""
         return find_last_step(self._config, self._step, self._session.steps_in)
 
     def _check_alignment(self, last_step: int, eval_every: int) -> None:
@@ -98,7 +98,7 @@ class Trainer:
         started = time.perf_counter()
         stop: tuple[str, ExitStatus] | None = None
         try:
-            with progress:
+            with progress, refusing_exits(lambda: f"the training after step {self._step} of {last_step}"):
                 if config.save_initial_checkpoint and self._step == 0:
                     self._save(writer)
                 if eval_every and self._step and self._step % eval_every == 0 and not self._is_evaluated():
@@ -125,7 +125,7 @@ class Trainer:
             if log is not None:
                 log.close()
             if writer is not None:
-                writer.close()
+                writer.wait()
         if stop is not None:
             reason, self._outcome.status = stop
             saved = f"saved checkpoint_{self._step}. The same command resumes."
@@ -253,9 +253,7 @@ class Trainer:
         try:
             with self._open_log("eval") as log:
                 log.write("eval", self._step, values)
-        except (
-            UserError
-        ) as error:  # somebody else's run can be evaluated, though nothing can be written there
+        except UserError as error:  # another user's run can be evaluated, though not written to
             self._console.warning(f"the evaluation is not logged: {error.message}")
 
     @property

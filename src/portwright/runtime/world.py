@@ -43,7 +43,7 @@ class World:
         self.backend = backend or ("nccl" if device_type == "cuda" else "gloo")
         self._control: dist.ProcessGroup | None = None
         self._owns_group = False
-        self.watch: RankWatch | None = None  # that names a process which is gone; one process alone has none
+        self.watch: RankWatch | None = None  # finds processes that are gone; None in a world of one
         if self.size == 1:
             return
         if launch.source == "SLURM" and init_method is None:

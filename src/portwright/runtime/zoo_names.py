@@ -21,12 +21,12 @@ _RENAMED = (
 
 
 def has_zoo_names(found: Collection[str], wanted: Collection[str]) -> bool:
-    """Whether a checkpoint has projections apart that the model has in one."""
+    """Whether a checkpoint has separate projections where the model has one joint matrix."""
     return any(_PROJECTION.fullmatch(name) and name not in wanted for name in found)
 
 
 def from_zoo_names(shards: Iterable[Shard]) -> list[Shard]:
-    """Gives weights under torch.nn's names, projections joined; other shards, whose names they had, are left out."""
+    """Gives weights under torch.nn's names, projections joined; optimizer state under the old names is left out."""
     made: dict[str, torch.Tensor] = {}
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for shard in shards:

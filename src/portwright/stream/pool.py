@@ -8,11 +8,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.stream import protocol
-from portwright.stream.counts import Tallies, WorkerCount
 from portwright.stream.results import Answer, DeadlyOrderError, Incoming, WorkFailed
 from portwright.stream.schedule import Order, Run, Schedule, Seat
 from portwright.stream.serving import DaemonThreads, Server
@@ -24,8 +23,8 @@ __all__ = ["DeadlyOrderError", "NoWorkersError", "Order", "Pool", "WorkFailed", 
 
 TICK_SECONDS = 0.25  # how often a wait looks at the clock, and lets Python run signal handlers
 GOODBYE_SECONDS = 2.0
-DEADLY = 3  # an order at which so many workers ended is given to no other
-DEADLY_HERE = 2  # and this process, which trains, does not try it
+DEADLY = 3  # once so many workers have ended at an order, no other worker gets it
+DEADLY_HERE = 2  # once so many have, this process, which trains, does not try it either
 HERE = "coordinator"  # the name under which work that was done here is counted
 
 Result = memoryview | WorkFailed
@@ -37,6 +36,31 @@ class NoWorkersError(PortwrightError):
     """No worker is connected, and nothing else may do the work."""
 
     status = ExitStatus.FINDINGS
+
+
+@dataclass(frozen=True)
+class WorkerCount:
+    """What a worker has delivered, duplicates not counted."""
+
+    name: str
+    host: str
+    since: float = field(repr=False)  # when it first connected
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    busy_seconds: float = 0.0  # spent making the batches
+    alive: bool = False
+    rate: float = 0.0  # samples a second since it first connected
+
+    def after(self, samples: int, num_bytes: int, seconds: float) -> WorkerCount:
+        """The count after one more batch."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            samples=self.samples + samples,
+            bytes=self.bytes + num_bytes,
+            busy_seconds=self.busy_seconds + seconds,
+        )
 
 
 @dataclass(eq=False)
@@ -53,7 +77,7 @@ class _Link:
 class Pool:
     """Workers that may come and go at any time; `map` gives them work.
 
-    `note` is told, in any thread, who comes and goes. Without a worker for `patience` seconds `map` does the work here.
+    `note` gets a line, in any thread, when a worker comes or goes. Without a worker for `patience` seconds `map` does the work here.
     """
 
     def __init__(
@@ -76,7 +100,7 @@ class Pool:
         self._changed = threading.Condition()
         self._schedule: Schedule[Result] = Schedule(time.monotonic())
         self._links: list[_Link] = []
-        self._tallies = Tallies()
+        self._counts: dict[str, WorkerCount] = {}
         self._works_here = False
         self._is_closed = False
         self._threads = DaemonThreads()
@@ -89,7 +113,7 @@ class Pool:
         """Yields the result of each order, in their order, as an aligned, writable buffer.
 
         Orders are drawn in the caller's thread, while fewer than `window` of them are undelivered. Several maps may be
-        open at once, such as training's and evaluation's; closing one drops what is outstanding of it. A failure on a
+        open at once, such as training's and evaluation's; closing one drops its outstanding orders. A failure on a
         worker is raised as WorkFailed when it is that order's turn.
         """
         if window < 1:
@@ -97,9 +121,13 @@ class Pool:
         return self._deliver(iter(orders), window, fallback)
 
     def counts(self) -> list[WorkerCount]:
-        """What each worker has delivered; a worker that came back under its name goes on counting."""
+        """What each worker has delivered; a worker that comes back under its name keeps its count."""
         with self._changed:
-            return self._tallies.read({link.seat.name for link in self._links}, time.monotonic())
+            alive, now = {link.seat.name for link in self._links}, time.monotonic()
+            return [
+                replace(each, alive=each.name in alive, rate=each.samples / max(now - each.since, 1e-9))
+                for each in self._counts.values()
+            ]
 
     def close(self) -> None:
         """Tells the workers to end, and stops listening."""
@@ -134,7 +162,7 @@ class Pool:
                     raise result
                 self._draw(run, source, window)  # the workers go on while the caller is busy with this one
                 yield result
-                del result  # what the caller lets go of is free while we wait for the next
+                del result  # memory that the caller drops is free while we wait for the next
             if source.error is not None:
                 raise source.error
         finally:
@@ -199,8 +227,8 @@ class Pool:
             if task.result is None:
                 task.result = buffer
                 now = time.monotonic()
-                self._tallies.open(HERE, socket.gethostname(), start)
-                self._tallies.add(HERE, getattr(parts, "num_samples", 0), len(buffer), now - start)
+                before = self._counts.get(HERE, WorkerCount(HERE, socket.gethostname(), start))
+                self._counts[HERE] = before.after(getattr(parts, "num_samples", 0), len(buffer), now - start)
 
     # gRPC's threads: one sends orders to a worker, one hears its results
 
@@ -246,9 +274,10 @@ class Pool:
         with self._changed:
             now = time.monotonic()
             for old in [each for each in self._links if each.session == link.session]:
-                self._remove(old)  # its connection broke, and only the worker has noticed yet
+                self._remove(old)  # its connection broke, which only the worker has noticed yet
             self._links.append(link)
-            self._tallies.open(link.seat.name, link.host, now)
+            before = self._counts.get(link.seat.name, WorkerCount(link.seat.name, link.host, now))
+            self._counts[link.seat.name] = replace(before, host=link.host)
             self._schedule.join(link.seat, now)
             self._works_here = False
             number = len(self._links)
@@ -259,7 +288,7 @@ class Pool:
         self._note(f"Worker {link.seat.name} on {link.host} is connected ({number} of {self._expected}).")
 
     def _remove(self, link: _Link) -> int:
-        """Under the lock: takes a link out and gives its orders to others; says how many."""
+        """Removes a link and gives its orders to other workers; returns how many. The caller holds the lock."""
         if link not in self._links:
             return 0
         self._links.remove(link)
@@ -312,7 +341,10 @@ class Pool:
                 return
             self._works_here = False
             if isinstance(answer.result, memoryview):
-                self._tallies.add(link.seat.name, answer.samples, len(answer.result), answer.seconds)
+                before = self._counts[link.seat.name]
+                self._counts[link.seat.name] = before.after(
+                    answer.samples, len(answer.result), answer.seconds
+                )
             if task.run.tasks and task is task.run.tasks[0]:
                 self._changed.notify_all()
 

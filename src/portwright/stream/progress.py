@@ -1,4 +1,4 @@
-"""A word that an order is being worked at: whoever takes long over it is not taken for dead. Loads no gRPC."""
+"""A worker that takes long over an order says that it makes progress, so that it is not taken for dead. Loads no gRPC."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from contextvars import ContextVar
 _EVERY_SECONDS = 1.0
 
 
-def _to_nobody() -> None:
+def _tell_nobody() -> None:
     pass
 
 
-_tell: ContextVar[Callable[[], None]] = ContextVar("_tell", default=_to_nobody)
+_tell: ContextVar[Callable[[], None]] = ContextVar("_tell", default=_tell_nobody)
 
 
 def tell_progress() -> None:
-    """Said by whoever reads again what was read before, and gets on with it: no reason to give the order to another."""
+    """Code that takes long over an order calls this as it gets on; the coordinator then leaves the order with this worker."""
     _tell.get()()
 
 
 @contextmanager
 def telling(tell: Callable[[], None]) -> Iterator[None]:
-    """Passes on what is told inside, at most once a second."""
+    """Calls `tell` when code in the block calls `tell_progress`, at most once a second."""
     last = 0.0
 
-    def tell_now_and_then() -> None:
+    def tell_at_most_each_second() -> None:
         nonlocal last
         if (now := time.monotonic()) - last > _EVERY_SECONDS:
             last = now
             tell()
 
-    token = _tell.set(tell_now_and_then)
+    token = _tell.set(tell_at_most_each_second)
     try:
         yield
     finally:
@@ -43,9 +43,9 @@ def telling(tell: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def busy(seconds: float) -> Iterator[None]:
-    """Tells it for what cannot tell it itself, such as a function that opens a data set; for so long at most, since it may hang."""
+    """Tells progress for code that cannot, such as a function that opens a data set; no longer than `seconds`, since it may hang."""
     tell, is_over = _tell.get(), threading.Event()
-    if tell is _to_nobody:
+    if tell is _tell_nobody:
         yield
         return
 

@@ -48,7 +48,7 @@ COMMON_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # newer versions have it beside, with a minute's default
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # newer versions read this one too
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -72,7 +72,7 @@ CLIENT_OPTIONS: Final = (
 
 
 def prove(key: str, side: bytes, worker_nonce: bytes, coordinator_nonce: bytes) -> bytes:
-    """What `side` shows to be known to have the key."""
+    """What `side` sends to prove that it has the key."""
     return hmac.new(key.encode(), side + worker_nonce + coordinator_nonce, hashlib.sha256).digest()
 
 

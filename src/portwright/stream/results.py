@@ -21,7 +21,7 @@ class WorkFailed(PortwrightError):
 
 
 class DeadlyOrderError(WorkFailed):
-    """One worker after the other ended at the same order, which would end the next one too."""
+    """Several workers ended at the same order, which would end the next one too."""
 
     def __init__(self, killed: Sequence[str], what: str = "the same batch") -> None:
         names = f"{', '.join(killed[:-1])} and {killed[-1]}"
@@ -43,10 +43,10 @@ class Answer:
 
 
 class Incoming:
-    """What comes from one worker. A result goes straight into memory of its own; one that is not wanted is not kept."""
+    """Reads the messages of one worker. Each result gets memory of its own; a result that is not wanted is dropped."""
 
     def __init__(self, is_wanted: Callable[[int], bool]) -> None:
-        self.begun = 0  # the ticket that the worker has begun with, of those of which it says so
+        self.begun = 0  # ticket of the latest DEADLY_ORDER that the worker has begun
         self._is_wanted = is_wanted
         self._ticket = 0  # of the result that is coming in
         self._buffer: memoryview | None = None
@@ -54,7 +54,7 @@ class Incoming:
         self._seconds = 0.0
 
     def take(self, message: bytes) -> Answer | None:
-        """Takes one message; gives the answer that it completes. What makes no sense is a ValueError."""
+        """Takes one message; gives the answer that it completes. A malformed message is a ValueError."""
         kind = message[:1]
         if message == protocol.BUSY:
             return None

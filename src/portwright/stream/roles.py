@@ -24,8 +24,8 @@ KEY_FILE = "PORTWRIGHT_STREAM_KEY_FILE"
 TASK_HOSTS = "PORTWRIGHT_TASK_HOSTS"  # one a task, with commas between them
 FIRST_TF_PORT = 23111  # of the chief; the workers' follow
 
-KEY_SECONDS = 60.0  # that a worker waits for the coordinator's key
-_OWN_KEY = ".stream_key"  # in model_dir, where no job has made one
+KEY_SECONDS = 60.0  # how long a worker waits for the coordinator's key
+_OWN_KEY = ".stream_key"  # file in model_dir, for a launch whose job made no key
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ def read_role(environ: Mapping[str, str] = os.environ) -> Role:
 
 
 def stand_alone(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Makes the coordinator what it is to a framework: a run of one process."""
+    """Sets the variables so that a framework takes the coordinator for a run of one process."""
     environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     environ.pop("TF_CONFIG", None)
 
 
 def give_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """The coordinator's word that workers show: the job's, or a new one that is left in model_dir for them."""
+    """The key that workers must prove to have: the job's, or a new one, which is left in model_dir for them."""
     if environ.get(KEY_FILE):
         return _read_key(Path(environ[KEY_FILE]))
     key = secrets.token_urlsafe(32)
     path = model_dir / _OWN_KEY
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
-        # Whole and private from the moment that it has its name: a worker may be waiting for it.
+        # A worker may be waiting for this file: it appears whole, and readable by its owner alone.
         temp = path.with_name(f"{_OWN_KEY}.{os.getpid()}")
         temp.unlink(missing_ok=True)
         with os.fdopen(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -94,7 +94,7 @@ def forget_key(model_dir: Path) -> None:
 
 
 def find_key(model_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """The same word, as a worker gets it; waits for a coordinator that has not begun."""
+    """The same key, as a worker finds it; waits for a coordinator that has not begun."""
     path = Path(environ[KEY_FILE]) if environ.get(KEY_FILE) else model_dir / _OWN_KEY
     deadline = time.monotonic() + KEY_SECONDS
     while not path.is_file() and time.monotonic() < deadline:

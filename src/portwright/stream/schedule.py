@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 IN_FLIGHT = 2  # orders a worker has at once: it does one while the next one waits there
-BYPASS_SECONDS = 5.0  # a worker that is silent for this long, and for TIMES the usual time, is gone around
+BYPASS_SECONDS = 5.0  # after so long a silence, and TIMES the usual time, a worker's orders go to others
 BYPASS_TIMES = 10.0
-BACKUP_SECONDS, BACKUP_TIMES = 0.05, 2.0  # what a slow worker has for so long, one without any work does too
-FIRST_SECONDS = 60.0  # the same, while no order has been answered yet: the first one may open the data set
+BACKUP_SECONDS, BACKUP_TIMES = 0.05, 2.0  # an order that takes so long goes to an idle worker as well
+FIRST_SECONDS = 60.0  # the bypass limit before any answer: the first order may open the data set
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do; orders of one lane go to one worker, in turn, and move together when it is gone."""
+    """What a worker is to do. Orders of one lane go to one worker, in turn, and all to another one when it is gone."""
 
     body: bytes
     lane: int | None = None
@@ -34,7 +34,7 @@ class Task(Generic[R]):
     ticket: int
     order: Order
     run: Run[R]
-    holder: object | None = None  # the latest one who was given it and is expected to answer
+    holder: object | None = None  # the worker that got it last and is expected to answer
     has_backup: bool = False
     killed: list[str] = field(default_factory=list)  # workers that ended at it
     result: R | None = None
@@ -63,7 +63,7 @@ class Run(Generic[R]):
             task = heap[0][1]
             if task.result is None and task.holder is None:
                 return task
-            heapq.heappop(heap)  # answered, or claimed, since it was put there
+            heapq.heappop(heap)  # answered, or given to a worker, since it was put there
         return None
 
     def num_lanes(self, seat: Seat[R]) -> int:
@@ -75,30 +75,27 @@ class Seat(Generic[R]):
     """A connected worker."""
 
     name: str
-    send: Callable[[int, bytes, bool], None]  # ticket, body, whether it has killed; must not block
-    held: dict[int, tuple[Task[R], float]] = field(
-        default_factory=dict
-    )  # by ticket: since when; oldest first
+    send: Callable[[int, bytes, bool], None]  # ticket, body, whether workers ended at it; must not block
+    # by ticket: since when; oldest first
+    held: dict[int, tuple[Task[R], float]] = field(default_factory=dict)
     heard: float = 0.0  # when it last said something
     answered: float = 0.0
-    begun: int = 0  # ticket of the order that it has begun, of those that have killed
-    is_silent: bool = False  # for so long that its orders were given to others
+    begun: int = 0  # ticket of the order that it has begun, among those at which workers ended
+    is_silent: bool = False  # for so long that others got its orders
 
     @property
     def current(self) -> Task[R] | None:
-        """What it is at; the others that it has come after."""
+        """The order that it works at; its other orders come later."""
         return next((task for task, _ in self.held.values()), None)
 
 
 class Schedule(Generic[R]):
-    """Gives the smallest waiting order to whoever is free, and knows what is overdue."""
+    """Gives the earliest waiting order to a free worker, and knows which orders are overdue."""
 
     def __init__(self, now: float) -> None:
         self.seats: list[Seat[R]] = []
         self.runs: list[Run[R]] = []  # the one that was asked last is first
-        self.alone_since: float | None = (
-            now  # when the last worker that answers went; None while there is one
-        )
+        self.alone_since: float | None = now  # when the last responsive worker went; None while there is one
         self.durations: deque[float] = deque(maxlen=64)
         self._tickets: Iterator[int] = itertools.count(1)
 
@@ -134,16 +131,16 @@ class Schedule(Generic[R]):
     def join(self, seat: Seat[R], now: float) -> None:
         seat.heard = seat.answered = now
         self.seats.append(seat)
-        self._look_who_answers(now)
+        self._note_whether_alone(now)
 
     def leave(self, seat: Seat[R], now: float) -> int:
-        """Takes a worker out; says how many of its orders go to others."""
+        """Removes a worker; returns how many of its orders go to others."""
         if seat not in self.seats:
             return 0
         self.seats.remove(seat)
-        self._look_who_answers(now)
+        self._note_whether_alone(now)
         task = seat.current
-        # One that was lost soon after another had its orders for a while, without having looked at them.
+        # An order at which others ended is blamed only if this worker had begun it.
         if task is not None and (not task.killed or seat.begun == task.ticket):
             task.killed.append(seat.name)
         return self._release(seat)
@@ -157,7 +154,7 @@ class Schedule(Generic[R]):
         self.durations.append(now - max(since, seat.answered))
         seat.heard = seat.answered = now
         if seat.is_silent:
-            self._welcome_back(seat, now)
+            self._reinstate(seat, now)
         if not task.is_wanted:
             return None
         task.result = result
@@ -167,7 +164,7 @@ class Schedule(Generic[R]):
         return ticket in seat.held and seat.held[ticket][0].is_wanted
 
     def feed(self, now: float) -> None:
-        """Gives orders to all who have room; everyone gets a first one before anyone gets a second."""
+        """Gives orders to all workers that have room; each gets a first one before any gets a second."""
         for level in range(IN_FLIGHT):
             for seat in self.seats:
                 if len(seat.held) == level and not seat.is_silent and (task := self._next_for(seat)):
@@ -179,12 +176,12 @@ class Schedule(Generic[R]):
 
     def _give(self, task: Task[R], seat: Seat[R], now: float) -> None:
         task.holder = seat
-        if task.ticket not in seat.held:  # else it was gone around once, and has not answered this one yet
+        if task.ticket not in seat.held:  # else it was silent, and still has this order
             seat.held[task.ticket] = (task, now)
             seat.send(task.ticket, task.order.body, bool(task.killed))
 
     def _straggler(self, now: float) -> Task[R] | None:
-        """The first order that a slow worker has for long: the window is full, and all others would wait for it."""
+        """The first order that a slow worker has had for long: once the window is full, all other workers wait for it."""
         late = [
             task
             for seat in self.seats
@@ -198,7 +195,7 @@ class Schedule(Generic[R]):
         return statistics.median(self.durations) if self.durations else FIRST_SECONDS / BYPASS_TIMES
 
     def find_silent(self, now: float) -> list[tuple[Seat[R], float]]:
-        """Goes around workers that are silent for longer than an order takes; gives them and their silence in seconds."""
+        """Frees the orders of workers that are silent for too long; returns those workers, each with its silence in seconds."""
         limit = max(BYPASS_SECONDS, BYPASS_TIMES * self._usual_seconds())
         found = []
         for seat in self.seats:
@@ -211,11 +208,11 @@ class Schedule(Generic[R]):
                 self._release(seat)
                 found.append((seat, silence))
         if found:
-            self._look_who_answers(now)
+            self._note_whether_alone(now)
         return found
 
     def _release(self, seat: Seat[R]) -> int:
-        """Frees what others are to do in place of this worker; says how many orders that is."""
+        """Puts this worker's orders and lanes back for other workers; returns how many orders."""
         for run in list(self.runs):
             run.owners = {lane: owner for lane, owner in run.owners.items() if owner is not seat}
         released = [task for task, _ in seat.held.values() if task.is_wanted and task.holder is seat]
@@ -223,17 +220,17 @@ class Schedule(Generic[R]):
             task.run.put_back(task)
         return len(released)
 
-    def _welcome_back(self, seat: Seat[R], now: float) -> None:
-        """A silent one speaks: what it still has and no other has begun is its own again."""
+    def _reinstate(self, seat: Seat[R], now: float) -> None:
+        """A silent worker has answered: orders that it still has, and that no other worker got, are its own again."""
         seat.is_silent = False
         for task, _ in seat.held.values():
             lane = task.order.lane
             is_free = task.is_wanted and task.holder is None
             if is_free and (lane is None or task.run.owners.setdefault(lane, seat) is seat):
                 task.holder = seat
-        self._look_who_answers(now)
+        self._note_whether_alone(now)
 
-    def _look_who_answers(self, now: float) -> None:
+    def _note_whether_alone(self, now: float) -> None:
         if any(not seat.is_silent for seat in self.seats):
             self.alone_since = None
         elif self.alone_since is None:
@@ -242,7 +239,7 @@ class Schedule(Generic[R]):
     # Lanes
 
     def _next_for(self, seat: Seat[R]) -> Task[R] | None:
-        for run in list(self.runs):  # a generator that nobody holds any more may close its run at any moment
+        for run in list(self.runs):  # collecting a dropped generator may close its run at any moment
             found = [run.first_waiting(lane) for lane in list(run.waiting) if self._may_take(run, lane, seat)]
             tasks = [task for task in found if task is not None]
             task = min(tasks, key=lambda each: each.ticket) if tasks else self._lane_of_another(run, seat)
@@ -253,7 +250,7 @@ class Schedule(Generic[R]):
         return None
 
     def _may_take(self, run: Run[R], lane: int | None, seat: Seat[R]) -> bool:
-        """A lane without an owner goes to a worker that has fewest of them."""
+        """A lane without an owner goes to one of the workers with the fewest lanes."""
         if lane is None:
             return True
         owner = run.owners.get(lane)
@@ -262,10 +259,10 @@ class Schedule(Generic[R]):
         return run.num_lanes(seat) == min(run.num_lanes(each) for each in self.seats if not each.is_silent)
 
     def _lane_of_another(self, run: Run[R], seat: Seat[R]) -> Task[R] | None:
-        """For a worker without work that came late: a lane of one that has two more, while nothing of it is being done."""
-        mine = run.num_lanes(seat)
+        """For an idle worker that came late: a lane of which no order is out, from a worker that has two lanes more."""
+        num_own = run.num_lanes(seat)
         for lane, owner in list(run.owners.items()):
             busy = any(task.run is run and task.order.lane == lane for task, _ in owner.held.values())
-            if not busy and run.num_lanes(owner) >= mine + 2 and (task := run.first_waiting(lane)):
+            if not busy and run.num_lanes(owner) >= num_own + 2 and (task := run.first_waiting(lane)):
                 return task
         return None

@@ -21,7 +21,7 @@ _LATE_SECONDS, _TELL_SECONDS, _LOOK_SECONDS = 30.0, 3.0, 0.2
 def await_late_workers(
     pool: Pool, num_workers: int, is_stopped: Callable[[], bool], note: Callable[[str], None]
 ) -> None:
-    """Waits a while for workers that have not come yet: who finds no coordinator takes it for dead, and fails the step."""
+    """Waits a while for workers that have not come yet: a worker that finds no coordinator takes it for dead, and fails the step."""
     start, is_told = time.monotonic(), False
     while not is_stopped():
         missing = num_workers - sum(each.name != HERE for each in pool.counts())
@@ -44,7 +44,7 @@ def work_with_key(
     """Works for the coordinator until it says goodbye or is gone.
 
     A key in model_dir may be one that a killed run left, which the coordinator is about to replace: it is read again for a while.
-    A stop signal is the coordinator's to obey, who may need batches until it has saved; unless there is none yet.
+    The coordinator obeys a stop signal, and may need batches until it has saved; a worker obeys only where no coordinator has come yet.
     """
     has_begun = threading.Event()  # or ended, by an error of its own
 

@@ -75,7 +75,7 @@ class DaemonThreads(futures.Executor):
         return future
 
     def adopt(self, threads: Iterable[threading.Thread]) -> None:
-        """Waits for these too when it joins its own; forgets those that have ended."""
+        """`join` waits for these threads too; threads that have ended are forgotten."""
         self._threads = [each for each in self._threads if each.is_alive() or each.ident is None]
         self._threads += threads
 

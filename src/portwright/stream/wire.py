@@ -3,7 +3,7 @@
     8 bytes magic | u64 length of the whole | u32 length of the header | u32 CRC-32 of the header | 8 bytes zero | header | buffers, each at a multiple of 64
 
 What is read back has the types that were written. Bytes that are cut off or whose header is damaged are refused; nothing that
-they say is ever run. The values in the buffers have no checksum: a transport that loses bits is no case of ours.
+they say is ever run. The values in the buffers have no checksum: the transport is trusted to keep every bit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def pack(batch: Any, **about: Any) -> Packed:
 
 
 def unpack(buffer: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Any]]:
-    """Reads a batch and what was told beside it; arrays and tensors view `buffer`, and are writable.
+    """Reads a batch and its `about`; arrays and tensors view `buffer`, and are writable.
 
     A buffer that is read-only or not aligned is copied once; those that a Pool yields are neither.
     """
@@ -170,7 +170,7 @@ class _Writer:
         if kind is np.ndarray or kind is np.memmap:
             places = _find_layout(value.shape, value.strides)
             laid_out = value.transpose(places)
-            return ["n", self._array(laid_out, where), list(laid_out.shape), *_told(places)]
+            return ["n", self._array(laid_out, where), list(laid_out.shape), *_layout_as_json(places)]
         if isinstance(value, np.generic):
             return ["g", self._array(np.asarray(value), where)]
         torch = sys.modules.get("torch")
@@ -209,7 +209,7 @@ class _Writer:
         if laid_out.numel():
             self.buffers.append(laid_out.reshape(-1).view(torch.uint8).numpy().data)
         name = str(value.dtype).removeprefix("torch.")
-        return ["t", name, list(laid_out.shape), *_told(places)]
+        return ["t", name, list(laid_out.shape), *_layout_as_json(places)]
 
 
 class _Reader:
@@ -240,11 +240,11 @@ class _Reader:
         if tag == "n":
             name, shape, *places = rest
             array = self._array(_named_dtype(name), shape)
-            return array.transpose(_way_back(places, shape)) if places else array
+            return array.transpose(_inverse_layout(places, shape)) if places else array
         if tag == "t":
             name, shape, *places = rest
             tensor = self._tensor(name, shape)
-            return tensor.permute(_way_back(places, shape)) if places else tensor
+            return tensor.permute(_inverse_layout(places, shape)) if places else tensor
         if tag == "g":
             (name,) = rest
             return self._array(_named_dtype(name), [])[()]
@@ -309,28 +309,28 @@ class _Reader:
 
 
 def _find_layout(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The dimensions as they lie in memory, the outermost first; as they are, where they do not lie one in the other.
+    """The order of the dimensions in memory, the outermost first; the given order where elements overlap or leave gaps.
 
-    A convolution of what is channels_last rounds in another way than one of what is not.
+    It is kept, since a convolution rounds differently where a tensor is channels_last.
     """
-    as_they_are = list(range(len(shape)))
+    given_order = list(range(len(shape)))
     if any(stride <= 0 for stride in strides):
-        return as_they_are  # repeated or backwards
-    places = sorted(as_they_are, key=lambda place: (-strides[place], shape[place] == 1))
+        return given_order  # repeated or backwards
+    places = sorted(given_order, key=lambda place: (-strides[place], shape[place] == 1))
     step = strides[places[-1]] if places else 1
     for place in reversed(places):
         if shape[place] != 1 and strides[place] != step:
-            return as_they_are  # with gaps
+            return given_order  # with gaps
         step *= shape[place]
     return places
 
 
-def _told(places: list[int]) -> list[list[int]]:
+def _layout_as_json(places: list[int]) -> list[list[int]]:
     return [] if places == sorted(places) else [places]
 
 
-def _way_back(told: list[list[int]], shape: list[int]) -> list[int]:
-    (places,) = told
+def _inverse_layout(layout: list[list[int]], shape: list[int]) -> list[int]:
+    (places,) = layout
     if sorted(places) != list(range(len(shape))):
         raise DamagedError(f"the dimensions {places!r:.80}")
     return [places.index(place) for place in range(len(shape))]

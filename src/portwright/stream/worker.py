@@ -21,10 +21,10 @@ import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, whi
 
 __all__ = ["Ending", "NoCoordinatorError", "WrongKeyError", "work"]
 
-RETURN_SECONDS = 5.0  # how long a coordinator that was there may be away
+RETURN_SECONDS = 5.0  # to connect again to a coordinator that was there
 PAUSE_SECONDS = 0.2  # between two attempts
-HEED_SECONDS = 0.5  # before an order that has ended another: who ends meanwhile did not end because of it
-WORD_SECONDS = 0.1  # for a word to go out
+HEED_SECONDS = 0.5  # pause before a deadly order: a worker that ends in it did not end at the order
+WORD_SECONDS = 0.1  # for a message to go out
 
 
 class Ending(Enum):
@@ -41,7 +41,7 @@ class NoCoordinatorError(PortwrightError):
 
 
 class WrongKeyError(UserError):
-    """Who answers at the coordinator's address has another key."""
+    """The process at the coordinator's address has another key."""
 
 
 def work(
@@ -88,32 +88,32 @@ def _serve(
 ) -> Ending:
     session = os.urandom(16)
     deadline = time.monotonic() + wait_seconds
-    was_welcome = False
+    was_accepted = False
     while True:
         channel = grpc.insecure_channel(address, options=protocol.CLIENT_OPTIONS)
         try:
             if _is_ready(channel, deadline):
-                if not was_welcome:
+                if not was_accepted:
                     note(f"Worker {name}: the coordinator at {address} is there.")
-                visit = _Visit(channel, key, name, session, handle)
-                visit.run()
-                if visit.is_done:
+                connection = _Connection(channel, key, name, session, handle)
+                connection.run()
+                if connection.is_done:
                     return Ending.DONE
-                if visit.is_stranger:
-                    if was_welcome:  # ours is gone, and another job has its port
+                if connection.is_stranger:
+                    if was_accepted:  # our coordinator is gone, and another job has its port
                         return Ending.LOST
                     raise WrongKeyError(
                         f"The coordinator at {address} does not have this worker's key.",
                         "Let all tasks of one job read the same key, and no other job have the same port.",
                     )
-                if visit.was_welcome:
-                    was_welcome = True
+                if connection.was_accepted:
+                    was_accepted = True
                     deadline = time.monotonic() + RETURN_SECONDS
-                    note(f"Worker {name}: the connection to {address} broke ({visit.why}).")
+                    note(f"Worker {name}: the connection to {address} broke ({connection.why}).")
         finally:
             channel.close()
         if time.monotonic() >= deadline:
-            if was_welcome:
+            if was_accepted:
                 return Ending.LOST
             raise NoCoordinatorError(
                 f"No coordinator answered at {address} within {wait_seconds:g} s.",
@@ -133,16 +133,16 @@ def _is_ready(channel: grpc.Channel, deadline: float) -> bool:
     return True
 
 
-class _Visit:
-    """One connection, from the first word to its end.
+class _Connection:
+    """One connection to the coordinator, from the first message to its end.
 
-    A thread hears the coordinator, so that a goodbye is known while an order is being done; gRPC's own sends.
+    One thread receives, so that a goodbye is known while an order is being done; a thread of gRPC's sends.
     """
 
     def __init__(
         self, channel: grpc.Channel, key: str, name: str, session: bytes, handle: Callable[[bytes], Parts]
     ) -> None:
-        self.was_welcome = self.is_done = self.is_stranger = False
+        self.was_accepted = self.is_done = self.is_stranger = False
         self.why = ""
         self._key = key
         self._name = name
@@ -194,13 +194,13 @@ class _Visit:
         if kind == protocol.CHALLENGE:
             nonce, proof = message[1 : 1 + protocol.NONCE_BYTES], message[1 + protocol.NONCE_BYTES :]
             self.is_stranger = not protocol.is_proof(proof, self._key, b"coordinator", self._nonce, nonce)
-            # Told even to a stranger: it is then the coordinator that ends the call, and says in its log why.
+            # Sent even to a stranger: the coordinator then ends the call, and its log says why.
             self._outbox.put([protocol.prove(self._key, b"worker", self._nonce, nonce)])
         elif kind == protocol.WELCOME:
             if self.is_stranger:
                 self._call.cancel()
-            self.was_welcome = not self.is_stranger
-        elif kind in (protocol.ORDER, protocol.DEADLY_ORDER) and self.was_welcome:
+            self.was_accepted = not self.is_stranger
+        elif kind in (protocol.ORDER, protocol.DEADLY_ORDER) and self.was_accepted:
             _, ticket = protocol.TICKET.unpack_from(message)
             if kind == protocol.DEADLY_ORDER:
                 time.sleep(HEED_SECONDS)

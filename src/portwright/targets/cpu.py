@@ -1,4 +1,4 @@
-"""This machine's processor, through torch; several processes talk by gloo."""
+"""This machine's processor, through torch; several processes communicate by gloo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from portwright.extras import why_no_framework
+from portwright.needs import TENSORFLOW_2, Answer
 from portwright.target import Backend, ExecutionMode, Flag, Hardware, Target
 
 _MODES: tuple[ExecutionMode, ...] = ("resident", "layer_pipelined", "weight_streaming")
@@ -18,7 +20,7 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
 
 
 def hardware() -> Hardware:
-    """This machine, as its operating system describes it; weights stream from the same memory that a step is in."""
+    """This machine, as its operating system describes it; weights stream from the memory that a step uses too."""
     from portwright.runtime.streaming.host_memory import read_host_memory
 
     try:
@@ -43,10 +45,19 @@ TARGET = Target(
     name="CPU",
     summary="this machine's processor",
     make_backend=make_backend,
-    why_not=lambda: None,
+    why_not=why_no_framework,
     flags=(Flag(("-cpu", "--cpu"), "without a target: CPU", is_switch=True, chooses=True),),
     hardware=hardware,
     executions=("resident", "pipelined", "streaming"),
     tensorflow_device="CPU",
+    torch_device="cpu",
+    device_types=("cpu",),
+    needs={
+        "tensorflow_2": TENSORFLOW_2,
+        "no_float16_training": Answer(
+            "refused", "a CPU trains in bfloat16 or float32", "torch's documentation of autocast"
+        ),
+    },
+    aliases=("host", "processor"),
     preference=1,
 )

@@ -1,4 +1,4 @@
-"""What targets with an emulator share: the flag `--emulate`, and the vendor's package or what stands in for it."""
+"""Shared by targets with an emulator: the flag `--emulate`, and the import of the vendor's package or its emulator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EMULATE = Flag(
 
 
 def is_installed(package: str) -> bool:
-    """Whether the vendor's own package is here, whatever is lent under its name; nothing is imported."""
+    """Whether the vendor's own package, not its emulator, is installed; nothing is imported."""
     found = PathFinder.find_spec(package)
     return found is not None and not str(found.origin).startswith(str(Path(__file__).parents[1]))
 
 
 def import_vendor(package: str, flags: Mapping[str, Any]) -> tuple[ModuleType, str | None]:
-    """The vendor's package, or the emulator where it is asked for; and what is emulated, None where nothing is."""
+    """The vendor's package, or the emulator with --emulate; and what is emulated, None for the real package."""
     from portwright.emulate import PACKAGES, is_emulated, lend
 
     module = lend(package) if flags.get(EMULATE.dest) else importlib.import_module(package)
@@ -33,7 +33,7 @@ def import_vendor(package: str, flags: Mapping[str, Any]) -> tuple[ModuleType, s
 
 
 def explain_missing(title: str, origin: str, target: str) -> str:
-    """Why a target cannot run here, with both ways out."""
+    """Why a target cannot run here: install the package or emulate it."""
     return (
         f"{title} is not installed; no public package index has it: {origin}. Run where it is installed, or add --emulate to train "
         f"under its rules on this machine's CPU; portwright plan --target {target} needs neither."

@@ -1,4 +1,4 @@
-"""An NVIDIA or AMD GPU, through torch; several processes talk by nccl."""
+"""An NVIDIA or AMD GPU, through torch; several processes communicate by nccl."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from portwright.errors import UnsupportedError
+from portwright.extras import missing
+from portwright.needs import TENSORFLOW_2
 from portwright.target import Backend, ExecutionMode, Hardware, Target
 
 _MODES: tuple[ExecutionMode, ...] = ("resident", "layer_pipelined", "weight_streaming")
 
 
 def why_not() -> str | None:
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return str(missing("torch", "a GPU"))
 
     if torch.cuda.is_available():
         return None
@@ -31,7 +36,7 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
 
 
 def hardware() -> Hardware:
-    """The first GPU that torch sees; without one its memory is not known (0), and nothing is said about what fits."""
+    """The first GPU that torch sees; without a GPU memory is 0 (not known), and plans do not say what fits."""
     import torch
 
     from portwright.runtime.streaming.host_memory import read_host_memory
@@ -68,5 +73,9 @@ TARGET = Target(
     hardware=hardware,
     executions=("resident", "pipelined", "streaming"),
     tensorflow_device="GPU",
+    torch_device="cuda",
+    device_types=("cuda", "xpu", "mps"),
+    needs={"tensorflow_2": TENSORFLOW_2},
+    aliases=("cuda", "nvidia", "rocm", "amd"),
     preference=2,
 )

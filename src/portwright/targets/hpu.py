@@ -1,6 +1,6 @@
-"""An Intel Gaudi (Habana) accelerator, through the vendor's own torch; several processes talk by hccl.
+"""An Intel Gaudi (Habana) accelerator, through the vendor's own torch; several processes communicate by hccl.
 
-No kernel table and no constants: what torch runs there is for the vendor's software to say.
+It has no kernel table and no constants: only the vendor's software knows which ops run there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError, UserError
+from portwright.needs import Answer
 from portwright.target import Backend, Target
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from portwright.runtime.world import Launch
 
 _PACKAGE = "habana_frameworks"
+_GUIDE = "docs.habana.ai"
 _CURE = (
     "Run inside Intel's PyTorch container for Gaudi, or install Intel's package habana-torch-plugin together with "
     "the torch made for it, as docs.habana.ai's Installation Guide says; or use CPU."
@@ -31,7 +33,7 @@ def why_not() -> str | None:
         return f"{_PACKAGE} is not installed. {_CURE}"
     try:
         hpu = _import("torch.hpu")
-    except Exception as error:  # whatever a torch that it was not made for, or a missing driver, makes of it
+    except Exception as error:  # another release of torch or a missing driver may raise anything
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":. ")
         return f"{_PACKAGE} is installed, and does not load ({said}). {_CURE}"
     if not hpu.is_available():
@@ -56,7 +58,7 @@ def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backe
 
 
 def take_device(launch: Launch) -> torch.device:
-    """The Gaudi of this process: the vendor's software goes by LOCAL_RANK, so the device has no number of ours."""
+    """This process's Gaudi, without a number: the vendor's software selects it by LOCAL_RANK."""
     import torch
 
     hpu = _import("torch.hpu")
@@ -74,7 +76,7 @@ def take_device(launch: Launch) -> torch.device:
 
 
 def _import(name: str) -> ModuleType:
-    """A module of the vendor's; its core goes first, since that is what makes torch know the device."""
+    """Imports a module of the vendor's after its core, which registers the device in torch."""
     importlib.import_module(f"{_PACKAGE}.torch.core")
     return importlib.import_module(f"{_PACKAGE}.{name}")
 
@@ -82,6 +84,14 @@ def _import(name: str) -> ModuleType:
 TARGET = Target(
     name="HPU",
     summary="one Intel Gaudi a process, through habana_frameworks",
+    aliases=("habana", "gaudi", "gaudi2", "gaudi3"),
+    package="habana_frameworks",
     make_backend=make_backend,
     why_not=why_not,
+    device_types=("hpu",),
+    needs={  # only runs ask for these: how Gaudi's software treats scripts is not known
+        "no_float16_training": Answer("refused", "Gaudi trains in bfloat16 or float32", _GUIDE),
+        "no_float64_training": Answer("refused", "Gaudi has no double precision to train in", _GUIDE),
+        "no_wide_sums": Answer("changes_results", "neither int64 nor float64 can be trusted there", _GUIDE),
+    },
 )

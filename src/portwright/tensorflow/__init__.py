@@ -1,7 +1,7 @@
 """Estimator-style training on today's TensorFlow.
 
-Importing this package loads nothing; each name is loaded when it is first used, and TensorFlow with it. TensorFlow is loaded with its legacy
-Keras, since the layers of Keras 3 neither keep their names from graph to graph nor hand out BatchNorm's updates.
+Importing this package loads nothing: the first use of a name loads its module and TensorFlow. TensorFlow is loaded with its legacy
+Keras, since the layers of Keras 3 change their names from graph to graph and do not return BatchNorm's updates.
 """
 
 from __future__ import annotations
@@ -14,81 +14,45 @@ from typing import Any
 
 from portwright.errors import UserError
 
-_PLACES: dict[str, str] = {  # public name: module of this package
-    "BaselineClassifier": "canned.estimators",
-    "BaselineEstimator": "canned.estimators",
-    "BaselineRegressor": "canned.estimators",
-    "BestExporter": "exporters",
-    "BinaryClassHead": "canned.class_heads",
-    "CSEstimatorSpec": "spec",
-    "CSRunConfig": "run_config",
-    "CerebrasEstimator": "cerebras_estimator",
-    "CheckpointInputPipelineHook": "hooks",
-    "CheckpointSaverHook": "hooks",
-    "CheckpointSaverListener": "hooks",
-    "DNNClassifier": "canned.estimators",
-    "DNNEstimator": "canned.estimators",
-    "DNNLinearCombinedClassifier": "canned.estimators",
-    "DNNLinearCombinedEstimator": "canned.estimators",
-    "DNNLinearCombinedRegressor": "canned.estimators",
-    "DNNRegressor": "canned.estimators",
-    "Estimator": "estimator",
-    "EstimatorSpec": "spec",
-    "EvalSpec": "train_eval",
-    "Exporter": "exporters",
-    "FeedFnHook": "hooks",
-    "FinalExporter": "exporters",
-    "FinalOpsHook": "hooks",
-    "GlobalStepWaiterHook": "hooks",
-    "Head": "canned.head",
-    "LatestExporter": "exporters",
-    "LinearClassifier": "canned.estimators",
-    "LinearEstimator": "canned.estimators",
-    "LinearRegressor": "canned.estimators",
-    "LoggingTensorHook": "hooks",
-    "LogisticRegressionHead": "canned.regression_head",
-    "ModeKeys": "mode_keys",
-    "MultiClassHead": "canned.class_heads",
-    "MultiHead": "canned.multi_head",
-    "MultiLabelHead": "canned.multi_label_head",
-    "NanLossDuringTrainingError": "hooks",
-    "NanTensorHook": "hooks",
-    "PoissonRegressionHead": "canned.regression_head",
-    "ProfilerHook": "hooks",
-    "RegressionHead": "canned.regression_head",
-    "RunConfig": "run_config",
-    "SecondOrStepTimer": "hooks",
-    "SessionRunArgs": "hooks",
-    "SessionRunContext": "hooks",
-    "SessionRunHook": "hooks",
-    "SessionRunValues": "hooks",
-    "StepCounterHook": "hooks",
-    "StopAtStepHook": "hooks",
-    "SummarySaverHook": "hooks",
-    "TrainSpec": "train_eval",
-    "VocabInfo": "warm_start",
-    "WarmStartSettings": "warm_start",
-    "add_metrics": "more_metrics",
-    "classifier_parse_example_spec": "canned.parsing",
-    "make_learning_rate": "schedules",
-    "make_optimizer": "optimizers",
-    "make_train_op": "optimizers",
-    "model_to_estimator": "keras_model",
-    "regressor_parse_example_spec": "canned.parsing",
-    "run": "entry",  # not of its own name: a module of that name would take its place in the package
-    "train_and_evaluate": "train_eval",
+_NAMES = {  # module of this package: its public names
+    "canned.class_heads": "BinaryClassHead MultiClassHead",
+    "canned.estimators": (
+        "BaselineClassifier BaselineEstimator BaselineRegressor DNNClassifier DNNEstimator "
+        "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor "
+        "LinearClassifier LinearEstimator LinearRegressor"
+    ),
+    "canned.head": "Head",
+    "canned.multi_head": "MultiHead",
+    "canned.multi_label_head": "MultiLabelHead",
+    "canned.parsing": "classifier_parse_example_spec regressor_parse_example_spec",
+    "canned.regression_head": "LogisticRegressionHead PoissonRegressionHead RegressionHead",
+    "cerebras_estimator": "CerebrasEstimator",
+    "entry": "run",  # the module is not called `run`: importing it would replace the function in the package
+    "estimator": "Estimator",
+    "estimator_setup": "VocabInfo WarmStartSettings",
+    "exporters": "BestExporter Exporter FinalExporter LatestExporter",
+    "hooks": (
+        "CheckpointInputPipelineHook CheckpointSaverHook CheckpointSaverListener FeedFnHook FinalOpsHook "
+        "GlobalStepWaiterHook LoggingTensorHook NanLossDuringTrainingError NanTensorHook ProfilerHook "
+        "SecondOrStepTimer SessionRunArgs SessionRunContext SessionRunHook SessionRunValues "
+        "StepCounterHook StopAtStepHook SummarySaverHook"
+    ),
+    "keras_model": "model_to_estimator",
+    "mode_keys": "ModeKeys",
+    "more_metrics": "add_metrics",
+    "optimizers": "make_optimizer make_train_op",
+    "run_config": "CSRunConfig RunConfig",
+    "schedules": "make_learning_rate",
+    "spec": "CSEstimatorSpec EstimatorSpec",
+    "train_eval": "EvalSpec TrainSpec train_and_evaluate",
 }
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_PLACES)
 
 
-_MODULES = (
-    "experimental",
-    "export",
-    "inputs",
-    "layers",
-    "tpu",
-)  # whose names are reached through them, since the package has others of the same name
+# Used as `portwright.tensorflow.tpu.RunConfig`: the package itself has other objects of the same names.
+_MODULES = ("experimental", "export", "inputs", "layers", "tpu")
 
 if "tensorflow" not in sys.modules:  # `import portwright.tensorflow` before `import tensorflow` is enough
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -113,7 +77,7 @@ def __dir__() -> list[str]:
 
 
 def prepare() -> None:
-    """Makes sure that TensorFlow is there and comes, or came, with the legacy Keras; imports nothing."""
+    """Checks that TensorFlow is installed, and makes it use the legacy Keras; imports nothing."""
     missing = [package for package in ("tensorflow", "tf_keras") if not _is_there(package)]
     if missing:
         raise UserError(
@@ -126,19 +90,22 @@ def prepare() -> None:
             "Import portwright.tensorflow first, or set TF_USE_LEGACY_KERAS=1.",
         )
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up notes; warnings and errors stay
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides start-up notes; warnings and errors stay
 
 
 def load() -> None:
-    """Imports TensorFlow as this package needs it, and quietly."""
+    """Imports TensorFlow with the legacy Keras, without its start-up notes; where tf.estimator is missing (since 2.16), sets it to this package."""
     prepare()
     from portwright.tensorflow.loading import load_quietly
 
     load_quietly()
+    tensorflow = sys.modules["tensorflow"]
+    if not hasattr(tensorflow, "estimator"):
+        vars(tensorflow)["estimator"] = sys.modules[__name__]
 
 
 def _prepare_script() -> None:
-    """A script that asks for run() is told in one line what is missing, as run() itself would."""
+    """Ends the script with one line that says what is not installed, as run() itself would."""
     try:
         prepare()
     except UserError as error:
@@ -151,7 +118,7 @@ def _is_there(package: str) -> bool:
 
 
 def _has_keras_3() -> bool:
-    """Whether the TensorFlow that is loaded has chosen its Keras, which it does when that is first used, and chose version 3."""
+    """Whether the loaded TensorFlow has chosen Keras 3; TensorFlow chooses when Keras is first used."""
     if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
         return False
     names = ("keras", "losses", "metrics", "optimizers", "initializers")

@@ -31,7 +31,7 @@ class CerebrasEstimator(Estimator):
         self, input_fn: Callable[..., Any], validate_only: bool = False, mode: str = ModeKeys.TRAIN
     ) -> Any:
         """Matches and plans the step of `mode` for the wafer, without running it."""
-        from portwright.tensorflow.planning.compile_step import compile_step
+        from portwright.tensorflow.planning.plan import compile_step
 
         return compile_step(self, input_fn, validate_only=validate_only, mode=mode)
 

@@ -1,18 +1,20 @@
-"""Checkpoints of a folder: which one is the newest that can be read from end to end."""
+"""Checkpoints of a folder: finds the newest undamaged one, and explains why a checkpoint cannot be restored."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.job.atomic import check_writable, explain_os_error
+from portwright.tensorflow.arguments import BadValue
 
 _STEP = re.compile(r"-(\d+)$")
 _UNFINISHED = re.compile(r".*-\d+_temp$")
@@ -20,16 +22,16 @@ _known_whole: set[tuple[Any, ...]] = set()
 
 
 def step_of(checkpoint: str) -> int:
-    """The step that a checkpoint was saved at, as the checkpoint itself says; 0 where it does not."""
+    """The step at which a checkpoint was saved, read from its global_step; 0 without that variable."""
     reader = tf.train.load_checkpoint(checkpoint)
     return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
 
 
 def newest_checkpoint(folder: str, note: Callable[[str], None]) -> str | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+    """The newest undamaged checkpoint; None in a folder without checkpoints.
 
-    A damaged one is named and passed over. When all are damaged that is an error, since training afresh would
-    overwrite what a person may still want to save.
+    A damaged one is named in a note and skipped. When all are damaged that is an error, since a new training would
+    overwrite files that a person may still want to rescue.
     """
     listed = _listed(folder, note)
     for number, checkpoint in enumerate(reversed(listed)):
@@ -48,7 +50,7 @@ def newest_checkpoint(folder: str, note: Callable[[str], None]) -> str | None:
 
 
 def find_damage(checkpoint: str) -> str | None:
-    """Reads every value of a checkpoint, against its checksum; says what is wrong, or None."""
+    """Reads every value of a checkpoint, which checks its checksums; returns what is wrong, or None."""
     identity = _identity(checkpoint)
     if identity in _known_whole:
         return None
@@ -77,7 +79,7 @@ def forget_damaged(folder: str, newest: str | None) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Makes the folder, or says why it cannot be."""
+    """Makes the folder, or raises an error that says why it cannot be made."""
     if "://" in folder:
         tf.io.gfile.makedirs(folder)
         return
@@ -89,12 +91,12 @@ def make_folder(folder: str) -> None:
 
 
 def trust(checkpoint: str) -> None:
-    """Spares a checkpoint that this process has just written from being read again to be checked."""
+    """Marks a checkpoint that this process has just written as undamaged, so that it is not read again."""
     _known_whole.add(_identity(checkpoint))
 
 
 def clean_unfinished(folder: str) -> None:
-    """Removes what a killed writer left half written."""
+    """Removes folders that a killed process left half written."""
     if "://" in folder or not Path(folder).is_dir():
         return
     for path in Path(folder).iterdir():
@@ -108,12 +110,12 @@ def step_in_name(checkpoint: str) -> int:
 
 
 def saved_steps(folder: str) -> set[int]:
-    """Steps of which `folder` has a checkpoint, as their names say."""
+    """The steps of the checkpoints in `folder`, by their file names."""
     return {step_in_name(path.stem) for path in Path(folder).glob("*.index")}
 
 
 def _listed(folder: str, note: Callable[[str], None]) -> list[str]:
-    """Checkpoints that the folder's list names, oldest first; where the list is unreadable, those that are there."""
+    """Checkpoints that the file `checkpoint` lists, oldest first; where that file is unreadable, those found in the folder."""
     listing = os.path.join(folder, "checkpoint")  # noqa: PTH118 - it may be a URL
     if not tf.io.gfile.exists(listing):
         return []
@@ -148,8 +150,73 @@ def _same(one: str, other: str) -> bool:
 
 
 def _size_and_time(name: str) -> tuple[int, int]:
-    if "://" not in name:  # TensorFlow's own stat knows whole seconds
+    if "://" not in name:  # TensorFlow's own stat rounds to whole seconds
         local = Path(name).stat()
         return local.st_size, local.st_mtime_ns
     stat = tf.io.gfile.stat(name)
     return stat.length, stat.mtime_nsec
+
+
+_MAX_NAMED = 4
+_CURE = "Use another model_dir for another model, or name a checkpoint that fits."
+
+
+@contextmanager
+def explaining_restore(checkpoint: str | None) -> Iterator[None]:
+    """Turns TensorFlow's error into one that names the variables that do not fit, if there are any."""
+    graph = tf.compat.v1.get_default_graph()
+    try:
+        yield
+    except (tf.errors.OpError, ValueError) as error:
+        if checkpoint is not None and "not a valid checkpoint" in str(error):
+            raise BadValue(
+                f"There is no checkpoint {checkpoint}.",
+                "Name one without its .index, such as model.ckpt-100, or leave it out to take the newest.",
+            ) from error
+        # Errors of the model itself are raised in this block too; they are not about the checkpoint.
+        misfit = (
+            _misfit(graph, checkpoint) if checkpoint and "Restoring from checkpoint" in str(error) else None
+        )
+        if misfit is None:
+            raise
+        raise BadValue(
+            f"The checkpoint {checkpoint} does not fit the model: {misfit}.",
+            _CURE,
+        ) from error
+
+
+def check_shapes(checkpoint: str | None, scaffold: Any) -> None:
+    """Refuses a checkpoint whose variables have other shapes: TensorFlow would take them silently.
+
+    With a saver of the user's own nothing is checked: it may restore under other names.
+    """
+    if checkpoint is None or scaffold.saver or not tf.compat.v1.train.checkpoint_exists(checkpoint):
+        return
+    misfit = _misfit(tf.compat.v1.get_default_graph(), checkpoint, looks_for_missing=False)
+    if misfit is not None:
+        raise BadValue(f"The checkpoint {checkpoint} does not fit the model: {misfit}.", _CURE)
+
+
+def _misfit(graph: Any, checkpoint: str, looks_for_missing: bool = True) -> str | None:
+    try:
+        saved = {name: list(shape) for name, shape in tf.train.list_variables(checkpoint)}
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        return f"it cannot be read ({str(error).splitlines()[0]})"
+    with graph.as_default():
+        variables = {variable.op.name: variable.shape for variable in tf.compat.v1.global_variables()}
+    wrong = [
+        f"{name} has shape {saved[name]} there and {shape.as_list()} here"
+        for name, shape in variables.items()
+        if name in saved and not shape.is_compatible_with(saved[name])
+    ]
+    missing = [name for name in variables if name not in saved]
+    if wrong:
+        return _some(wrong)
+    if missing and looks_for_missing:
+        return f"it has no {_some(missing)} ({suggest(missing[0], saved) if len(saved) < 20 else f'{len(saved)} others'})"
+    return None
+
+
+def _some(items: list[str]) -> str:
+    rest = f" and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else ""
+    return "; ".join(items[:_MAX_NAMED]) + rest

@@ -1,4 +1,4 @@
-"""Where this process stands among others, as the environment variable TF_CONFIG tells it."""
+"""The task of this process in a cluster, read from the environment variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 
 
 class TaskType:
@@ -25,7 +25,7 @@ class TaskType:
 
 @dataclass(frozen=True)
 class Place:
-    """What TF_CONFIG says of one process; without it a process is alone, and chief."""
+    """What TF_CONFIG says of one process; the defaults are those of a single process, which is chief."""
 
     task_type: str = TaskType.WORKER
     task_id: int = 0
@@ -63,7 +63,7 @@ def place_of(config: Mapping[str, Any]) -> Place:
     cluster = tf.train.ClusterSpec(config.get("cluster", {}))
     task = config.get("task", {})
     if not cluster:
-        return _alone(config, task, service)
+        return _lone_place(config, task, service)
     chief = TaskType.MASTER if TaskType.MASTER in cluster.jobs else TaskType.CHIEF
     if chief == TaskType.MASTER and TaskType.CHIEF in cluster.jobs:
         raise BadValue("The cluster in TF_CONFIG has both a 'master' and a 'chief'.", "Keep one of them.")
@@ -99,7 +99,7 @@ def place_of(config: Mapping[str, Any]) -> Place:
 def _check_addresses(jobs: Mapping[str, Any]) -> None:
     seen: set[str] = set()
     for job, tasks in jobs.items():
-        if isinstance(tasks, dict):  # by index, as a sparse cluster names them
+        if isinstance(tasks, dict):  # a sparse cluster: a dict from task index to address
             tasks = list(tasks.values())
         for address in tasks if isinstance(tasks, list) else [tasks]:
             is_good = isinstance(tasks, list) and isinstance(address, str)
@@ -125,7 +125,7 @@ def _index(value: Any) -> int:
     return index
 
 
-def _alone(config: Mapping[str, Any], task: Mapping[str, Any], service: Any) -> Place:
+def _lone_place(config: Mapping[str, Any], task: Mapping[str, Any], service: Any) -> Place:
     task_type, task_id = task.get("type", TaskType.WORKER), _index(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise BadValue(
@@ -170,12 +170,12 @@ def _master(cluster: Any, task_type: str, task_id: int, config: Mapping[str, Any
     if "session_master" in config:
         return str(config["session_master"])
     if len(cluster.jobs) == 1 and cluster.num_tasks(cluster.jobs[0]) == 1:
-        return ""  # alone: no need to talk to itself over a socket
+        return ""  # a single process needs no server
     return f"grpc://{cluster.job_tasks(task_type)[task_id]}"
 
 
 def _global_id(cluster: Any, task_type: str, task_id: int, chief: str) -> int:
-    """Chief first, then the other jobs by name, parameter servers last."""
+    """The task's number among all tasks: the chief first, then the other jobs by name, parameter servers last."""
     others = sorted(job for job in cluster.jobs if job not in (chief, TaskType.PS))
     order = [chief, *others, TaskType.PS]
     before = order[: order.index(task_type)]

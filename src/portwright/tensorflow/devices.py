@@ -1,4 +1,4 @@
-"""Where TensorFlow trains: the targets that it knows by itself."""
+"""The devices of this machine that TensorFlow trains on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def why_not(target: Target) -> str | None:
         able = [other.name for other in find_targets().values() if other.tensorflow_device is not None]
         plans = " --validate_only and --compile_only plan a step for it." if can_judge(target) else ""
         return (
-            f"TensorFlow does not train on {target.name}: its vendor's software takes PyTorch alone. "
+            f"TensorFlow does not train on {target.name}: {target.no_tensorflow}. "
             f"Train on {' or '.join(able)}.{plans}"
         )
     if tf.config.list_physical_devices(target.tensorflow_device):
@@ -28,7 +28,7 @@ def why_not(target: Target) -> str | None:
 
 
 def take_device(target: Target) -> None:
-    """Leaves TensorFlow this target's devices and no others, so that nothing is placed elsewhere."""
+    """Lets TensorFlow use this target's devices and no others."""
 
     reason = why_not(target)
     if reason is not None:
@@ -38,13 +38,13 @@ def take_device(target: Target) -> None:
 
 
 def hide_gpus() -> None:
-    """Leaves TensorFlow the processor alone."""
+    """Lets TensorFlow use the CPU alone."""
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU"):
         try:
             tf.config.set_visible_devices([], "GPU")
-        except RuntimeError as error:  # a session was made already
+        except RuntimeError as error:  # a session exists already
             raise UserError(
                 "TensorFlow took its GPUs before run() was called.",
                 "Make no tensor and no session before run(), or set CUDA_VISIBLE_DEVICES to nothing.",

@@ -1,4 +1,4 @@
-"""Hooks that stop a training early: on a metric of its evaluations, or at the step of a checkpoint."""
+"""Hooks that stop a training early: by a metric of its evaluations, or once a checkpoint of a step exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -40,8 +40,8 @@ def make_early_stopping_hook(
     if run_every_secs is None and run_every_steps is None:
         raise BadValue("run_every_secs and run_every_steps are both None.", "Set one of them.")
     if estimator.config.is_chief:
-        return _AskHook(should_stop_fn, run_every_secs, run_every_steps)
-    return _ObeyHook()
+        return _ChiefStopHook(should_stop_fn, run_every_secs, run_every_steps)
+    return _WorkerStopHook()
 
 
 def stop_if_higher_hook(
@@ -81,7 +81,7 @@ def stop_if_no_increase_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Any:
-    """Stops once a metric's best value is `max_steps_without_increase` steps old."""
+    """Stops once a metric has not risen above its best value for `max_steps_without_increase` steps."""
     stale = _stale(estimator, metric_name, max_steps_without_increase, operator.gt, eval_dir, min_steps)
     return make_early_stopping_hook(estimator, stale, run_every_secs, run_every_steps)
 
@@ -95,7 +95,7 @@ def stop_if_no_decrease_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Any:
-    """Stops once a metric's lowest value is `max_steps_without_decrease` steps old."""
+    """Stops once a metric has not fallen below its lowest value for `max_steps_without_decrease` steps."""
     stale = _stale(estimator, metric_name, max_steps_without_decrease, operator.lt, eval_dir, min_steps)
     return make_early_stopping_hook(estimator, stale, run_every_secs, run_every_steps)
 
@@ -103,7 +103,7 @@ def stop_if_no_decrease_hook(
 def make_stop_at_checkpoint_step_hook(
     estimator: Estimator, last_step: int, wait_after_file_check_secs: float = 30
 ) -> Any:
-    """Makes a hook that ends at `last_step`; a worker that is there first waits until the chief has saved that step."""
+    """Makes a hook that stops at `last_step`; a worker that reaches it first waits until the chief has saved that step."""
     if estimator.config.is_chief:
         return v1.train.StopAtStepHook(last_step=last_step)
     return _AwaitCheckpointHook(estimator.model_dir, last_step, wait_after_file_check_secs)
@@ -121,13 +121,11 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
 
 
 def read_events(pattern: str) -> Iterator[Any]:
-    """The events of all files that match, as far as they are whole."""
+    """The events of all files that match; of a damaged file, those before the damage."""
     for path in sorted(tf.io.gfile.glob(pattern)):
         try:
             yield from v1.train.summary_iterator(path)
-        except (
-            tf.errors.DataLossError
-        ) as error:  # a process was killed while it wrote: what came before is whole
+        except tf.errors.DataLossError as error:  # a process was killed while it wrote this event
             v1.logging.warning("The rest of %s cannot be read: %s", path, error)
 
 
@@ -176,7 +174,7 @@ def _stale(
 
 
 def _stop_flag() -> Any:
-    """The flag that the chief raises and the workers read; a variable, so that it reaches other processes."""
+    """The flag that the chief sets and the workers read; a variable, so that other processes see it."""
     with v1.variable_scope("signal_early_stopping", reuse=v1.AUTO_REUSE):
         return v1.get_variable(
             "STOP",
@@ -188,7 +186,7 @@ def _stop_flag() -> Any:
         )
 
 
-class _AskHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class _ChiefStopHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(
         self, should_stop: Callable[[], bool], every_secs: float | None, every_steps: int | None
     ) -> None:
@@ -203,7 +201,7 @@ class _AskHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # The value may have been read before this step counted or after: only its successor is no less than the step.
+        # The value is read before or after this step is counted, so that the step is at most the value plus one.
         if not self._timer.should_trigger_for_step(run_values.results + 1):
             return
         step = run_context.session.run(self._step)
@@ -214,7 +212,7 @@ class _AskHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 run_context.request_stop()
 
 
-class _ObeyHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class _WorkerStopHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def begin(self) -> None:
         self._flag = _stop_flag()
 
@@ -242,7 +240,7 @@ class _AwaitCheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
         return v1.train.SessionRunArgs(self._step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        if run_values.results + 1 < self._last_step:  # the value was read before this step counted
+        if run_values.results + 1 < self._last_step:  # the value was read before this step was counted
             return
         latest = tf.train.latest_checkpoint(self._model_dir)
         saved = int(tf.train.load_variable(latest, v1.GraphKeys.GLOBAL_STEP)) if latest else 0

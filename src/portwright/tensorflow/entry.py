@@ -8,7 +8,8 @@ from typing import Any
 
 from portwright.errors import PortwrightError
 from portwright.job.arguments import CommandStyle, parse_arguments
-from portwright.job.command import answer
+from portwright.job.blame import refusing_exits
+from portwright.job.command import run_and_report
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.signals import StopSignals
@@ -36,11 +37,11 @@ def run(
     predict_input_fn: Callable[..., Any] | None = None,
     argv: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Does what the command line asks of a model function, and returns the outcome; ends the process when it is not good.
+    """Does what the command line asks of a model function, and returns the outcome; on failure ends the process.
 
-    `model_fn(features, labels, mode, params)` gives an EstimatorSpec. An input function gives a tf.data.Dataset of
-    (features, labels) and takes params, and if it wants mode and input_context; one that takes mode serves every mode
-    that has no function of its own.
+    `model_fn(features, labels, mode, params)` returns an EstimatorSpec. An input function returns a tf.data.Dataset of
+    (features, labels); it takes params, and may take mode and input_context. One that takes mode is used for every mode
+    without a function of its own.
     """
     argv = sys.argv[1:] if argv is None else argv
 
@@ -56,9 +57,10 @@ def run(
             model_fn, train_input_fn, eval_input_fn, default_params_fn, extra_args_parser_fn, predict_input_fn
         )
         parts.check()
-        return execute(arguments, parts, console, signals)
+        with refusing_exits(lambda: f"the run of mode {arguments.mode}"):
+            return execute(arguments, parts, console, signals)
 
-    return answer(argv, work, _explain)
+    return run_and_report(argv, work, _explain)
 
 
 def _explain(error: Exception) -> PortwrightError:
@@ -68,7 +70,7 @@ def _explain(error: Exception) -> PortwrightError:
 
 
 def _why_not(target: Target) -> str | None:
-    """Why TensorFlow cannot train on a target here; asked of TensorFlow, and never of torch."""
+    """Why TensorFlow cannot train on a target here, or None; torch is not loaded for it."""
     from portwright.tensorflow.devices import why_not
 
     prepare()

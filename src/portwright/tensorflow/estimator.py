@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow import evaluation, prediction, training
-from portwright.tensorflow.argument_names import argument_names, call_with
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow import evaluation, training
+from portwright.tensorflow.arguments import BadType, BadValue, argument_names, call_with
 from portwright.tensorflow.checkpoints import newest_checkpoint, step_of
 from portwright.tensorflow.estimator_setup import (
     check_listeners,
@@ -21,11 +20,9 @@ from portwright.tensorflow.estimator_setup import (
     make_device_fn,
     make_warm_start_settings,
 )
-from portwright.tensorflow.host_call import host_call_to_eval_metric_ops
 from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
-from portwright.tensorflow.monitor import Monitor, current_monitor
-from portwright.tensorflow.own_monitor import showing_progress, watched
+from portwright.tensorflow.monitor import Monitor, current_monitor, showing_progress, watched
 from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_config import RunConfig, TaskType, path_as_str
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
@@ -43,8 +40,8 @@ _MAY_BE_OVERRIDDEN = {
 class Estimator:
     """Trains and evaluates what `model_fn(features, labels, mode, params, config)` builds.
 
-    `model_fn` may take any of these arguments, but must take features. Each call builds a graph of its own, and what
-    it learned lies in `model_dir` as TensorFlow checkpoints.
+    `model_fn` may take any of these arguments, but must take features. Each call builds a new graph, and training
+    saves its result in `model_dir` as TensorFlow checkpoints.
     """
 
     def __init__(
@@ -156,7 +153,7 @@ class Estimator:
         """Yields predictions, until the data ends; without a checkpoint those of a fresh model."""
         all_hooks = list(check_hooks(hooks))
         checkpoint = self._choose_checkpoint(checkpoint_path, "predict")
-        yield from prediction.predict(
+        yield from evaluation.predict(
             self, input_fn, predict_keys, all_hooks, checkpoint, yield_single_examples
         )
 
@@ -228,7 +225,7 @@ class Estimator:
             self, export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path
         )
 
-    # -- steps that subclasses build on ------------------------------------------------------------------------------
+    # -- methods that subclasses build on ------------------------------------------------------------------------------
 
     def _create_global_step(self, graph: Any) -> Any:
         return tf.compat.v1.train.create_global_step(graph)
@@ -267,9 +264,6 @@ class Estimator:
         tf.compat.v1.logging.info("Done calling model_fn.")
         if not isinstance(spec, EstimatorSpec):
             raise BadValue(f"model_fn must return an EstimatorSpec; it returned {spec!r}.")
-        host_call = getattr(spec, "host_call", None)
-        if host_call and mode == ModeKeys.EVAL:
-            return spec._replace(eval_metric_ops=host_call_to_eval_metric_ops(host_call))
         return spec
 
     def _maybe_warm_start(self, checkpoint_path: str | None) -> None:

@@ -1,17 +1,19 @@
-"""What an Estimator is made of, checked and completed."""
+"""Checks and completes an Estimator's arguments, and sets the checkpoint that its weights start from."""
 
 from __future__ import annotations
 
+import os
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.training import device_setter
 
 from portwright.errors import UnsupportedError
-from portwright.tensorflow.argument_names import argument_names
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue, argument_names
 from portwright.tensorflow.run_config import RunConfig, default_session_config
+
+v1 = tf.compat.v1
 
 _OF_SEVERAL_WORKERS = (
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -61,10 +63,10 @@ def check_model_fn(model_fn: Any, params: Any) -> None:
 
 
 def check_strategy(strategy: Any, name: str, num_workers: int = 1) -> None:
-    """One replica computes what no strategy would; several are not run in silence as one."""
+    """Ignores a strategy of one replica, which changes no result; refuses one of several, which would run as one."""
     num_replicas = getattr(strategy, "num_replicas_in_sync", 1)
     if isinstance(strategy, _OF_SEVERAL_WORKERS):
-        # Made outside of graph mode it brings up a server of TensorFlow's own, at the address where ours would listen.
+        # Made outside of graph mode, such a strategy starts a TensorFlow server at the address where ours must listen.
         if num_workers > 1 and tf.compat.v1.executing_eagerly_outside_functions():
             raise UnsupportedError(
                 f"RunConfig's {name} is a MultiWorkerMirroredStrategy, which takes this process's address for itself.",
@@ -104,6 +106,58 @@ def make_device_fn(config: RunConfig) -> Any:
 def make_warm_start_settings(warm_start_from: Any) -> Any:
     if warm_start_from is None:
         return None
-    from portwright.tensorflow.warm_start import settings_from
 
     return settings_from(warm_start_from)
+
+
+VocabInfo = v1.train.VocabInfo
+
+
+class _Settings(NamedTuple):
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: Any
+    var_name_to_vocab_info: dict[str, Any]
+    var_name_to_prev_var_name: dict[str, str]
+
+
+class WarmStartSettings(_Settings):
+    """A checkpoint, or its folder, and the variables to read from it.
+
+    `vars_to_warm_start` is a regular expression over trainable variables, a list of them or of names over all
+    variables, or None for those of `var_name_to_vocab_info` alone.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        ckpt_to_initialize_from: Any,
+        vars_to_warm_start: Any = ".*",
+        var_name_to_vocab_info: dict[str, Any] | None = None,
+        var_name_to_prev_var_name: dict[str, str] | None = None,
+    ) -> WarmStartSettings:
+        if not ckpt_to_initialize_from:
+            raise BadValue(
+                f"ckpt_to_initialize_from is {ckpt_to_initialize_from!r}.", "Give a checkpoint or its folder."
+            )
+        return super().__new__(
+            cls,
+            os.fspath(ckpt_to_initialize_from),
+            vars_to_warm_start,
+            var_name_to_vocab_info or {},
+            var_name_to_prev_var_name or {},
+        )
+
+
+def settings_from(warm_start_from: Any) -> WarmStartSettings | None:
+    """Turns `warm_start_from` (settings, a checkpoint, its folder, or a SavedModel) into settings."""
+    if warm_start_from is None or isinstance(warm_start_from, WarmStartSettings):
+        return warm_start_from
+    if not isinstance(warm_start_from, (str, bytes, os.PathLike)):
+        raise BadType(
+            f"warm_start_from is a {type(warm_start_from).__name__}.", "Give a path or a WarmStartSettings."
+        )
+    path = tf.compat.as_str_any(os.fspath(warm_start_from))
+    if v1.saved_model.contains_saved_model(path):
+        path = tf.io.gfile.join(path, v1.saved_model.VARIABLES_DIRECTORY, v1.saved_model.VARIABLES_FILENAME)
+    return WarmStartSettings(path)

@@ -1,14 +1,19 @@
-"""The public names around saved models, as `tf.estimator.export` had them."""
+"""The public names around saved models, as `tf.estimator.export` had them.
+
+TensorFlow still has the classes of outputs, only no public name for them. They are used as they are, since EstimatorSpec and
+the functions that make signatures check for exactly these.
+"""
 
 from __future__ import annotations
 
-from portwright.tensorflow.export_outputs import (
+from tensorflow.python.saved_model.model_utils.export_output import (
     ClassificationOutput,
     EvalOutput,
     ExportOutput,
     PredictOutput,
     RegressionOutput,
 )
+
 from portwright.tensorflow.serving import (
     ServingInputReceiver,
     TensorServingInputReceiver,

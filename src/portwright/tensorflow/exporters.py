@@ -1,4 +1,4 @@
-"""When train_and_evaluate exports the model: after each evaluation, after the best so far, or at the end."""
+"""Exporters for train_and_evaluate: after each evaluation, after the best so far, or at the end of training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.argument_names import argument_names
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue, argument_names
 from portwright.tensorflow.early_stopping import read_events
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _COMPARED = {"best_eval_result", "current_eval_result"}
 
 
 class Exporter(abc.ABC):
-    """What EvalSpec.exporters holds."""
+    """The base class of exporters for EvalSpec."""
 
     @property
     @abc.abstractmethod
@@ -38,7 +37,7 @@ class Exporter(abc.ABC):
         eval_result: Metrics,
         is_the_final_export: bool,
     ) -> Any:
-        """Exports if it is time to, and gives the path, else None."""
+        """Exports if an export is due; returns its path, or None."""
 
 
 class _SavedModelExporter(Exporter):
@@ -143,7 +142,7 @@ def loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> boo
 
 
 class BestExporter(_SavedModelExporter):
-    """Exports when `compare_fn` finds an evaluation better than all before it, also those in the event files."""
+    """Exports when `compare_fn` finds an evaluation better than all earlier ones, including those in the event files."""
 
     def __init__(
         self,
@@ -178,7 +177,7 @@ class BestExporter(_SavedModelExporter):
         if self._event_file_pattern and self._model_dir != estimator.model_dir:
             self._model_dir = str(estimator.model_dir)
             self._best = self._best_so_far(tf.io.gfile.join(self._model_dir, self._event_file_pattern))
-        # The first export of a process is always made: the best so far may be this very evaluation.
+        # A process always exports its first evaluation: the best one in the event files may be that evaluation itself.
         if self._best is not None and self._has_exported and not self._is_better(self._best, eval_result):
             return None
         self._best = eval_result

@@ -1,4 +1,4 @@
-"""Exceptions of TensorFlow, and of code that runs in it, said in one line with the user's own place."""
+"""Explains exceptions of TensorFlow, and of user code that it calls, in one line with the user's file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserE
 from portwright.job.atomic import explain_os_error
 from portwright.job.blame import blame, is_users
 
-# What TensorFlow puts around a message: where a node was made, which nodes failed with it, hints for other APIs.
+# Text that TensorFlow puts around a message: where a node was made, which nodes failed too, hints for other APIs.
 _AROUND = re.compile(
     r"Graph execution error|Detected at node|Original stack trace|Errors may have originated|Node: '|\d+ root error"
     r"|\d+ successful operations|\d+ derived errors|Hint: If you want|Input Source operations|\s+File \"|\s+\[\[|\s{4,}\S"
@@ -27,14 +27,14 @@ _INPUT_OPS = ("IteratorGetNext", "IteratorGetNextSync", "MakeIterator", "Iterato
 
 
 def explain(error: Exception) -> PortwrightError:
-    """One line for an exception that is not ours."""
+    """The error to show for an exception that is not Portwright's."""
     if isinstance(error, tf.errors.OpError):
         return explain_op_error(error)
     return blame(error)
 
 
 def explain_op_error(error: tf.errors.OpError) -> UserError:
-    """What an op said when it ran, and the line of the user's that made it."""
+    """The error to show for an op that failed: its message, and the user's line that made it."""
     kind = type(error).__name__
     said = _plain(str(error.message or error))
     op = error.op
@@ -54,9 +54,9 @@ def explain_op_error(error: tf.errors.OpError) -> UserError:
 
 
 def explain_non_finite(step: int, bad_data: str | None, recent: Sequence[float]) -> NonFiniteError:
-    """Why a loss is not finite, as far as its batch and the losses before it tell.
+    """The error for a loss that is not finite, with what its batch and the losses before it tell about the reason.
 
-    Where already the first batch of a run is to blame, nothing was trained yet: that is bad input, and ends as such.
+    If the first batch of a run is to blame, nothing was trained yet, and the exit status is that of bad input.
     """
     if bad_data is not None:
         error = NonFiniteError(

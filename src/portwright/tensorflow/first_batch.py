@@ -1,4 +1,4 @@
-"""Batches looked at beside a training: the first one, and the one whose loss is not finite."""
+"""Checks the first batch of a training, and the batch whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from portwright.tensorflow.optimizers import LEARNING_RATE
 from portwright.tensorflow.run_model import WatchedModel, name_tensors
 
 v1 = tf.compat.v1
-_FURTHEST = 5000  # batches that are read again to find one
+_MAX_REREAD = 5000  # batches
 
 
 class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reads the first batch that goes through the model, and warns of what is not finite in it."""
+    """Fetches the first batch that the model is given, and warns of values in it that are not finite."""
 
     def __init__(self, model: WatchedModel, warn: Callable[[str], None]) -> None:
         self._model, self._warn = model, warn
@@ -30,7 +30,7 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the first batch; None where it does not say."""
+        """The number of samples in the first batch; None where its tensors differ in length."""
         sizes = {array.shape[0] for array in self.arrays.values() if array.ndim}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -49,12 +49,12 @@ class FirstBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if run_values.results is not None:
             self.arrays = {name: np.asarray(value) for name, value in run_values.results.items()}
             bad = find_non_finite(self.arrays)
-            if bad is not None:  # a relu makes zeros of them, so that the loss may never tell
+            if bad is not None:  # a relu turns NaN into 0, so that the loss may stay finite
                 self._warn(f"in the first batch {bad}.")
 
 
 class LearningRate(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reads the learning rate of the steps that are logged, where make_train_op made the step."""
+    """Fetches the learning rate at the steps that are logged, if make_train_op made the train op."""
 
     def __init__(self, is_logged: Callable[[int], bool]) -> None:
         self._is_logged = is_logged
@@ -77,20 +77,9 @@ class LearningRate(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.value = None if run_values.results is None else float(run_values.results)
 
 
-class OnBatch(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Tells of every batch of an evaluation how many there were."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell, self._num_batches = tell, 0
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._num_batches += 1
-        self._tell(self._num_batches)
-
-
 def reread_batch(estimator: Estimator, input_fn: Any, number: int) -> dict[str, np.ndarray[Any, Any]]:
-    """The batch that a training without a checkpoint saw at a step, from the same graph and seed; nothing if it is far."""
-    if number > _FURTHEST:
+    """Draws again, with the same graph and seed, the batch of step `number` of a training from scratch; {} for a late step."""
+    if number > _MAX_REREAD:
         return {}
     with tf.Graph().as_default() as graph:
         v1.set_random_seed(estimator.config.tf_random_seed)
@@ -106,13 +95,13 @@ def reread_batch(estimator: Estimator, input_fn: Any, number: int) -> dict[str, 
 
 
 def name_batch(features: Any, labels: Any) -> dict[str, Any]:
-    """The plain tensors of a batch by their paths."""
+    """The dense tensors of a batch by their paths."""
     named = {**name_tensors(features, "features"), **name_tensors(labels, "labels")}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, tf.Tensor)}
 
 
 def find_non_finite(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str | None:
-    """What of a batch is not finite, in words; None where all of it is."""
+    """A sentence on the first array with values that are not finite; None where all values are."""
     for name, array in arrays.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue

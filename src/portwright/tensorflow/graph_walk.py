@@ -1,4 +1,4 @@
-"""Which ops of a graph another one needs."""
+"""Finds the ops that an op depends on, and those that depend on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def ancestors(targets: Iterable[Any], cut: Iterable[Any] = ()) -> set[tf.Operation]:
-    """The ops of `targets` (tensors or ops) and all that these need, not looking beyond the tensors in `cut`."""
+    """The ops of `targets` (tensors or ops) and all that these need; the search stops at the tensors in `cut`."""
     cut_names = {tensor.name for tensor in cut}
     waiting = [getattr(target, "op", target) for target in targets]
     seen: set[tf.Operation] = set()
@@ -24,7 +24,7 @@ def ancestors(targets: Iterable[Any], cut: Iterable[Any] = ()) -> set[tf.Operati
 
 
 def descendants(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """The ops and all that need them."""
+    """The given ops, and all that depend on them."""
     waiting = list(ops)
     seen: set[tf.Operation] = set()
     while waiting:

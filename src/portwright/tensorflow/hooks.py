@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue
 from portwright.tensorflow.checkpoints import step_of
 from portwright.tensorflow.resume_point import mark_ended, read_point
 
@@ -38,10 +38,10 @@ _POLICIES = ("fail", "ignore", "warn")
 
 
 class CheckpointInputPipelineHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Lets a training go on in its data where the one before ended, as the hook of `tf.data.experimental` did.
+    """Makes a training continue in its data where the one before ended, as the hook of `tf.data.experimental` did.
 
-    Our Estimator keeps the position in the input beside every checkpoint, and by itself goes on from it after an
-    interruption; a training that ended as it should starts its data anew. Make a hook for each call of `train`.
+    Portwright's Estimator saves the input's position beside every checkpoint, and continues from it after an interruption.
+    Without this hook, the training after one that ended normally starts its data anew. Make a hook for each call of `train`.
     """
 
     def __init__(self, estimator: Estimator, external_state_policy: str | None = None) -> None:

@@ -15,17 +15,16 @@ from portwright.tensorflow.graph_walk import ancestors
 
 _ITERATORS = ("IteratorV2", "Iterator", "OneShotIterator")
 _NEXT = ("IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional")
-_FAIL_ON_EXTERNAL_STATE = (
-    2  # tf.data's ExternalStatePolicy: a generator, a py_function or a random op in a map
-)
-# A shuffle buffer of images can hold more than the model; drawing its batches again is then the lesser evil.
+# tf.data's ExternalStatePolicy. External state is a generator, a py_function or a random op in a map
+_FAIL_ON_EXTERNAL_STATE = 2
+# A shuffle buffer of images can be larger than the model; drawing its batches again then costs less than saving it.
 _MAX_STATE_BYTES = 256 << 20
 _SHUFFLE = re.compile(rb"(Iterator::Root[ -?A-~]*::Shuffle[ -9;-?A-~]*)@@")  # an iterator's name in a state
 
 
 @dataclass(frozen=True)
 class Saved:
-    """States of iterators and the number of steps they had served; or none, and why."""
+    """States of iterators after `num_runs` steps; or none, and in `refusal` the reason."""
 
     states: list[bytes]
     num_runs: int
@@ -33,9 +32,9 @@ class Saved:
 
 
 class InputState:
-    """Saves and puts back where the iterators stand that the ops `needed` by a step draw from."""
+    """Saves and restores the positions of the iterators that the ops `needed` by a step read."""
 
-    needs_no_state = False  # whether it can be put back by the number of batches alone
+    needs_no_state = False  # whether the number of batches alone is enough to restore the position
 
     def __init__(self, needed: set[tf.Operation]) -> None:
         nexts = sorted((op for op in needed if op.type in _NEXT), key=lambda op: op.name)
@@ -67,8 +66,8 @@ class InputState:
     def save(self, session: Any, num_runs: int) -> Saved:
         """The states of all iterators after `num_runs` steps, or earlier ones, or none and the reason why.
 
-        Between two passes tf.data drops the shuffle of the first, and with it the numbers that the second begins
-        with; such a state is not to be trusted.
+        Between two passes over the data tf.data deletes the shuffle of the first, with the random state from which the
+        second begins: a state saved then is wrong, and the one saved before is returned instead.
         """
         if self.has_iterators and not self.refusal:
             try:
@@ -81,14 +80,14 @@ class InputState:
                     self.refusal = f"its buffers hold {size >> 20} MiB"
                 elif len(set(_SHUFFLE.findall(b"".join(states)))) >= self._num_shuffles:
                     self._last = Saved(states, num_runs, "")
-        # Asked once: what cannot be saved now will not be later.
+        # After one refusal no further try is made: a later one would fail too.
         return Saved([], 0, self.refusal) if self.refusal else self._last
 
     def start_over(self) -> None:
-        """Called where nothing is put back: iterators of a new session are at the beginning."""
+        """Called where no position is restored; iterators of a new session are at the beginning anyway."""
 
     def restore(self, session: Any, states: list[bytes], num_runs: int) -> str:
-        """Puts back states of after `num_runs` steps; says what went wrong, or ""."""
+        """Restores the states saved after `num_runs` steps; returns what went wrong, or ""."""
         if len(states) != len(self._feeds):
             return f"there are {len(states)} states for {len(self._feeds)} iterators"
         try:
@@ -99,7 +98,7 @@ class InputState:
         return ""
 
     def skip(self, session: Any, num_batches: int) -> int:
-        """Draws batches and drops them; returns how many there were."""
+        """Draws batches and drops them; returns their number, which is smaller where the data end."""
         if self._draw is None:
             return num_batches
         draw = session.make_callable(self._draw)
@@ -119,10 +118,11 @@ def _makers(handles: Sequence[Any]) -> list[tf.Operation]:
 
 
 def _digest(handles: Sequence[Any], makers: Sequence[tf.Operation]) -> str:
-    """Tells one input pipeline from another by its ops, its shapes and its small constants, such as batch sizes."""
+    """A hash of an input pipeline's ops, shapes and small constants, such as batch sizes."""
     lines = [f"{handle.op.type} {handle.op.get_attr('output_shapes')}" for handle in handles]
     for op in sorted(ancestors(makers), key=lambda op: op.name):
-        is_small = op.type == "Const" and op.outputs[0].shape.num_elements() <= 16  # not the data itself
+        # Larger constants are the data itself.
+        is_small = op.type == "Const" and op.outputs[0].shape.num_elements() <= 16
         small = tf.get_static_value(op.outputs[0]).tolist() if is_small else ""
         lines.append(f"{op.type} {[str(tensor.shape) for tensor in op.outputs]} {small}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

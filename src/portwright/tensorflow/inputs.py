@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 
 v1 = tf.compat.v1
 
 __all__ = ["numpy_input_fn", "pandas_input_fn"]
 
-# A graph cannot hold 2 GB, and is slow to copy long before that.
+# A graph must stay below 2 GB, and far smaller ones are slow to copy already.
 _MOST_BYTES_IN_GRAPH = 64 << 20
 
 
@@ -29,8 +29,8 @@ def numpy_input_fn(
 ) -> Callable[[], Any]:
     """Makes an input function over an array or a dict of arrays, with labels `y` of the same form.
 
-    Batches run on over the end of an epoch; only the last may be smaller. `num_threads` has no effect: arrays are
-    read by row numbers, in the order of the seed.
+    A batch may contain samples of two epochs; only the last batch may be smaller. `num_threads` has no effect: rows are
+    read in the order that the seed gives.
     """
     _check_options(batch_size, num_epochs, shuffle)
     features = _arrays("x", x)
@@ -112,13 +112,13 @@ def _arrays(what: str, given: Any) -> dict[str, Any]:
 
 
 def _as_bytes(strings: Any) -> Any:
-    """Strings as TensorFlow has them; a DataFrame's may be bytes already."""
+    """Strings as bytes, TensorFlow's type for them; those of a DataFrame may be bytes already."""
     flat = [item if isinstance(item, bytes) else str(item).encode() for item in strings.reshape(-1)]
     return np.array(flat, dtype=np.bytes_).reshape(strings.shape)
 
 
 def _read(arrays: dict[str, dict[str, Any]], batch_size: int, num_epochs: int | None, shuffled: int) -> Any:
-    """Tensors of one batch; their iterator starts with the tables of the graph, as a queue did with its runner."""
+    """The tensors of one batch; their iterator is initialised together with the graph's tables."""
     flat = tf.nest.flatten(arrays)
     if sum(array.nbytes for array in flat) <= _MOST_BYTES_IN_GRAPH:
         data = tf.data.Dataset.from_tensor_slices(arrays)

@@ -1,4 +1,4 @@
-"""An Estimator from a compiled Keras model: its layers, loss, metrics and optimizer, with its weights as the start."""
+"""An Estimator from a compiled Keras model: with its layers, loss, metrics and optimizer, starting from its weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_output import PredictOutput
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.estimator import Estimator
-from portwright.tensorflow.export_outputs import PredictOutput
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.spec import EstimatorSpec
@@ -33,7 +33,7 @@ def model_to_estimator(
     metric_names_map: Mapping[str, str] | None = None,
     export_outputs: Mapping[str, Any] | None = None,
 ) -> Estimator:
-    """Gives an Estimator that trains a copy of a functional or sequential model, from the weights that it has now.
+    """Makes an Estimator that trains a copy of a functional or sequential model, beginning with its present weights.
 
     Features are a tensor, a list, or a dict by the names of the inputs; labels likewise by those of the outputs.
     `checkpoint_format` says how variables are named in checkpoints: as the objects they belong to, or by name (`saver`).
@@ -76,7 +76,7 @@ def _check(keras_model: Any) -> None:
             f"The model '{keras_model.name}' is not compiled.", "Call model.compile(optimizer, loss) first."
         )
     if not isinstance(keras_model.optimizer, tf.keras.optimizers.legacy.Optimizer):
-        # Only those run in a graph; settings carry over, and nothing was trained yet that could be lost.
+        # Only the legacy optimizers run in a graph. A new one with the same settings loses nothing: it has no state yet.
         keras_model.optimizer = tf.keras.__internal__.optimizers.convert_to_legacy_optimizer(
             keras_model.optimizer
         )
@@ -109,10 +109,10 @@ def _make_model_fn(
                 mode, predictions, model.total_loss, eval_metric_ops=metrics, scaffold=scaffold
             )
         model._make_train_function()
-        if by_object:  # the optimizer has its variables only now
+        if by_object:  # only now the optimizer has made its variables
             scaffold = v1.train.Scaffold(saver=_object_saver(model))
         train_op = model.train_function.updates_op
-        # The step updates the metrics too; as part of the spec their variables get initialised.
+        # The step updates the metrics too; they are in the spec so that their variables are initialised.
         return EstimatorSpec(mode, predictions, model.total_loss, train_op, metrics, scaffold=scaffold)
 
     return model_fn
@@ -120,7 +120,7 @@ def _make_model_fn(
 
 @contextlib.contextmanager
 def _old_keras_calls() -> Iterator[None]:
-    """Keras warns of what only graphs need, and a graph is what we are in."""
+    """Hides Keras's deprecation warnings for calls that a graph still needs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*set_learning_phase|.*state_updates")
         yield
@@ -189,7 +189,7 @@ def _object_saver(model: Any) -> Any:
 def _save_weights(
     estimator: Estimator, keras_model: Any, custom_objects: Any, weights: list[Any], by_object: bool
 ) -> str:
-    """Writes the model's weights, unless an Estimator of this model_dir did before, and gives the checkpoint."""
+    """Writes the model's weights, unless an earlier Estimator with this model_dir did, and returns the checkpoint's path."""
     folder = tf.io.gfile.join(estimator.model_dir, "keras")
     latest = tf.train.latest_checkpoint(folder)
     if latest:

@@ -1,7 +1,7 @@
-"""What `compile` and `fit` of a Keras model do, as parts of a model_fn: its loss, its metrics and its update.
+"""The loss, metrics and update of Keras's `compile` and `fit`, as parts of a model_fn.
 
-The numbers are Keras's: labels are matched to outputs as there, losses are means over all elements, and the optimizers are
-tf.keras's own, whose epsilon stands elsewhere than torch's.
+The numbers are Keras's: labels are matched to outputs as in Keras, losses are means over all elements, and the optimizers
+are tf.keras's own, which add epsilon in another place than torch's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.job import optimizer as job
-from portwright.tensorflow import keras_optimizers, optimizers
-from portwright.tensorflow.gradient_clipping import as_dense, values_of, with_values
+from portwright.tensorflow import optimizers
+from portwright.tensorflow.gradients import as_dense, values_of, with_values
 from portwright.tensorflow.schedules import make_learning_rate
 
 v1 = tf.compat.v1
@@ -44,7 +44,7 @@ def name_outputs(model: Any, outputs: Any) -> Any:
     if len(outputs) == 1:
         return outputs[0]
     names = list(getattr(model, "output_names", None) or [])
-    if len(names) != len(outputs):  # a subclass has none before it is trained by Keras
+    if len(names) != len(outputs):  # a subclassed model has no names before Keras trains it
         names = [f"output_{number}" for number in range(1, len(outputs) + 1)]
     return dict(zip(names, outputs, strict=True))
 
@@ -80,7 +80,7 @@ def compute_metrics(metrics: Any, labels: Any, outputs: Any) -> dict[str, tuple[
 def _metrics_by_output(
     metrics: Any, labels: Any, outputs: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any, Any]]:
-    """Each output's name, metrics, label and value; a list without lists in it is for all outputs, as in Keras."""
+    """Each output's name, metrics, label and value; as in Keras, a list of metrics without inner lists is for all outputs."""
     names = list(outputs)
     if isinstance(metrics, (list, tuple)) and not any(isinstance(m, (list, tuple)) for m in metrics):
         metrics = [metrics] * len(names)
@@ -108,7 +108,7 @@ def make_train_op(loss: Any, params: Mapping[str, Any]) -> tf.Operation:
         or spec.loss_scaling_factor != 1.0
         or spec.grad_accum_steps != 1
     ):
-        return optimizers.make_train_op(loss, params)  # which Keras has no words for
+        return optimizers.make_train_op(loss, params)  # Keras has no arguments for these settings
     step = v1.train.get_or_create_global_step()
     variables = v1.trainable_variables()
     gradients = tf.gradients(loss, variables)
@@ -148,11 +148,10 @@ def _apply(spec: Any, kind: str, rate: Any, pairs: list[tuple[Any, Any]], step: 
     class_name, keys = _KERAS[kind]
     options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
     if kind in ("rmsprop", "adagrad"):
-        made = getattr(keras_optimizers, class_name)(rate, **options)
+        made = {"RMSprop": RMSprop, "Adagrad": Adagrad}[class_name](rate, **options)
         return made.apply_gradients(pairs, global_step=step)
-    if (
-        kind != "adam"
-    ):  # of looked-up rows the legacy ones update no others, where momentum would move those too
+    # The other legacy optimizers update only the rows of a sparse gradient, although momentum moves all rows.
+    if kind != "adam":
         pairs = [(as_dense(g, v.shape[0]), v) for g, v in pairs]
     optimizer = getattr(tf.keras.optimizers.legacy, class_name)(
         learning_rate=rate if isinstance(rate, float) else lambda: rate, **options
@@ -162,7 +161,7 @@ def _apply(spec: Any, kind: str, rate: Any, pairs: list[tuple[Any, Any]], step: 
 
 
 _MOMENTS = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "eps"}
-# By the name in params.yaml: the class of tf.keras, and its arguments with our keys.
+# Name in params.yaml: the class of tf.keras, and {its argument: our key}.
 _KERAS: dict[str, tuple[str, dict[str, str]]] = {
     "sgd": ("SGD", {"momentum": "momentum", "nesterov": "use_nesterov"}),
     "adam": ("Adam", {**_MOMENTS, "amsgrad": "amsgrad"}),
@@ -219,7 +218,7 @@ def _as_loss(loss: Any) -> Any:
 
 
 def _match(label: Any, output: Any) -> tuple[Any, Any]:
-    """Labels of one dimension get a second where outputs have two, and the outputs' kind of number."""
+    """Casts labels to the outputs' dtype if both are floats or both integers; adds a dimension to labels where outputs have two."""
     if tf.is_tensor(label) and label.shape.rank == 1 and output.shape.rank == 2:
         label = tf.expand_dims(label, -1)
     both = (label.dtype.is_floating and output.dtype.is_floating) or (
@@ -231,7 +230,7 @@ def _match(label: Any, output: Any) -> tuple[Any, Any]:
 def _pairs(
     losses: Any, labels: Any, outputs: Any, weights: Any, names: Sequence[str], *, what: str = "loss"
 ) -> list[tuple[Any, Any, Any, Any]]:
-    """Each output with its loss (or what else `what` says), its label and its weight."""
+    """Each output with its item of `losses`, its label and its weight; `what` names the items in errors."""
     if not tf.nest.is_nested(outputs):
         one = [
             tf.nest.flatten(value)[0] if tf.nest.is_nested(value) else value
@@ -290,7 +289,7 @@ def _make_metric(metric: Any, label: Any, output: Any) -> tuple[Any, Any]:
         return name, getattr(metrics, kind.lower())(tf.cast(label, tf.bool), output > 0.5)
     if kind == "RootMeanSquaredError":
         return name, metrics.root_mean_squared_error(tf.cast(label, output.dtype), output)
-    function = getattr(metric, "_fn", None)  # what a metric takes the mean of
+    function = getattr(metric, "_fn", None)  # the function whose mean the metric is
     if function is not None:
         return name, metrics.mean(function(label, output, **getattr(metric, "_fn_kwargs", {})))
     if callable(metric) and not isinstance(metric, tf.keras.metrics.Metric):
@@ -311,3 +310,75 @@ def _accuracy(label: Any, output: Any) -> Any:
     if label.shape.rank == output.shape.rank:
         label = tf.squeeze(label, -1)
     return v1.metrics.accuracy(tf.cast(label, tf.int64), classes)
+
+
+class _DenseUpdates(v1.train.Optimizer):  # type: ignore[misc, name-defined]
+    """An optimizer that takes gradients of looked-up rows as gradients of the whole table, with zeros elsewhere."""
+
+    def __init__(self, learning_rate: Any, epsilon: float, name: str) -> None:
+        super().__init__(use_locking=False, name=name)
+        self._learning_rate, self._epsilon = learning_rate, epsilon
+
+    def _rate(self, variable: Any) -> Any:
+        rate = self._learning_rate() if callable(self._learning_rate) else self._learning_rate
+        return tf.cast(rate, variable.dtype.base_dtype)
+
+    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
+        dense = tf.scatter_nd(indices[:, None], grad, tf.shape(handle, out_type=indices.dtype))
+        return self._resource_apply_dense(dense, handle)
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        return self._resource_apply_dense(grad, var)
+
+    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+        raise NotImplementedError
+
+
+class RMSprop(_DenseUpdates):
+    def __init__(
+        self, learning_rate: Any, *, rho: float, momentum: float, epsilon: float, centered: bool
+    ) -> None:
+        super().__init__(learning_rate, epsilon, "RMSprop")
+        self._rho, self._momentum, self._centered = rho, momentum, centered
+
+    def _create_slots(self, var_list: Any) -> None:
+        wanted = {"velocity": True, "momentum": self._momentum > 0, "average": self._centered}
+        for variable in var_list:
+            for name, is_wanted in wanted.items():
+                if is_wanted:
+                    self._zeros_slot(variable, name, self._name)
+
+    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+        rho = self._rho
+        slot = self.get_slot(handle, "velocity")
+        velocity = rho * slot + (1 - rho) * tf.square(grad)
+        updates = [slot.assign(velocity)]
+        denominator = velocity + self._epsilon
+        if self._centered:
+            slot = self.get_slot(handle, "average")
+            average = rho * slot + (1 - rho) * grad
+            updates.append(slot.assign(average))
+            denominator = velocity - tf.square(average) + self._epsilon
+        step = self._rate(handle) * grad * tf.math.rsqrt(denominator)
+        if self._momentum > 0:
+            slot = self.get_slot(handle, "momentum")
+            step = self._momentum * slot + step
+            updates.append(slot.assign(step))
+        return tf.group(*updates, handle.assign_sub(step))
+
+
+class Adagrad(_DenseUpdates):
+    def __init__(self, learning_rate: Any, *, initial_accumulator_value: float, epsilon: float) -> None:
+        super().__init__(learning_rate, epsilon, "Adagrad")
+        self._initial = initial_accumulator_value
+
+    def _create_slots(self, var_list: Any) -> None:
+        for variable in var_list:
+            initial = tf.constant(self._initial, variable.dtype.base_dtype, variable.shape)
+            self._get_or_make_slot(variable, initial, "accumulator", self._name)
+
+    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+        slot = self.get_slot(handle, "accumulator")
+        accumulator = slot + tf.square(grad)
+        step = self._rate(handle) * grad / tf.sqrt(accumulator + self._epsilon)
+        return tf.group(slot.assign(accumulator), handle.assign_sub(step))

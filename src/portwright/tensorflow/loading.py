@@ -1,4 +1,4 @@
-"""Loading TensorFlow without the notes that its C++ code writes before it can be told to be quiet."""
+"""Imports TensorFlow without the notes that its C++ code prints during the import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOTES = (b"All log messages before absl::InitializeLog()", b"oneDNN custom oper
 
 
 def load_quietly() -> None:
-    """Imports TensorFlow; what it writes to stderr meanwhile is passed on afterwards, all but these notes."""
+    """Imports TensorFlow; what the import writes to stderr is printed afterwards, without the known notes."""
     if "tensorflow" in sys.modules:
         return
     sys.stderr.flush()

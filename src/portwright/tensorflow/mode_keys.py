@@ -1,4 +1,4 @@
-"""What a model function is called for."""
+"""The modes that a model function is called in."""
 
 from __future__ import annotations
 

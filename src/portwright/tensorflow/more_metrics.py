@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from portwright.tensorflow.argument_names import argument_names, call_with
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue, argument_names, call_with
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.mode_keys import ModeKeys
 
@@ -14,9 +13,9 @@ _ARGUMENTS = ("features", "labels", "predictions", "config")
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., dict[str, Any]]) -> Estimator:
-    """Gives an Estimator with the same model_dir whose evaluations also report what `metric_fn` returns.
+    """Returns an Estimator with the same model_dir whose evaluations also report the metrics of `metric_fn`.
 
-    `metric_fn` may take features, labels, predictions and config; its metrics replace ones of the same name.
+    `metric_fn` may take features, labels, predictions and config; its metrics replace those of the same name.
     """
     if not isinstance(estimator, Estimator):
         raise BadType(f"estimator is a {type(estimator).__name__}.", "Give an Estimator.")

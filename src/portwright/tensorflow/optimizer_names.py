@@ -1,4 +1,4 @@
-"""TensorFlow's names in an `optimizer` section, and what they stand for."""
+"""Translates TensorFlow's names in an `optimizer` section into those that both frameworks share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from portwright.job.optimizer import DEFAULT_OPTIMIZER, OPTIMIZERS
 
-# Names of TensorFlow's world for settings of SGD.
+# Names that TensorFlow code uses for settings of SGD.
 OF_SGD: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     "nesterov": {"momentum": 0.9, "use_nesterov": True},
@@ -20,7 +20,7 @@ _SPELLINGS = {  # the TensorFlow model zoo's keys
 
 
 def with_known_names(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section under the names that both frameworks share; what is not known is left for the check of the section."""
+    """The section with the names that both frameworks share; unknown names stay, and the check of the section refuses them."""
     values = dict(section)
     kind = values.get("optimizer_type", DEFAULT_OPTIMIZER)
     name = kind.strip().lower() if isinstance(kind, str) else ""

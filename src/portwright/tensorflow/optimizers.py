@@ -1,12 +1,13 @@
 """From the `optimizer` section of params.yaml to a train op: `make_train_op(loss, params["optimizer"])`.
 
-The numbers are those of the PyTorch side: the same keys, the same schedules, and the same updates from the same
-gradients.
+The results equal those of Portwright's PyTorch optimizers: the same keys and schedules, and the same updates from the
+same gradients.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,33 +18,46 @@ from portwright.errors import UserError, suggest
 from portwright.job import optimizer as job
 from portwright.job.optimizer import OPTIMIZERS, OptimizerParams
 from portwright.job.problems import check_model, raise_problems
-from portwright.tensorflow.accumulation import Accumulation
-from portwright.tensorflow.gradient_clipping import (
+from portwright.tensorflow.gradients import (
+    Accumulation,
+    LossScale,
+    add_up,
+    check_replicas,
     clip_gradients,
+    decay_rates,
     gradient_norm,
+    name_of,
+    num_replicas,
+    share,
     values_of,
     with_values,
     without_duplicates,
 )
-from portwright.tensorflow.loss_scale import LossScale
 from portwright.tensorflow.optimizer_names import OF_SGD, with_known_names
-from portwright.tensorflow.optimizer_rules import SGD, Adagrad, Adam, AdamW, Momentum
-from portwright.tensorflow.optimizer_rules_composed import Adafactor, Lamb, Lion, RMSprop
-from portwright.tensorflow.replicas import add_up, check_replicas, num_replicas, share
+from portwright.tensorflow.optimizer_rules import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lamb,
+    Lion,
+    Momentum,
+    RMSprop,
+)
 from portwright.tensorflow.schedules import make_learning_rate
-from portwright.tensorflow.weight_decay import decay_rates, name_of
 
 v1 = tf.compat.v1
 
-LEARNING_RATE = "portwright_learning_rate"  # the collection that has the rate of each train op, for a log
+LEARNING_RATE = "portwright_learning_rate"  # a graph collection: the learning rate of each train op, for logs
 SUPPORTED = ("Adafactor", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "RMSprop", "SGD")
 
 
 def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerParams:
     """Checks the keys of an `optimizer` section.
 
-    Beside the PyTorch side's names there are `momentum` and `nesterov`, which are SGD with a momentum of 0.9, and the
-    TensorFlow model zoo's spellings of keys.
+    It accepts the names of Portwright's PyTorch optimizers, `momentum` and `nesterov` (SGD with a momentum of 0.9), and
+    the TensorFlow model zoo's spellings of keys.
     """
     if isinstance(params, OptimizerParams):
         return params
@@ -74,14 +88,14 @@ def make_optimizer(
     *,
     var_list: Sequence[Any] | None = None,
 ) -> Any:
-    """A tf.compat.v1.train.Optimizer of an `optimizer` section, for who computes and applies gradients alone.
+    """A tf.compat.v1.train.Optimizer from an `optimizer` section, for code that computes and applies gradients itself.
 
     Clipping, loss scaling and accumulation are make_train_op's. `learning_rate` is that of the section unless given.
     """
     spec = read_optimizer(params)
     if learning_rate is None:
         learning_rate = _learning_rate(spec, None)
-    optimizer = _realise(spec, learning_rate)
+    optimizer = _make_rule(spec, learning_rate)
     variables = v1.trainable_variables() if var_list is None else list(var_list)
     optimizer.decay_rates = decay_rates(variables, spec.weight_decay_rate, spec.exclude_from_weight_decay)
     return optimizer
@@ -100,8 +114,8 @@ def make_train_op(
 
     `optimizer_params` is the `optimizer` section of params.yaml. `var_list` restricts training to some variables, given
     as such or as regular expressions that their names contain. `update_ops` run with every batch; unless given they
-    are those of the UPDATE_OPS collection. global_step counts updates, also those left out for an overflow; of several
-    train ops in one graph, all but one are made with `advance=False`, and leave it alone.
+    are those of the UPDATE_OPS collection. global_step counts updates, also those skipped after an overflow; of several
+    train ops in one graph, all but one are made with `advance=False`, and do not change it.
     """
     spec = read_optimizer(optimizer_params)
     check_replicas(spec)
@@ -121,9 +135,8 @@ def make_train_op(
             "Look for tf.stop_gradient, for integer or NumPy operations, and at var_list.",
         )
     gradients, trained = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    with (
-        tf.init_scope()
-    ):  # out here: not inside of the branches below, nor after what runs before the train op
+    # The slots are made outside of the branches below and of the control dependencies before the train op.
+    with tf.init_scope():
         optimizer._create_slots(trained)
     accumulation = None
     if spec.grad_accum_steps > 1:
@@ -162,7 +175,8 @@ def choose_variables(var_list: Sequence[Any] | None) -> list[Any]:
         chosen = []
         for item in var_list:
             if not isinstance(item, str):
-                chosen.append(getattr(item, "_variable", item))  # what mixed precision wraps a variable in
+                # Mixed precision wraps the variable in another object.
+                chosen.append(getattr(item, "_variable", item))
                 continue
             found = [variable for variable in trainable if re.search(item, name_of(variable))]
             if not found:
@@ -226,7 +240,7 @@ def _if_finite(gradients: list[Any], apply: Callable[[], Any], scale: LossScale)
 
 def _learning_rate(spec: OptimizerParams, global_step: Any) -> Any:
     if isinstance(spec, job.AdafactorParams) and spec.relative_step:
-        return tf.constant(1.0)  # it finds its own
+        return tf.constant(1.0)  # Adafactor sets the rate itself
     return make_learning_rate(
         spec.learning_rate, global_step, disable_lr_steps_reset=spec.disable_lr_steps_reset
     )
@@ -246,69 +260,25 @@ def _check_loss(loss: Any) -> None:
         )
 
 
-def _realise(spec: OptimizerParams, learning_rate: Any) -> Any:
-    match spec:
-        case job.AdamParams() | job.AdamWParams():
-            kind = AdamW if isinstance(spec, job.AdamWParams) else Adam
-            return kind(
-                learning_rate,
-                spec.beta1,
-                spec.beta2,
-                spec.eps,
-                correct_bias=spec.correct_bias,
-                amsgrad=spec.amsgrad,
-            )
-        case job.SGDParams():
-            if spec.momentum == 0:
-                return SGD(learning_rate, maximize=spec.maximize)
-            return Momentum(
-                learning_rate,
-                spec.momentum,
-                dampening=spec.dampening,
-                use_nesterov=spec.use_nesterov,
-                maximize=spec.maximize,
-            )
-        case job.AdagradParams():
-            return Adagrad(
-                learning_rate,
-                lr_decay=spec.lr_decay,
-                initial_accumulator_value=spec.initial_accumulator_value,
-                eps=spec.eps,
-                maximize=spec.maximize,
-            )
-        case job.RMSpropParams():
-            return RMSprop(
-                learning_rate,
-                alpha=spec.alpha,
-                eps=spec.eps,
-                momentum=spec.momentum,
-                centered=spec.centered,
-            )
-        case job.LambParams():
-            return Lamb(
-                learning_rate,
-                beta1=spec.beta1,
-                beta2=spec.beta2,
-                eps=spec.eps,
-                clamp_value=spec.clamp_value,
-                correct_bias=spec.correct_bias,
-                adam=spec.adam,
-            )
-        case job.LionParams():
-            return Lion(learning_rate, beta1=spec.beta1, beta2=spec.beta2)
-        case job.AdafactorParams():
-            return Adafactor(
-                learning_rate,
-                eps1=spec.eps1,
-                eps2=spec.eps2,
-                clip_threshold=spec.clip_threshold,
-                decay_rate=spec.decay_rate,
-                beta1=spec.beta1,
-                scale_parameter=spec.scale_parameter,
-                relative_step=spec.relative_step,
-                warmup_init=spec.warmup_init,
-            )
-    raise UserError(
-        f"{spec.optimizer_type} is not among the optimizers of TensorFlow runs.",
-        suggest(spec.optimizer_type, SUPPORTED),
-    )
+_RULES: dict[type[OptimizerParams], Any] = {
+    job.AdafactorParams: Adafactor,
+    job.AdagradParams: Adagrad,
+    job.AdamParams: Adam,
+    job.AdamWParams: AdamW,
+    job.LambParams: Lamb,
+    job.LionParams: Lion,
+    job.RMSpropParams: RMSprop,
+    job.SGDParams: Momentum,
+}
+
+
+def _make_rule(spec: OptimizerParams, learning_rate: Any) -> Any:
+    """Makes the optimizer of a section; each rule's arguments have the names of the section's keys."""
+    if type(spec) not in _RULES:
+        raise UserError(
+            f"{spec.optimizer_type} is not among the optimizers of TensorFlow runs.",
+            suggest(spec.optimizer_type, SUPPORTED),
+        )
+    rule = SGD if isinstance(spec, job.SGDParams) and spec.momentum == 0 else _RULES[type(spec)]
+    names = inspect.signature(rule).parameters.keys() - {"learning_rate", "name"}
+    return rule(learning_rate, **{name: getattr(spec, name) for name in names})

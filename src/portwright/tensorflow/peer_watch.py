@@ -1,4 +1,4 @@
-"""Noticing that another process of a training is gone: a collective op would wait for it without end."""
+"""Detects that another process of a training has died: a collective op would wait for it forever."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import tensorflow as tf
 from portwright.errors import ExitStatus, UserError
 
 _PERIOD_SECONDS = 1.0
-_GRACE_SECONDS = 8.0  # for a training to end by itself
-_MISSES = 3  # in a row, before a process counts as gone
+_GRACE_SECONDS = 8.0  # in which a training may end by itself
+_MAX_MISSES = 3  # failed connections in a row after which a process counts as dead
 
 
 class ConnectionBroken(UserError):
-    """A call between two processes failed, whoever is to blame for it."""
+    """A call between two processes failed."""
 
 
-_BROKEN = (  # what a call of a process that dies just then ends with
+_BROKEN = (  # errors of a call to a process that dies during the call
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -36,13 +36,13 @@ _BROKEN = (  # what a call of a process that dies just then ends with
 
 
 class PeerWatch(AbstractContextManager["PeerWatch"]):
-    """Knocks at the other processes' ports while a training waits for them; `on_death` is called in a thread, until the training has ended."""
+    """Connects to the other processes' ports during a training; once one is dead, a thread calls `on_death` until the training ends."""
 
     def __init__(self, peers: Sequence[tuple[str, str]], on_death: Callable[[], None]) -> None:
         self._peers, self._on_death = list(peers), on_death
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="portwright-peers", daemon=True)
-        self.dead = ""  # name and address of the process that is gone
+        self.dead = ""  # name and address of the dead process
 
     def __enter__(self) -> PeerWatch:
         self._thread.start()
@@ -55,8 +55,8 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
         self._thread.join()
 
     def find_dead(self) -> str:
-        """Who is gone, when a call has just failed: to be sure of it takes some knocks."""
-        deadline = time.monotonic() + 2 * _MISSES * _PERIOD_SECONDS
+        """The dead process, if any, after a call has failed; waits until enough connections have failed to tell."""
+        deadline = time.monotonic() + 2 * _MAX_MISSES * _PERIOD_SECONDS
         while not self.dead and time.monotonic() < deadline:
             time.sleep(0.1)
         return self.dead
@@ -66,19 +66,19 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
         while not self._stopped.wait(_PERIOD_SECONDS):
             for peer in self._peers:
                 misses[peer] = 0 if answers(peer[1]) else misses[peer] + 1
-                if misses[peer] >= _MISSES:
+                if misses[peer] >= _MAX_MISSES:
                     self.dead = f"{peer[0]} at {peer[1]}"
-                    self._end()
+                    self._wake_training()
                     return
 
-    def _end(self) -> None:
-        """Gets the training out of its waiting, again and again: a session may just be made anew."""
+    def _wake_training(self) -> None:
+        """Calls `on_death` repeatedly: a training that is just making a new session would wait in that one."""
         deadline = time.monotonic() + _GRACE_SECONDS
         while not self._stopped.is_set():
-            # In a thread, as to close a session may wait for the very call that it is to end.
+            # In a thread: closing a session may wait for the very call that it should end.
             threading.Thread(target=self._on_death, daemon=True).start()
             if time.monotonic() > deadline:
-                # TensorFlow looks for a lost leader without end where a step has not begun, and nothing else ends that.
+                # Before the first step TensorFlow retries a dead chief forever, and only the end of the process stops that.
                 sys.stderr.write(f"error: {gone(self.dead)}\n")
                 sys.stderr.flush()
                 os._exit(int(ExitStatus.USAGE))
@@ -87,7 +87,7 @@ class PeerWatch(AbstractContextManager["PeerWatch"]):
 
 @contextmanager
 def watching_peers(peers: Sequence[tuple[str, str]], find_session: Callable[[], Any]) -> Iterator[None]:
-    """Ends the block with an error that names the process which is gone, by closing the session that waits for it."""
+    """When another process dies, closes the session, so that the block ends with an error that names that process."""
 
     def close() -> None:
         session = find_session()
@@ -111,7 +111,7 @@ def gone(who: str) -> UserError:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens at the address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=2):

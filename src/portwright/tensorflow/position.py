@@ -1,4 +1,4 @@
-"""How far a training is, and what must be kept so that it can go on from there."""
+"""The position of a training (steps, input, random numbers), which is saved so that a new process can continue from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NanLossError(NonFiniteError, tf.compat.v1.train.NanLossDuringTrainingError
 
 
 class Position:
-    """Counts steps and what they drew; made in the finished graph of a training, before its session."""
+    """Counts steps and the random numbers they drew; made in the finished graph of a training, before its session."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class Position:
         needed = ancestors([train_op, loss])
         self.input = InputState(needed) if monitor.source is None else SourceState(needed, monitor.source)
         self.random = RandomCounters(needed, own_seed, None if point is None else point.drawn)
-        self.point = point  # where to go on from
+        self.point = point  # the saved position to continue from; None for a new training
         self.model_dir, self.own_seed, self.monitor = model_dir, own_seed, monitor
         self.num_runs = 0
         self.ended = ""
         self.has_started = False
         self.last_loss: Any = None
-        self.losses: list[float] = []  # since they were last taken
+        self.losses: list[float] = []  # since the last call of take_losses
 
     def advance(self, loss: Any, sizes: Any) -> None:
-        """Takes note of a step that was made; its loss must be a number."""
+        """Counts a step, and raises NanLossError if its loss is not acceptable."""
         self.num_runs += 1
         self.last_loss = loss
         self.random.count(sizes)
@@ -70,7 +70,7 @@ class Position:
         return taken
 
     def start(self, session: Any, states: list[bytes]) -> None:
-        """Puts the input and the random ops of a new session where those of an earlier one were, if there was one."""
+        """Restores the positions of the input and the random ops in a new session; without a saved point both start anew."""
         self.random.initialize(session)
         if self.point is None:
             self.input.start_over()
@@ -90,10 +90,8 @@ class Position:
                     "The input is a queue, whose position cannot be restored: it starts from the beginning."
                 )
             return
-        if point.input_digest not in (
-            self.input.digest,
-            "",
-        ):  # "": of another process, which has its own data
+        # "": the point is the chief's, told to another process, and says nothing of this process's data.
+        if point.input_digest not in (self.input.digest, ""):
             self.num_runs = 0
             self.input.start_over()
             self.monitor.note(
@@ -103,7 +101,8 @@ class Position:
         problem = point.why_no_state or "it was not saved"
         if states or self.input.needs_no_state:
             problem = self.input.restore(session, states, point.state_runs)
-        if problem and point.input_digest:  # a process that is not the chief has no state, and nothing amiss
+        # Without a digest there is no note: only the chief's input has a state to restore.
+        if problem and point.input_digest:
             self.monitor.note(
                 f"The input's position cannot be restored ({problem}): {point.num_runs} batches are drawn and dropped instead, which is exact if the pipeline gives the same again."
             )
@@ -129,7 +128,7 @@ class CountSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class StartPosition(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Puts a new session's input in place; it comes after the hooks that initialise iterators."""
+    """Restores the position in a new session; must come after the hooks that initialise iterators."""
 
     def __init__(self, position: Position, states: list[bytes]) -> None:
         self._position, self._states = position, states
@@ -139,20 +138,20 @@ class StartPosition(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Writes the position beside each checkpoint, before the checkpoint is the newest."""
+    """Writes the position beside each checkpoint, before TensorFlow lists the checkpoint as the newest."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
-        self._is_told = False
+        self._has_noted = False
 
     def before_save(self, session: Any, global_step_value: Any) -> None:
         position = self._position
-        # The first save of a session is of what it restored or initialised, whose point is there already or not needed.
+        # A save before `start` holds what was restored or initialised: its point exists already or is not needed.
         if not position.has_started or not can_keep_points(position.model_dir):
             return
         saved = position.input.save(session, position.num_runs)
-        if position.input.refusal and not self._is_told:
-            self._is_told = True
+        if position.input.refusal and not self._has_noted:
+            self._has_noted = True
             position.monitor.note(
                 f"The input's position cannot be saved ({saved.refusal}): after an interruption its batches are drawn again and dropped."
             )
@@ -177,6 +176,6 @@ class KeepPosition(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[
             prune_points(folder, saved_steps(folder))
 
     def end(self, session: Any, global_step_value: Any) -> None:
-        # The last checkpoint may be older than the knowledge that it is the last.
+        # The last checkpoint may have been saved before the training knew that it would end.
         if self._position.ended and can_keep_points(self._position.model_dir):
             mark_ended(self._position.model_dir, int(global_step_value), self._position.ended)

@@ -1,6 +1,6 @@
 """Processes that train together: the chief and the workers of TF_CONFIG, each with a copy of the model and a share of the data.
 
-Every process builds the same graph on a server of its own. Gradients are averaged over the processes where they arise, so that clipping, loss
+Every process builds the same graph on a server of its own. Gradients are averaged over the processes as soon as they are computed, so that clipping, loss
 scaling and any optimizer see those of the whole batch; only the chief writes files.
 """
 
@@ -19,20 +19,21 @@ from tensorflow.python.eager import backprop
 from tensorflow.python.ops import collective_ops, gradients_util
 
 from portwright.errors import ExitStatus, UserError
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue
 from portwright.tensorflow.cluster import TaskType
 from portwright.tensorflow.peer_watch import answers, watching_peers
 
 v1 = tf.compat.v1
 _GROUP = 1
-_PATIENCE_SECONDS = 5.0  # before a process says for whom it waits
-_LINGER_SECONDS = 1.0  # before a process ends: another may still fetch what it was given in the last call
-_keys = itertools.count(1)  # of collective ops: every process makes the same ones in the same order
+_PATIENCE_SECONDS = 5.0  # before a process says which others it waits for
+_LINGER_SECONDS = 1.0  # before a process ends: another may still fetch the result of the last call
+# Keys of collective ops; they match since every process makes the same ops in the same order.
+_keys = itertools.count(1)
 _servers: dict[str, Any] = {}  # TensorFlow cannot stop a server, so a process keeps the one it has
 
 
 class Processes:
-    """This process among those that train together."""
+    """The processes that train together, as seen from this one."""
 
     def __init__(self, tasks: Sequence[tuple[str, int, str]], rank: int) -> None:
         self.tasks, self.rank, self.size = tuple(tasks), rank, len(tasks)
@@ -54,7 +55,7 @@ class Processes:
         return [(f"{job} {index}", address) for job, index, address in others]
 
     def session_config(self, given: Any) -> Any:
-        """The session's own options, and what collective ops need."""
+        """Adds to the session's options those that collective ops need."""
         config = v1.ConfigProto()
         if given is not None:
             config.CopyFrom(given)
@@ -91,7 +92,7 @@ class Processes:
     def wait_for_peers(
         self, note: Callable[[str], None], is_stopped: Callable[[], bool], seconds: float
     ) -> None:
-        """Returns when every other process listens; says for whom it waits."""
+        """Returns when every other process listens; says which ones it waits for."""
         start, is_told = time.monotonic(), False
         while missing := [f"{name} at {address}" for name, address in self.peers if not answers(address)]:
             waited = time.monotonic() - start
@@ -100,7 +101,7 @@ class Processes:
                     f"{', '.join(missing)} did not answer within {waited:.0f} s.",
                     "Start the same command in every process of TF_CONFIG's cluster.",
                 )
-                if is_stopped():  # a scheduler that stops a job which has not begun wants it requeued
+                if is_stopped():  # the scheduler stopped the job before it began: it should start again
                     error.status = ExitStatus.REQUEUE
                 raise error
             if waited > _PATIENCE_SECONDS and not is_told:
@@ -109,36 +110,36 @@ class Processes:
             time.sleep(0.2)
 
     def hear_chief(self, text: str) -> str:
-        """What the chief says; every process calls it, and all wait until the last one has."""
+        """Returns the chief's `text` in every process; every process must call it, and all wait until the last one has."""
         own = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         with tf.Graph().as_default(), v1.device(self.device):
             size_in, words_in = v1.placeholder(tf.int32, []), v1.placeholder(tf.int32, [None])
             size, words = self.sum(size_in), self.sum(words_in)
-            with self._asking() as session:
+            with self._short_session() as session:
                 length = int(session.run(size, {size_in: 0 if self.rank else len(own)}))
                 heard = session.run(words, {words_in: np.zeros(length, np.int32) if self.rank else own})
         return str(heard.astype(np.uint8).tobytes().decode())
 
     def total(self, number: int) -> int:
-        """The sum of all processes' numbers; every process calls it, and all wait until the last one has."""
+        """The sum of all processes' numbers; every process must call it, and all wait until the last one has."""
         with tf.Graph().as_default(), v1.device(self.device):
             number_in = v1.placeholder(tf.int32, [])
             summed = self.sum(number_in)
-            with self._asking() as session:
+            with self._short_session() as session:
                 return int(session.run(summed, {number_in: number}))
 
     def meet(self) -> None:
-        """Returns when every process has come here."""
+        """Returns when every process has called it."""
         self.total(1)
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[Any]:
+    def _short_session(self) -> Iterator[Any]:
         session = v1.Session(self.target, config=self.session_config(None))
         with self.watching(lambda: session), session:
             yield session
 
     def watching(self, find_session: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
-        """While the block waits for the others in a session, the death of one of them is an error that names it."""
+        """Raises an error that names another process if that process dies while the block's session waits for it."""
         return watching_peers(self.peers, find_session)
 
     # -- averaging -----------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Processes:
             return collective_ops.all_reduce(tensor, self.size, _GROUP, next(_keys), operation, "Id")
 
     def mean_all(self, gradients: Sequence[Any]) -> list[Any]:
-        """The means over all processes; those of one type travel together. What is None stays None."""
+        """The means over all processes, with one collective op for each dtype. None stays None."""
         dense: list[Any] = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         means = list(dense)
         for dtype in sorted({g.dtype.name for g in dense if g is not None}):
@@ -170,7 +171,7 @@ class Processes:
 
     @contextlib.contextmanager
     def averaging(self) -> Iterator[None]:
-        """Gradients of variables that are asked for in this block are those of all processes together."""
+        """In this block, TensorFlow's gradients with respect to variables are the means over all processes."""
         plain, of_tape = gradients_util._GradientsHelper, backprop.GradientTape.gradient
 
         def helper(ys: Any, xs: Any, *rest: Any, **named: Any) -> Any:
@@ -200,7 +201,7 @@ class Processes:
         )
 
     def next_batch(self, iterator: Any) -> Any:
-        """The iterator's next batch, or, where the data of one process have ended, the same error in all of them."""
+        """The iterator's next batch; when the data of one process end, the op fails with the same error in all processes."""
         optional = iterator.get_next_as_optional()
         have = self.least(tf.cast(optional.has_value(), tf.int32))
         with tf.control_dependencies([v1.Assert(have > 0, [ENDED])]):
@@ -211,7 +212,7 @@ ENDED = "the data of one of the processes have ended"
 
 
 def is_end_of_data(error: tf.errors.OpError) -> bool:
-    """Whether this is how `next_batch` says so."""
+    """Whether the error is the one with which `next_batch` fails at the end of the data."""
     return isinstance(error, tf.errors.InvalidArgumentError) and ENDED in str(error.message)
 
 

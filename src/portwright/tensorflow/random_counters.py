@@ -1,8 +1,8 @@
-"""Random ops that count what they drew: after a restart they draw on, so that what follows is the same.
+"""Counts the numbers that random ops draw, so that after a restart they continue with the same numbers.
 
-The counter of such an op lives in its kernel and in no checkpoint. What a kernel draws is a function of its seeds and of
-the counter alone, and TensorFlow has that function as an op without state too. So a resumed graph draws with that op,
-from the counter that the first run had reached.
+The counter of such an op is in its kernel, and in no checkpoint. The numbers depend on the op's seeds and counter alone,
+and TensorFlow also has a stateless op that computes them. A resumed graph uses that op, with the counter that the first
+run had reached.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _OTHERS = (
     "RandomShuffle",
     "StatefulRandomBinomial",
 )
-_COUNTS_A_VALUE = 256  # TensorFlow's GuardedPhiloxRandom sets so many samples aside for each value drawn
+_SAMPLES_PER_VALUE = 256  # TensorFlow's GuardedPhiloxRandom reserves so many samples for each value drawn
 _PHILOX = 1
 _64_BITS = (1 << 64) - 1
 
 
 class RandomCounters:
-    """Counts what the random ops among `needed` draw; with `drawn`, they go on from there.
+    """Counts the values that the random ops among `needed` draw; with `drawn`, the ops continue after so many values.
 
-    An op without a seed takes one at random when its kernel is made; here it takes one that comes of `own_seed`, which
-    is as good and can be kept.
+    TensorFlow gives an op without a seed a random one when its kernel is made; here the seed is derived from `own_seed`,
+    which can be saved.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RandomCounters:
                 self.problems.append(f"{op.name} {problem}")
                 continue
             if drawn is not None:
-                initializers.append(_draw_on(op, drawn[op.name]))
+                initializers.append(_resume_op(op, drawn[op.name]))
             size = op.outputs[0].shape.num_elements()
             if size is None:
                 dynamic[op.name] = op.inputs[0]
@@ -77,29 +77,29 @@ class RandomCounters:
             session.run(self._initialize)
 
     def count(self, sizes: Any) -> None:
-        """Takes note of one more step, in which so many values were drawn by the ops of unknown size."""
+        """Counts one more step; `sizes` are the numbers of values drawn in it by ops whose size the graph does not say."""
         self._num_steps += 1
         if sizes is not None:
             self._totals += sizes
 
     @property
     def drawn(self) -> dict[str, int]:
-        """Values that each op has drawn, by name."""
+        """The number of values that each op has drawn, by name."""
         here = {name: size * self._num_steps for name, size in self._static.items()}
         here.update(zip(self._dynamic, map(int, self._totals), strict=True))
         return {name: self._start.get(name, 0) + count for name, count in here.items()}
 
 
-def _draw_on(op: tf.Operation, num_drawn: int) -> Any:
-    """Has the consumers of a random op draw from its stateless twin; returns what initialises that one's counter."""
+def _resume_op(op: tf.Operation, num_drawn: int) -> Any:
+    """Replaces a random op by its stateless twin, which reads a counter variable; returns the counter's initializer."""
     with tf.name_scope(f"{op.name}/resumed"), tf.device(op.device):
         counter = tf.compat.v1.Variable(
-            num_drawn * _COUNTS_A_VALUE, dtype=tf.int64, collections=[], trainable=False, use_resource=True
+            num_drawn * _SAMPLES_PER_VALUE, dtype=tf.int64, collections=[], trainable=False, use_resource=True
         )
         size = op.outputs[0].shape.num_elements()
         if size is None:
             size = tf.reduce_prod(tf.cast(op.inputs[0], tf.int64))
-        amount = size * _COUNTS_A_VALUE
+        amount = size * _SAMPLES_PER_VALUE
         start = tf.cast(counter.assign_add(amount, read_value=True) - amount, tf.uint64)
         arguments = {
             "shape": op.inputs[0],
@@ -129,7 +129,7 @@ def _give_seed(op: tf.Operation, own_seed: int) -> None:
 
 
 def _kinds_with_state(needed: set[tf.Operation]) -> list[str]:
-    """Kinds of other random ops, and of those in functions (branches, loops) that are called; datasets keep their own."""
+    """The types of random ops whose state cannot be restored, also in functions (branches, loops); datasets save their own."""
     kinds = {op.type for op in needed if op.type in _OTHERS}
     waiting = [
         name

@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint so that a run goes on exactly: where its input was, and what it had drawn at random.
+"""The files beside a checkpoint from which a run continues exactly: the position of its input and of its random ops.
 
 `resume/step-N/` belongs to the checkpoint of step N. A checkpoint without one, such as tf.estimator's own, starts its
 input from the beginning, as tf.estimator does.
@@ -27,8 +27,8 @@ class ResumePoint:
 
     step: int
     num_runs: int  # steps that this input and these random ops have served
-    own_seed: int  # of random ops that the user gave none
-    ended: str  # "": interrupted; "steps" or "data": this is where it was to end
+    own_seed: int  # the seed of random ops to which the user gave none
+    ended: str  # "": interrupted; "steps" or "data": ended as planned
     input_digest: str
     drawn: dict[str, int] = field(default_factory=dict)  # values that each random op has drawn
     states: tuple[tuple[str, str], ...] = ()  # file of each iterator's state, and its checksum
@@ -37,7 +37,7 @@ class ResumePoint:
 
 
 def write_point(model_dir: str, point: ResumePoint, states: Sequence[bytes]) -> None:
-    """Writes a point and the states of its iterators; what is there appears whole or not at all."""
+    """Writes a point and the states of its iterators, atomically."""
     names = tuple((f"iterator-{index}", _checksum(state)) for index, state in enumerate(states))
     with atomic_directory(_folder(model_dir, point.step)) as folder:
         for (name, _), state in zip(names, states, strict=True):
@@ -46,7 +46,7 @@ def write_point(model_dir: str, point: ResumePoint, states: Sequence[bytes]) -> 
 
 
 def mark_ended(model_dir: str, step: int, ended: str) -> None:
-    """Notes that a training ended at `step` because it was to."""
+    """Writes into the point of `step` that the training ended as planned."""
     path = _folder(model_dir, step) / _POINT
     if path.is_file():
         point = point_from_json(path.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def mark_ended(model_dir: str, step: int, ended: str) -> None:
 def read_point(
     model_dir: str, step: int, note: Callable[[str], None]
 ) -> tuple[ResumePoint, list[bytes]] | None:
-    """The point of `step` and the states of its iterators, as far as they are whole; None where there is none."""
+    """The point of `step` and the states of its iterators; None where there is no point, or it is damaged."""
     folder = _folder(model_dir, step)
     if not folder.is_dir():
         return None
@@ -84,7 +84,7 @@ def prune_points(model_dir: str, steps: set[int]) -> None:
 
 
 def can_keep_points(model_dir: str) -> bool:
-    """Whether points can lie in this folder: it must be one of this machine's file system."""
+    """Whether points can be kept in this folder: it must be a local path, not a URL."""
     return "://" not in model_dir
 
 
@@ -97,12 +97,12 @@ def _checksum(data: bytes) -> str:
 
 
 def point_as_json(point: ResumePoint) -> str:
-    """As it is kept in a file."""
+    """The text of a point's file."""
     return json.dumps(asdict(point), indent=1) + "\n"
 
 
 def point_from_json(text: str) -> ResumePoint:
-    """Reads what `point_as_json` wrote; a ValueError, TypeError or KeyError where it is something else."""
+    """Reads what `point_as_json` wrote; raises a ValueError, TypeError or KeyError for any other text."""
     values: dict[str, Any] = json.loads(text)
     values["drawn"] = {str(name): int(count) for name, count in values["drawn"].items()}
     values["states"] = tuple((name, checksum) for name, checksum in values["states"])

@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from or reads, and what is taken from it."""
+"""Finds the checkpoint that a run starts from or reads, and loads its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUM_LISTED = 5
 
 
 def list_checkpoints(model_dir: Path) -> list[str]:
-    """Every checkpoint that lies in the folder, in the order of steps."""
+    """All checkpoints in the folder, in the order of steps."""
     found = [path for path in model_dir.glob(f"model.ckpt-*{_INDEX}") if _NAME.fullmatch(path.stem)]
     return [
         str(path.with_suffix(""))
@@ -68,14 +68,14 @@ def prepare_start(
     pretrained = arguments.is_pretrained_checkpoint or config.is_pretrained_checkpoint
     if pretrained and given is None:
         raise UserError("--is_pretrained_checkpoint needs a checkpoint.", "Add --checkpoint_path PATH.")
-    newest = newest_checkpoint(str(model_dir), console.warning) or _unlisted(model_dir, console)
+    newest = newest_checkpoint(str(model_dir), console.warning) or _newest_unlisted(model_dir, console)
     if newest is not None and not config.autoload_last_checkpoint:
         raise UserError(
             f"runconfig.autoload_last_checkpoint is false, and {model_dir} has {Path(newest).name}.",
             "TensorFlow always goes on from what is in model_dir: choose another --model_dir.",
         )
-    # A checkpoint from elsewhere is where this run began; what model_dir has is how far it came. One of model_dir's own
-    # is a wish to go back.
+    # With a checkpoint from another folder, model_dir's newest is a later state of the run that began there, and is used.
+    # A checkpoint of model_dir itself is given in order to go back to it.
     goes_back = given is not None and Path(given).resolve().parent == model_dir.resolve()
     if given is not None and (newest is None or (goes_back and not pretrained)):
         chosen = find_given(Path(given))
@@ -102,8 +102,8 @@ def find_for_reading(arguments: Arguments, params: Params, model_dir: Path, cons
     given = arguments.checkpoint_path or params.runconfig.checkpoint_path
     if given is not None:
         return find_given(Path(given))
-    RunDir(model_dir, read_only=True)  # says what is wrong with the folder, if anything is
-    found = newest_checkpoint(str(model_dir), console.warning) or _unlisted(model_dir, console)
+    RunDir(model_dir, read_only=True)  # raises an error if something is wrong with the folder
+    found = newest_checkpoint(str(model_dir), console.warning) or _newest_unlisted(model_dir, console)
     if found is None:
         raise UserError(
             f"mode {arguments.mode} needs a checkpoint, and {model_dir} has no good one.",
@@ -113,9 +113,9 @@ def find_for_reading(arguments: Arguments, params: Params, model_dir: Path, cons
 
 
 def take_weights(checkpoint: str, note: Callable[[str], None]) -> None:
-    """Lets the variables of the current graph start from a checkpoint's, where name and shape are the same.
+    """Initialises the current graph's variables from a checkpoint's weights of the same name and shape.
 
-    What stays as it was, and what of the checkpoint is not used, is told; nothing in common is an error.
+    A note lists the variables that keep their values and those of the checkpoint that are not used; no match is an error.
     """
     there = dict(tf.train.list_variables(checkpoint))
     trained = {variable.op.name: variable for variable in tf.compat.v1.trainable_variables()}
@@ -138,13 +138,13 @@ def take_weights(checkpoint: str, note: Callable[[str], None]) -> None:
 
 
 def _is_weight(name: str, there: dict[str, Any]) -> bool:
-    """Whether a value of a checkpoint is a weight, and not the step or what an optimizer keeps of one."""
+    """Whether a value of a checkpoint is a weight, rather than the step or an optimizer's slot."""
     scope = name.rpartition("/")[0]
     return name != "global_step" and bool(scope) and scope not in there
 
 
 def _copy(checkpoint: str, model_dir: Path) -> str:
-    """Puts a checkpoint from elsewhere into model_dir, its list last, so that a kill leaves none or a whole one."""
+    """Copies a checkpoint into model_dir, and lists it last, so that a killed copy leaves no listed checkpoint."""
     source = Path(checkpoint)
     wanted = model_dir / f"model.ckpt-{step_of(checkpoint)}"
     try:
@@ -153,7 +153,7 @@ def _copy(checkpoint: str, model_dir: Path) -> str:
         )
         for path in files:
             shutil.copyfile(path, model_dir / (wanted.name + path.name.removeprefix(source.name)))
-        beside = source.parent / "resume" / f"step-{step_of(checkpoint)}"  # where its input was
+        beside = source.parent / "resume" / f"step-{step_of(checkpoint)}"  # its resume point
         if beside.is_dir():
             shutil.copytree(beside, model_dir / "resume" / beside.name, dirs_exist_ok=True)
     except OSError as error:
@@ -161,8 +161,8 @@ def _copy(checkpoint: str, model_dir: Path) -> str:
     return str(wanted)
 
 
-def _unlisted(model_dir: Path, console: Console) -> str | None:
-    """The newest good checkpoint that lies in a folder whose list of checkpoints is gone."""
+def _newest_unlisted(model_dir: Path, console: Console) -> str | None:
+    """The newest undamaged checkpoint of a folder whose file `checkpoint` is missing."""
     for checkpoint in reversed(list_checkpoints(model_dir) if model_dir.is_dir() else []):
         damage = find_damage(checkpoint)
         if damage is None:

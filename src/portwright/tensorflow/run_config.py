@@ -1,4 +1,4 @@
-"""How an Estimator runs: seeds, what is saved when, and where this process stands in a cluster."""
+"""How an Estimator runs: seeds, what is saved when, and the task of this process in a cluster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
-from portwright.tensorflow.argument_names import argument_names
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue, argument_names
 from portwright.tensorflow.cluster import Place, TaskType, place_of, read_tf_config
 
 __all__ = ["CSRunConfig", "RunConfig", "TaskType", "default_session_config"]
@@ -92,7 +91,7 @@ class RunConfig:
             self._session_config = _session_config_in_cluster(self._task_type, self._task_id)
 
     def replace(self, **kwargs: Any) -> RunConfig:
-        """A copy in which these settings are others; those about the cluster cannot be replaced."""
+        """A copy with these settings changed; those about the cluster cannot be."""
         unknown = sorted(set(kwargs) - set(_REPLACEABLE))
         if unknown:
             raise BadValue(
@@ -122,7 +121,7 @@ for _name in (*_REPLACEABLE, *(field.name for field in fields(Place))):
 
 
 class CSRunConfig(RunConfig):
-    """A RunConfig with what Cerebras's system is told: its address, configuration and compiler options."""
+    """A RunConfig with settings for Cerebras's system: its address, configuration and compiler options."""
 
     def __init__(
         self,
@@ -156,7 +155,7 @@ def _graph_options() -> Any:
 
 
 def _session_config_in_cluster(task_type: str, task_id: int) -> Any:
-    """Lets a worker talk with the parameter servers alone, so that it does not wait for its peers."""
+    """Connects a worker with the parameter servers alone, so that it does not wait for other workers."""
     peers = {
         TaskType.MASTER: ["/job:ps", "/job:master"],
         TaskType.CHIEF: ["/job:ps", "/job:chief"],

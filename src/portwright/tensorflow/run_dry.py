@@ -1,4 +1,4 @@
-"""--validate_only and --compile_only: a step checked, and nothing left in model_dir."""
+"""--validate_only and --compile_only: check a step, and write nothing into model_dir."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from portwright.errors import ExitStatus, UserError
 from portwright.job.arguments import Arguments, script_folder
-from portwright.job.data_paths import check_paths
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.params import Params
-from portwright.job.run_length import find_last_step
+from portwright.job.runconfig import find_last_step
 from portwright.tensorflow.devices import take_device
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.first_batch import FirstBatch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.run_config import RunConfig
-from portwright.tensorflow.run_model import WatchedModel, describe_shape, name_tensors, seed_everything
+from portwright.tensorflow.run_model import WatchedModel, describe_shape, name_tensors
 from portwright.tensorflow.run_parts import InputFn, Parts
 
 _PHASES = {
@@ -38,10 +38,8 @@ def dry_run(
     """Checks what a run would do; on a target that TensorFlow does not train on, the step is planned instead of run."""
     phases = _PHASES.get(arguments.mode, (ModeKeys.EVAL,))
     if ModeKeys.TRAIN in phases:
-        find_last_step(
-            params.runconfig, 0, lambda num_epochs: None
-        )  # says so where nothing tells how long to train
-    check_paths(params)
+        # Raises an error if the config gives no length of training.
+        find_last_step(params.runconfig, 0, lambda num_epochs: None)
     if arguments.compile_only or arguments.target.tensorflow_device is None:
         _compile(arguments, parts, params, model_dir, phases, outcome)
         return
@@ -49,7 +47,7 @@ def dry_run(
     described: dict[str, Any] = {"batches": {}}
     with tempfile.TemporaryDirectory() as folder:
         for mode in phases:
-            _Try(parts, params, mode, folder, console).run(described)
+            _Trial(parts, params, mode, folder, console).run(described)
     for name, batch in described["batches"].items():
         shown = (f"{path} {dtype}{shape}" for path, (dtype, shape) in batch.items())
         outcome.lines.append(f"{name}: {', '.join(shown)}")
@@ -60,8 +58,8 @@ def dry_run(
     outcome.more["validated"] = described
 
 
-class _Try:
-    """One step of one mode, with fresh weights and in a folder that goes away."""
+class _Trial:
+    """Runs one step of one mode, with fresh weights and in a temporary folder."""
 
     def __init__(self, parts: Parts, params: Params, mode: str, folder: str, console: Console) -> None:
         self._mode, self._console, self._seed = mode, console, params.runconfig.seed
@@ -84,7 +82,7 @@ class _Try:
             self._console, log_steps=1, on_log=lambda step, values, more: losses.append(values["loss"])
         )
         outputs: dict[str, Any] = {}
-        seed_everything(self._seed)
+        tf.keras.utils.set_random_seed(self._seed)
         with watching(monitor):
             if self._mode == ModeKeys.TRAIN:
                 self._estimator.train(self._input, hooks=[self._first], steps=1)
@@ -146,8 +144,8 @@ def _compile(
     phases: tuple[str, ...],
     outcome: Outcome,
 ) -> None:
-    """Plans the step of each phase; --compile_only also writes what was found out to compile_dir."""
-    from portwright.tensorflow.planning.compile_step import compile_step
+    """Plans the step of each phase; --compile_only also writes the plans to compile_dir."""
+    from portwright.tensorflow.planning.plan import compile_step
 
     folder = arguments.compile_dir or model_dir / "compile"
     estimator = Estimator(

@@ -12,9 +12,9 @@ from portwright.errors import UserError
 from portwright.job.launch_env import Launch, read_launch
 from portwright.stream.roles import FIRST_TF_PORT, TASK_HOSTS, tf_config
 
-PORT = "PORTWRIGHT_TF_PORT"  # of the chief; the workers' follow
+PORT = "PORTWRIGHT_TF_PORT"  # the chief's port; the workers have the next ones
 
-# Jobs that share a node get blocks of ports of their own, below those that Linux gives to connections by itself.
+# Each job on a node gets its own block of ports, below those that Linux assigns to outgoing connections.
 _NUM_PORTS, _BLOCK = 8000, 16
 _NAME = r"[^\[\],\s]*"
 _RANGE = r"\d+(?:-\d+)?"
@@ -22,7 +22,7 @@ _HOSTS = re.compile(rf"{_NAME}(?:\[{_RANGE}(?:,{_RANGE})*\]{_NAME})*")
 
 
 def take_place_from_launch(note: Callable[[str], None]) -> None:
-    """Sets TF_CONFIG where there is none and this process is one of several tasks; says what it is then."""
+    """Sets TF_CONFIG if it is not set and this process is one of several tasks; the first task notes the addresses of all."""
     if os.environ.get("TF_CONFIG"):
         return
     launch = read_launch()
@@ -71,7 +71,7 @@ def _hosts_of_step(launch: Launch, nodes: list[str], environ: Mapping[str, str])
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The names that a list of SLURM's means, such as node[01-03,7],login."""
+    """The host names in one of SLURM's lists, such as node[01-03,7],login."""
     names: list[str] = []
     position = 0
     while position < len(text):
@@ -101,7 +101,7 @@ def _expand_ranges(pattern: str) -> list[str]:
 
 
 def _expand_counts(text: str) -> list[int]:
-    """The numbers that SLURM writes as 2(x3),1."""
+    """The numbers in one of SLURM's lists: 2, 2, 2 and 1 for 2(x3),1."""
     counts: list[int] = []
     for each in re.finditer(r"(\d+)(?:\(x(\d+)\))?", text):
         counts.extend([int(each[1])] * int(each[2] or 1))
@@ -109,7 +109,7 @@ def _expand_counts(text: str) -> list[int]:
 
 
 def find_first_port(num_tasks: int, environ: Mapping[str, str]) -> int:
-    """The chief's port: the one that was asked for, or the first of a block that belongs to this job."""
+    """The chief's port: that of the environment variable, or the first of this job's block."""
     given = environ.get(PORT, "")
     if given:
         if not given.isdecimal() or not 1024 <= int(given) <= 65536 - num_tasks:

@@ -1,9 +1,10 @@
-"""A user's model function under watch: what it was given, what it returned, and a failure in its own words."""
+"""Wraps a user's model function: keeps what it was given and what it returned, and explains its exceptions."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -22,25 +23,26 @@ _RETURN = {
 
 
 class WatchedModel:
-    """Calls the user's model function for an Estimator and keeps what belongs to the graph that it built last."""
+    """Calls the user's model function for an Estimator, and keeps the tensors of the last graph."""
 
     def __init__(self, model_fn: Callable[..., Any]) -> None:
         self.features: Any = None
         self.labels: Any = None
         self.spec: Any = None
         self.variables: dict[str, list[int | None]] = {}
-        self.weights: dict[str, list[int | None]] = {}  # those that are trained
-        self.checkpoint: str | None = None  # that the next graph is to be restored from
-        self.after_build: Callable[[], None] | None = None  # called once, when a training graph was built
+        self.weights: dict[str, list[int | None]] = {}  # name: shape of each trained variable
+        self.checkpoint: str | None = None  # the next graph is restored from it
+        self.after_build: Callable[[], None] | None = None  # called once, after a training graph is built
         self.model_fn = self._wrap(model_fn)
 
     def _wrap(self, model_fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(model_fn)  # whose arguments an Estimator looks at
+        @functools.wraps(model_fn)  # an Estimator reads the arguments of model_fn through it
         def watched(**given: Any) -> Any:
             self.features, self.labels, self.spec = given.get("features"), given.get("labels"), None
             mode = given.get("mode", "")
             try:
-                spec = model_fn(**given)
+                with _refusing_to_train():
+                    spec = model_fn(**given)
             except PortwrightError:
                 raise
             except Exception as error:
@@ -77,8 +79,31 @@ class WatchedModel:
         )
 
 
+@contextmanager
+def _refusing_to_train() -> Iterator[None]:
+    """Refuses a model function that trains by itself: each new graph would train again and lose the result."""
+    from tf_keras.src.engine.training_v1 import Model  # type: ignore[import-untyped]  # what a model is in a graph
+
+    from portwright.tensorflow.estimator import Estimator
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise UserError(
+                f"model_fn calls {name}() itself.",
+                "Leave the call out: model_fn builds a step, and the run trains it.",
+            )
+
+        return refuse
+
+    with ExitStack() as undone:
+        for kind, name in ((Estimator, "train"), (Model, "fit"), (Model, "train_on_batch")):
+            undone.callback(setattr, kind, name, getattr(kind, name))
+            setattr(kind, name, refusing(name))
+        yield
+
+
 def check_fit(checkpoint: str, variables: Mapping[str, list[int | None]]) -> None:
-    """Refuses a checkpoint of another model: TensorFlow itself restores values of another shape, and fails later or never."""
+    """Refuses a checkpoint of another model: TensorFlow restores values of another shape without an error."""
     there = dict(tf.train.list_variables(checkpoint))
     differences = [
         f"{name} is {list(there[name])} there and {shape} here"
@@ -118,7 +143,7 @@ def name_tensors(structure: Any, name: str) -> dict[str, Any]:
 
 
 def describe(structure: Any) -> str:
-    """Types and shapes as a person reads them: float32[64,8,8,1]."""
+    """Types and shapes in short form: float32[64,8,8,1]."""
     if isinstance(structure, dict):
         return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in structure.items()) + "}"
     if isinstance(structure, (tuple, list)):
@@ -126,11 +151,6 @@ def describe(structure: Any) -> str:
     if structure is None or not hasattr(structure, "shape"):
         return "none" if structure is None else type(structure).__name__
     return f"{tf.as_dtype(structure.dtype).name}{describe_shape(structure.shape)}"
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds what Python, NumPy and Keras draw while a graph is built; called before each, so that all are built alike."""
-    tf.keras.utils.set_random_seed(seed)
 
 
 def describe_shape(shape: Any) -> str:

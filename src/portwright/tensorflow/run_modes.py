@@ -2,58 +2,141 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from portwright.errors import UserError
-from portwright.job.arguments import Arguments
+from portwright.job.arguments import Arguments, script_folder
 from portwright.job.command import process_number
+from portwright.job.data_paths import telling_missing_paths
 from portwright.job.logs import Console
 from portwright.job.outcome import Outcome
 from portwright.job.params import Params, save_params
 from portwright.job.predictions import write_predictions
+from portwright.job.reads import check_overrides
 from portwright.job.run_params import find_model_dir, load_run_params
 from portwright.job.rundir import RunDir
 from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import find_damage, step_of
 from portwright.tensorflow.cluster import TaskType
 from portwright.tensorflow.devices import take_device
+from portwright.tensorflow.monitor import Monitor
+from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_checkpoints import (
     find_for_reading,
     list_checkpoints,
     prepare_start,
     take_weights,
 )
+from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.run_launch import take_place_from_launch
-from portwright.tensorflow.run_logging import quiet_tensorflow
 from portwright.tensorflow.run_parts import Parts
-from portwright.tensorflow.run_processes import FollowerConsole, find_place, join
 from portwright.tensorflow.run_settings import check_settings, with_tensorflow_names
 from portwright.tensorflow.run_stream import serve, streaming, take_role
 from portwright.tensorflow.run_trainer import Trainer
+from portwright.tensorflow.training import join_processes
+
+
+class FollowerConsole(Console):
+    """Prints the notes, warnings and errors of a process that is not the chief, with its name, and nothing else."""
+
+    def __init__(self, given: Console, name: str) -> None:
+        super().__init__(prefix=f"{name}: ")
+        self._least = given._least
+
+    @property
+    def shows_info(self) -> bool:
+        return False
+
+    def info(self, message: str) -> None:
+        pass
+
+
+def find_place(arguments: Arguments, trains: bool) -> RunConfig:
+    """The task of this process by TF_CONFIG."""
+    place = RunConfig()
+    if trains and place.task_type == TaskType.EVALUATOR:
+        raise UserError(
+            f"TF_CONFIG makes this process an evaluator, and --mode {arguments.mode} has the chief evaluate.",
+            "Leave the evaluator out; or start it with --mode eval, without TF_CONFIG, when there is a checkpoint.",
+        )
+    return place
+
+
+def join(params: Params, console: Console, signals: StopSignals) -> Processes | None:
+    """Waits for the processes that train together, and returns them; None for a single process."""
+    return join_processes(RunConfig(tf_random_seed=params.runconfig.seed), Monitor(console, signals))
+
+
+# Warnings that TensorFlow's code means for its authors, or that are about what run() does on purpose.
+_NOT_FOR_USERS = re.compile(r"deprecat|will be removed|Instructions for updating|retracing", re.I)
+
+
+class _ToConsole(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if _NOT_FOR_USERS.search(message):
+            self._console.debug(message)
+        else:
+            self._console.warning(message)
+
+
+@contextmanager
+def quiet_tensorflow(console: Console) -> Iterator[None]:
+    """Prints warnings of TensorFlow's logger on the console, one line each, without those that mean nothing to users."""
+    logger = tf.get_logger()
+    handlers, propagates = list(logger.handlers), logger.propagate
+    ours = _ToConsole(console)
+    logger.handlers[:] = [ours]
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            for package in ("tensorflow", "tf_keras", "keras"):
+                warnings.filterwarnings("ignore", module=rf"{package}(\.|$)")
+            yield
+    finally:
+        logger.handlers[:] = handlers
+        logger.propagate = propagates
+
 
 TRAINING = ("train", "train_and_eval")
 
 
 def execute(arguments: Arguments, parts: Parts, console: Console, signals: StopSignals) -> Outcome:
-    """Does what a command line asks."""
+    """Runs the mode of a command line, and returns the outcome."""
     params = load_run_params(arguments, with_tensorflow_names(parts.default_params_fn))
-    own = ("save_summary_steps",)  # among the keys of a cluster, and yet TensorFlow's
+    check_overrides(
+        params,
+        (parts.model_fn, parts.train_input_fn, parts.eval_input_fn, parts.predict_input_fn),
+        script_folder(),
+    )
+    own = ("save_summary_steps",)  # listed as a key for clusters, but TensorFlow uses it too
     unused = [key for key in params.runconfig.cluster_keys() if key not in own]
     if unused and not arguments.target.has_cluster:
         console.note(f"runconfig.{', runconfig.'.join(unused)}: no effect on {arguments.target.name}.")
     check_settings(params)
     model_dir = find_model_dir(arguments, params)
     outcome = Outcome(arguments.mode, arguments.target.name, str(model_dir))
-    with quiet_tensorflow(console):
+    telling = telling_missing_paths(params, console.warning, always=arguments.validate_only)
+    with quiet_tensorflow(console), telling:
         trains = arguments.mode in TRAINING
         is_dry = arguments.validate_only or arguments.compile_only
         role = take_role(trains and not is_dry) if arguments.stream_data else None
         if is_dry:
             if process_number() > 0:
-                outcome.is_shown = False  # one task is enough for it
+                outcome.is_shown = False  # the first process alone prints the outcome
                 return outcome
             from portwright.tensorflow.run_dry import dry_run
 

@@ -1,4 +1,4 @@
-"""What a user's run.py passes to run(), and how its input functions are called."""
+"""The arguments that a user's run.py passes to run(), and the calls of its input functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portwright.errors import PortwrightError, UserError
 from portwright.job.blame import place_of
 from portwright.tensorflow.mode_keys import ModeKeys
 
-_INPUTS = {  # mode of a graph: the function that feeds it, and the section of params that describes it
+_INPUTS = {  # mode of a graph: its input function's argument in run(), and that function's section of params
     ModeKeys.TRAIN: ("train_input_fn", "train_input"),
     ModeKeys.EVAL: ("eval_input_fn", "eval_input"),
     ModeKeys.PREDICT: ("predict_input_fn", "predict_input"),
@@ -23,7 +23,7 @@ _INPUTS = {  # mode of a graph: the function that feeds it, and the section of p
 
 @dataclass(frozen=True)
 class Parts:
-    """What a user's run.py passes."""
+    """The arguments that a user's run.py passes to run()."""
 
     model_fn: Any
     train_input_fn: Any
@@ -38,7 +38,7 @@ class Parts:
                 raise UserError(f"run() got {name}={value!r}.", "Pass a function.")
 
     def input_fn(self, mode: str, params: dict[str, Any]) -> InputFn:
-        """The function that feeds the graph of a mode, ready for an Estimator."""
+        """The input function of a mode, as an Estimator calls it."""
         name, section = _INPUTS[mode]
         function = getattr(self, name)
         if function is None and mode == ModeKeys.PREDICT and self.eval_input_fn is not None:
@@ -97,7 +97,7 @@ class InputFn:
                         continue
                     value = tf.distribute.InputContext()
             elif "params" in offered and not positional and not named:
-                value = offered.pop("params")  # under another name, such as cfg
+                value = offered.pop("params")  # the argument for params may have another name, such as cfg
             elif parameter.default is not parameter.empty:
                 continue
             else:
@@ -142,5 +142,5 @@ def _kind(value: Any) -> str:
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # a function written in C has no signature
         return {"params": inspect.Parameter("params", inspect.Parameter.POSITIONAL_ONLY)}

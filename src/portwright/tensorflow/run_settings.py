@@ -1,4 +1,4 @@
-"""What of params.yaml means something else, or nothing, with TensorFlow."""
+"""Settings of params.yaml that have another meaning, or none, with TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_TORCH = {  # key: what to do instead
 def with_tensorflow_names(
     default_params_fn: Callable[[dict[str, Any]], Any] | None,
 ) -> Callable[[dict[str, Any]], Any]:
-    """Completes params as the user's function does, then renames what TensorFlow calls otherwise in `optimizer`."""
+    """Completes params with the user's function, then translates TensorFlow's names in `optimizer`."""
 
     @functools.wraps(default_params_fn or with_tensorflow_names)
     def complete(params: dict[str, Any]) -> Any:
@@ -36,7 +36,7 @@ def with_tensorflow_names(
 
 
 def check_settings(params: Params) -> None:
-    """Refuses keys of runconfig that only a run with PyTorch would obey, where they ask for something."""
+    """Refuses keys of runconfig that only work with PyTorch, unless they have their default."""
     config = params.runconfig
     for key, cure in _OF_TORCH.items():
         field = type(config).model_fields[key]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.job.console import Console
-from portwright.job.outcome import Outcome
+from portwright.job.outcome import Outcome, lines_of, values_of, workers_of
 from portwright.job.signals import StopSignals
-from portwright.job.stream_report import lines_of, values_of, workers_of
 from portwright.stream import wire
 from portwright.stream.pool import Order, Pool
 from portwright.stream.roles import Role, forget_key, give_key, read_role, stand_alone
@@ -26,7 +25,7 @@ from portwright.tensorflow.stream_source import Source
 if TYPE_CHECKING:
     from portwright.tensorflow.run_trainer import Trainer
 
-# Without any worker. A step that waits in TensorFlow hears no signal, and schedulers kill half a minute after SIGTERM.
+# How long a step waits when no worker is left: it handles no signal meanwhile, and schedulers kill 30 s after SIGTERM.
 _PATIENCE_SECONDS = 15.0
 
 
@@ -37,7 +36,7 @@ class CoordinatorLost(PortwrightError):
 
 
 def take_role(trains: bool) -> Role:
-    """What this process is among the tasks of its launch, of which only the first one trains."""
+    """The role of this process: the first task of the launch trains as the coordinator, the others are workers."""
     if not trains:
         raise UserError(
             "--stream_data is for training.",
@@ -46,12 +45,12 @@ def take_role(trains: bool) -> Role:
     role = read_role()
     if role.is_coordinator:
         stand_alone()
-    os.environ.pop("TF_CONFIG", None)  # which would have the tasks train together
+    os.environ.pop("TF_CONFIG", None)  # with TF_CONFIG the tasks would train together
     return role
 
 
 class BatchStream:
-    """The coordinator's side: where the batches come from, and what the workers have done."""
+    """The coordinator's side: the source of batches, and counts of the workers' work."""
 
     def __init__(self, role: Role, lanes: Lanes, model_dir: Path, note: Callable[[str], None]) -> None:
         self._lanes, self._model_dir, self._note = lanes, model_dir, note
@@ -77,7 +76,7 @@ class BatchStream:
                 yield None if about["ended"] else tensors
 
     def values(self) -> dict[str, float]:
-        """What of it is logged beside a step."""
+        """The workers' counts, to be logged beside a step."""
         return values_of(self._pool.counts())
 
     def finish(self, outcome: Outcome) -> None:
@@ -86,7 +85,7 @@ class BatchStream:
         outcome.lines.extend(lines_of(workers))
 
     def await_workers(self, is_stopped: Callable[[], bool]) -> None:
-        """Waits a while for workers that have not come yet: who finds no coordinator takes it for dead."""
+        """Waits a while for workers that have not connected yet: a worker that finds no coordinator would end with an error."""
         await_late_workers(self._pool, self._num_workers, is_stopped, self._note)
 
     def close(self) -> None:
@@ -100,7 +99,7 @@ class BatchStream:
 def streaming(
     role: Role, trainer: Trainer, model_dir: Path, console: Console, outcome: Outcome
 ) -> Iterator[None]:
-    """Has a trainer's data read by the workers; they end with the block."""
+    """Makes the workers read a trainer's data; they end with the block."""
     stream = BatchStream(role, trainer.make_lanes(), model_dir, console.note)
     trainer.stream = stream
     if outcome.mode == "train_and_eval":
@@ -118,8 +117,8 @@ def streaming(
 def serve(
     role: Role, lanes: Lanes, model_dir: Path, console: Console, signals: StopSignals, outcome: Outcome
 ) -> Outcome:
-    """A worker's whole run: reads what the coordinator orders until that says goodbye."""
-    hide_gpus()  # there may be none here, and none is needed to read
+    """A worker's whole run: reads the batches that the coordinator orders, until the coordinator ends the run."""
+    hide_gpus()  # a worker needs none
     try:
         ending = work_with_key(role, model_dir, lambda body: read_order(lanes, body), console.note, signals)
     finally:
@@ -133,7 +132,7 @@ def serve(
 
 
 def read_order(lanes: Lanes, body: bytes | memoryview) -> wire.Parts:
-    """Carries an order out, in a worker, or in a coordinator that no worker is left to."""
+    """Reads the batch of an order; in a worker, or in the coordinator when no worker is left."""
     try:
         read = lanes.read(LaneBatch.from_bytes(bytes(body)))
     except PortwrightError:

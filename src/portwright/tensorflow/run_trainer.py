@@ -1,4 +1,4 @@
-"""Drives an Estimator through a run: logs, evaluates between stretches of training, stops when told to."""
+"""Runs an Estimator: logs, evaluates between stretches of training, stops on a signal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ import tensorflow as tf
 
 from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UserError
 from portwright.job.atomic import check_writable
+from portwright.job.blame import refusing_exits
 from portwright.job.logs import Console, RunLog, read_metrics
 from portwright.job.outcome import Outcome
 from portwright.job.params import Params
 from portwright.job.progress import Progress
-from portwright.job.run_length import find_last_step
+from portwright.job.runconfig import find_last_step
 from portwright.job.signals import StopSignals
 from portwright.tensorflow.checkpoints import step_of
 from portwright.tensorflow.estimator import Estimator
+from portwright.tensorflow.evaluation import OnBatch
 from portwright.tensorflow.failures import explain, explain_non_finite
-from portwright.tensorflow.first_batch import FirstBatch, LearningRate, OnBatch, find_non_finite, reread_batch
+from portwright.tensorflow.first_batch import FirstBatch, LearningRate, find_non_finite, reread_batch
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.processes import Processes
 from portwright.tensorflow.run_config import RunConfig
-from portwright.tensorflow.run_model import WatchedModel, seed_everything
+from portwright.tensorflow.run_model import WatchedModel
 from portwright.tensorflow.run_parts import Parts
 from portwright.tensorflow.stream_lanes import Lanes
 from portwright.tensorflow.stream_marks import Marks
@@ -55,16 +57,17 @@ class Trainer:
         outcome: Outcome,
         processes: Processes | None = None,
     ) -> None:
-        self.stream: BatchStream | None = None  # that other tasks read the training's data for
-        self.processes = processes  # that train together; None where this one is alone
+        self.stream: BatchStream | None = None  # the batches of the training, if other tasks read its data
+        self.processes = processes  # those that train together; None for a single process
         self._is_chief = processes is None or processes.rank == 0
         self._parts, self._params, self._config = parts, params, params.runconfig
         self._model_dir, self._console, self._signals, self._outcome = model_dir, console, signals, outcome
         self.model = WatchedModel(parts.model_fn)
         self._step = 0
         self._first_step = 0
-        self._num_steps = 0  # made by this process
-        self._is_ended_early = False  # by a signal
+        self._num_steps = 0  # the steps that this process has made
+        self._is_ended_early = False  # whether a signal ended the training
+        self._ended = ""  # `Monitor.ended` of the last stretch
 
     @property
     def is_stopped(self) -> bool:
@@ -91,10 +94,10 @@ class Trainer:
         progress = Progress("train", last_step, self._console, start=first_step, shown=self._is_chief)
         started = time.perf_counter()
         try:
-            with progress:
+            with progress, refusing_exits(lambda: f"the training after step {self._step} of {last_step}"):
                 is_due = eval_every and first_step and first_step % eval_every == 0 and self._is_chief
                 if is_due and not self._is_evaluated():
-                    # A stop or a kill came between the checkpoint and this evaluation.
+                    # The run before was stopped or killed after this checkpoint and before its evaluation.
                     self._evaluate_now(estimator, log)
                 self._stretches(estimator, last_step, eval_every if evaluates else None, log, progress)
         finally:
@@ -114,7 +117,7 @@ class Trainer:
         log: RunLog | None,
         progress: Progress,
     ) -> None:
-        """Trains up to each evaluation; `eval_every` is None without any, and 0 for one at the end."""
+        """Trains, and evaluates every `eval_every` steps; 0 stands for one evaluation at the end, None for none."""
         while self._step < last_step:
             end = min(last_step, (self._step // eval_every + 1) * eval_every) if eval_every else last_step
             before = self._step
@@ -127,13 +130,13 @@ class Trainer:
                 if self._is_anyone_stopped():  # the others wait here while the chief evaluates
                     return
             if self._step < end:
-                self._tell_end_of_data(last_step)
+                self._tell_early_end(last_step)
                 return
 
     def _is_anyone_stopped(self) -> bool:
-        """Whether a signal came, to this process or to another one.
+        """Whether this process or another one received a signal.
 
-        One that comes while this process waits for the others is heard the next time, so that all do the same.
+        A signal that arrives while this process waits for the others counts at the next call, so that all processes agree.
         """
         self._is_ended_early = self._signals.requested
         if self.processes is not None:
@@ -180,17 +183,18 @@ class Trainer:
         )
         rate = LearningRate(lambda step: monitor.is_logged(step, step == end))
         self.model.checkpoint = estimator.latest_checkpoint() if self._is_chief else None
-        seed_everything(self._config.seed)
+        tf.keras.utils.set_random_seed(self._config.seed)
         with watching(monitor):
             try:
                 estimator.train(input_fn, hooks=[first_batch, rate], max_steps=end)
+                self._ended = monitor.ended
             except NonFiniteError as error:
                 step = start + num_losses + 1
-                # A resumed input does not say where it was, and one's share of the data is not what all are to blame for.
+                # The batch can be read again only if the input began at its start, and this process had all of it.
                 fresh = self._first_step == 0 and self.processes is None
                 if self.stream is not None and self.stream.source.is_shared_out:
-                    fresh = False  # alone, the input function gives other batches
-                seed_everything(self._config.seed)
+                    fresh = False  # called for one process, the input function gives other batches
+                tf.keras.utils.set_random_seed(self._config.seed)
                 bad = find_non_finite(reread_batch(estimator, input_fn, step)) if fresh else None
                 raise explain_non_finite(step, bad, recent) from error
             except tf.errors.OpError as error:
@@ -200,12 +204,12 @@ class Trainer:
                 raise failure if isinstance(failure, PortwrightError) else explain(failure) from error
 
     def make_lanes(self) -> Lanes:
-        """The training's data, read as the training would itself."""
+        """Readers of the training's data that give the batches that the training would read itself."""
         input_fn = self._parts.input_fn(ModeKeys.TRAIN, self._params.values)
         marks = Marks(self._model_dir, self._config.checkpoint_steps or 0, self._console.note)
         return Lanes(self._make_estimator(self._model_dir), input_fn, self._config.seed, marks)
 
-    def _tell_end_of_data(self, last_step: int) -> None:
+    def _tell_early_end(self, last_step: int) -> None:
         name = self._parts.input_fn(ModeKeys.TRAIN, self._params.values).name
         if not self._num_steps:
             raise UserError(
@@ -213,15 +217,17 @@ class Trainer:
                 "there are none at all.",
                 "Lower train_input.batch_size, or look at the files that are read.",
             )
-        self._console.note(
-            f"the training data ended at step {self._step} of {last_step}: let {name} repeat() its dataset to go on."
-        )
+        if self._ended == "data":
+            why = f"the training data ended at step {self._step} of {last_step}: let {name} repeat() its dataset to go on."
+        else:
+            why = f"a hook stopped the training at step {self._step} of {last_step}."
+        self._console.note(why)
 
     def _tell_stop(self) -> None:
         self._outcome.status = self._signals.exit_status
         saved = f"saved model.ckpt-{self._step}. The same command resumes."
         if self._config.checkpoint_steps == 0:
-            # Nothing to requeue for: it would start from the beginning, again and again.
+            # Not requeued: without a checkpoint it would start from the beginning each time.
             self._outcome.status = ExitStatus.INTERRUPTED
             saved = "checkpoint_steps is 0, so nothing was saved and the same command starts anew."
         self._console.note(f"stopped by {self._signals.reason} at step {self._step}: {saved}")
@@ -236,7 +242,7 @@ class Trainer:
     # -- evaluating ----------------------------------------------------------------------------------------
 
     def evaluate(self, checkpoint: str) -> dict[str, float]:
-        """Evaluates a checkpoint and logs the result; nothing when a signal stops it."""
+        """Evaluates a checkpoint and logs the result; returns {} if a signal stops it."""
         self._step = self._outcome.step = step_of(checkpoint)
         with self._reading_estimator() as estimator:
             return self._evaluate(estimator, checkpoint, None)
@@ -257,7 +263,7 @@ class Trainer:
             progress.update(done, {})
 
         self.model.checkpoint = checkpoint
-        seed_everything(self._config.seed)
+        tf.keras.utils.set_random_seed(self._config.seed)
         with progress, watching(Monitor(self._console)):
             try:
                 results = estimator.evaluate(
@@ -296,16 +302,16 @@ class Trainer:
                 log.write("eval", self._step, values)
         except (
             UserError
-        ) as error:  # somebody else's run can be evaluated, though nothing can be written there
+        ) as error:  # a run of another user can be evaluated, though its folder is not writable
             self._console.warning(f"the evaluation is not logged: {error.message}")
 
     # -- predicting ----------------------------------------------------------------------------------------
 
     def predict(self, checkpoint: str) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """Batches of what the model predicts, by name."""
+        """Yields the model's predictions for each batch, by name."""
         input_fn = self._parts.input_fn(ModeKeys.PREDICT, self._params.values)
         self.model.checkpoint = checkpoint
-        seed_everything(self._config.seed)
+        tf.keras.utils.set_random_seed(self._config.seed)
         with self._reading_estimator() as estimator, watching(Monitor(self._console)):
             batches = estimator.predict(input_fn, checkpoint_path=checkpoint, yield_single_examples=False)
             for batch in batches:
@@ -318,7 +324,7 @@ class Trainer:
 
     @contextmanager
     def _reading_estimator(self) -> Iterator[Estimator]:
-        """An Estimator that writes its own files beside the run's, or nowhere where that is somebody else's."""
+        """An Estimator that writes its files beside the run's, or to a temporary folder if that is not writable."""
         try:
             self._model_dir.mkdir(parents=True, exist_ok=True)
             check_writable(self._model_dir)
@@ -349,7 +355,7 @@ class Trainer:
         return RunLog(
             self._model_dir / kind,
             enable_summaries=self._config.enable_summaries
-            and kind == "train",  # an Estimator writes eval's itself
+            and kind == "train",  # the Estimator itself writes those of "eval"
             step=self._step if kind == "train" else None,
             console=self._console,
         )

@@ -8,17 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_utils import (
+    build_all_signature_defs,
+    export_outputs_for_mode,
+)
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadType, BadValue
-from portwright.tensorflow.export_outputs import build_all_signature_defs, export_outputs_for_mode
+from portwright.tensorflow.arguments import BadType, BadValue
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
 
 v1 = tf.compat.v1
 
-# In this order: a graph that trains has every variable, so the first graph saves them for all.
+# Training comes first: its graph has every variable, and the first graph saves them for all.
 _TAGS = {"train": [v1.saved_model.TRAINING], "eval": ["eval"], "infer": [v1.saved_model.SERVING]}
 
 
@@ -82,7 +85,7 @@ def export_all_saved_models(
             destination = tf.io.gfile.join(temporary, "assets.extra", tf.compat.as_str_any(relative))
             tf.io.gfile.makedirs(destination.rpartition("/")[0])
             tf.io.gfile.copy(source, destination)
-        tf.io.gfile.rename(temporary, final)  # readers see the whole model or none of it
+        tf.io.gfile.rename(temporary, final)  # so that readers see the whole model or none
     except BaseException:
         if tf.io.gfile.exists(temporary):
             tf.io.gfile.rmtree(temporary)
@@ -92,7 +95,7 @@ def export_all_saved_models(
 
 
 def find_checkpoint(estimator: Estimator, checkpoint_path: Any) -> str:
-    """Gives the checkpoint to export: the one named, else the newest, else the one that the estimator warm-starts from."""
+    """Finds the checkpoint to export: the one named, else the newest, else the one that the estimator warm-starts from."""
     if checkpoint_path:
         given: str = tf.compat.as_str_any(os.fspath(checkpoint_path))
         if not v1.train.checkpoint_exists(given):
@@ -133,7 +136,7 @@ def _add_graph(
             mode, spec.export_outputs, spec.predictions, spec.loss, spec.eval_metric_ops
         )
         alternatives = getattr(receiver, "receiver_tensors_alternatives", None)
-        # What the receiver cannot feed is left out, and logged with its reason.
+        # Outputs that the receiver cannot feed are left out, and logged with the reason.
         signatures = build_all_signature_defs(
             receiver.receiver_tensors, outputs, alternatives, mode == "infer"
         )
@@ -168,4 +171,4 @@ def _free_folders(base: str) -> tuple[str, str]:
         folders = tf.io.gfile.join(base, str(seconds)), tf.io.gfile.join(base, f"temp-{seconds}")
         if not any(map(tf.io.gfile.exists, folders)):
             return folders
-        seconds += 1  # a second export within one second; names stay in order
+        seconds += 1  # another export in the same second: the names must differ and stay sorted

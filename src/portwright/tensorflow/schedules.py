@@ -45,7 +45,7 @@ def _sequence(specs: list[ScheduleSpec], step: Any, restart: bool) -> Any:
     starts = [0, *itertools.accumulate(spec.num_steps or 0 for spec in specs[:-1])]
     rate = None
     for spec, start in zip(specs, starts, strict=True):
-        # A schedule that has not begun is computed as well, and must not meet a negative step.
+        # The graph computes schedules that have not begun too; they must not be given a negative step.
         own = _rate_of(spec, tf.maximum(step - start, 0.0) if restart else step)
         rate = own if rate is None else tf.where(step >= start, own, rate)
     return rate
@@ -74,14 +74,10 @@ def _cosine(first: Any, last: Any, progress: Any) -> Any:
 
 
 def _count_passed(milestones: list[int], step: Any) -> Any:
-    """How many milestones a step has reached."""
+    """The number of milestones that a step has reached."""
     if not milestones:
         return _f64(0.0)
     return tf.reduce_sum(tf.cast(step >= tf.constant(milestones, tf.float64), tf.float64))
-
-
-def _constant(spec: kinds.Constant, step: Any) -> Any:
-    return _f64(spec.learning_rate)
 
 
 def _exponential(spec: kinds.Exponential, step: Any) -> Any:
@@ -113,10 +109,6 @@ def _inverse_exponential(spec: kinds.InverseExponentialTimeDecay, step: Any) -> 
     return spec.initial_learning_rate / (1.0 + spec.decay_rate * progress)
 
 
-def _inverse_root(spec: kinds.InverseSquareRootDecay, step: Any) -> Any:
-    return spec.initial_learning_rate * spec.scale / tf.sqrt(tf.maximum(step, spec.warmup_steps))
-
-
 def _cosine_decay(spec: kinds.CosineDecay, step: Any) -> Any:
     progress = tf.minimum(step, spec.total_iters) / spec.total_iters
     return _cosine(spec.initial_learning_rate, spec.end_learning_rate, progress)
@@ -144,20 +136,8 @@ def _warm_restarts(spec: kinds.CosineAnnealingWarmRestarts, step: Any) -> Any:
     return _cosine(spec.initial_learning_rate, spec.eta_min, (step - start_of(descent)) / length)
 
 
-def _step(spec: kinds.Step, step: Any) -> Any:
-    return spec.initial_learning_rate * _power(spec.gamma, tf.floor(step / spec.step_size))
-
-
-def _multi_step(spec: kinds.MultiStep, step: Any) -> Any:
-    return spec.initial_learning_rate * _power(spec.gamma, _count_passed(spec.milestones, step))
-
-
-def _multiplicative(spec: kinds.Multiplicative, step: Any) -> Any:
-    return spec.initial_learning_rate * _power(spec.coefficient, step)
-
-
 def _lambda(spec: kinds.Lambda, step: Any) -> Any:
-    # A function of the user's is Python, and stays it: the graph calls it back. What is wrong with it is told now.
+    # The graph calls the user's Python function. It is called once here, so that its errors are raised now.
     spec(0)
 
     def call(value: Any) -> Any:
@@ -199,20 +179,26 @@ def _one_cycle(spec: kinds.OneCycle, step: Any) -> Any:
 
 
 _RATES: dict[type[ScheduleSpec], Rate] = {
-    kinds.Constant: _constant,
+    kinds.Constant: lambda spec, step: _f64(spec.learning_rate),
     kinds.CosineAnnealing: _annealing,
     kinds.CosineAnnealingWarmRestarts: _warm_restarts,
     kinds.CosineDecay: _cosine_decay,
     kinds.Cyclic: _cyclic,
     kinds.Exponential: _exponential,
     kinds.InverseExponentialTimeDecay: _inverse_exponential,
-    kinds.InverseSquareRootDecay: _inverse_root,
+    kinds.InverseSquareRootDecay: lambda spec, step: (
+        spec.initial_learning_rate * spec.scale / tf.sqrt(tf.maximum(step, spec.warmup_steps))
+    ),
     kinds.Lambda: _lambda,
     kinds.Linear: _polynomial,
-    kinds.MultiStep: _multi_step,
-    kinds.Multiplicative: _multiplicative,
+    kinds.MultiStep: lambda spec, step: (
+        spec.initial_learning_rate * _power(spec.gamma, _count_passed(spec.milestones, step))
+    ),
+    kinds.Multiplicative: lambda spec, step: spec.initial_learning_rate * _power(spec.coefficient, step),
     kinds.OneCycle: _one_cycle,
     kinds.PiecewiseConstant: _piecewise,
     kinds.Polynomial: _polynomial,
-    kinds.Step: _step,
+    kinds.Step: lambda spec, step: (
+        spec.initial_learning_rate * _power(spec.gamma, tf.floor(step / spec.step_size))
+    ),
 }

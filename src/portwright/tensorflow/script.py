@@ -1,15 +1,14 @@
-"""A script run up to where it would train: what it passes to run() or to an Estimator there, and its params."""
+"""Runs a user's script up to the training call, and returns what it passes to run() or to an Estimator, and its params."""
 
 from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import portwright.tensorflow
 from portwright.discover import find_all_models
@@ -18,6 +17,7 @@ from portwright.job.arguments import parse_arguments
 from portwright.job.blame import blame
 from portwright.job.params import Params
 from portwright.job.run_params import load_run_params
+from portwright.patched import patched
 from portwright.tensorflow import entry
 from portwright.tensorflow.cerebras_estimator import CerebrasEstimator
 from portwright.tensorflow.estimator import Estimator
@@ -26,15 +26,15 @@ from portwright.tensorflow.run_parts import Parts
 
 @dataclass(frozen=True)
 class Script:
-    """A folder's parts, as a run would have them."""
+    """The parts and params of a folder's run.py, as a run would have them."""
 
     path: Path
     parts: Parts
     params: Params
 
 
-class _Asked(BaseException):
-    """Carries what a script passes to run() or to an Estimator out of it; not an Exception, so that no script catches it."""
+class _Intercepted(BaseException):
+    """Carries the arguments of run() or of an Estimator out of the script; not an Exception, so that the script does not catch it."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
@@ -53,15 +53,15 @@ def _intercept_run(
 ) -> None:
     given = dict(locals())
     del given["argv"]
-    raise _Asked(given)
+    raise _Intercepted(given)
 
 
 def _intercept_estimator(self: Any, input_fn: Any, *args: Any, **kwargs: Any) -> None:
-    raise _Asked({"estimator": self, "input_fn": input_fn})
+    raise _Intercepted({"estimator": self, "input_fn": input_fn})
 
 
 def find_script(path: str) -> Path:
-    """The run.py that a path or the name of a reference model means."""
+    """The run.py at a path, or of the reference model with that name."""
     given = Path(path)
     if given.is_dir():
         given = given / "run.py"
@@ -78,7 +78,7 @@ def find_script(path: str) -> Path:
 
 
 def read_script(path: str, params: Path | None = None, overrides: Sequence[str] = ()) -> Script:
-    """Runs the user's files as far as they describe the model, never further: nothing is trained."""
+    """Runs the user's files until they call run(); nothing is trained."""
     script = find_script(path)
     words = words_of(script, params, overrides)
     asked = ask_script(script, words)
@@ -100,35 +100,36 @@ def words_of(script: Path, params: Path | None, overrides: Sequence[str]) -> lis
 
 
 def take_parts(script: Path, words: Sequence[str], asked: Mapping[str, Any]) -> Script:
-    """What was passed to run(), with the params of the command line."""
+    """The arguments that the script passed to run(), and the params of the command line."""
     parts = Parts(**asked)
     parts.check()
     arguments = parse_arguments(words, parts.extra_args_parser_fn, entry.STYLE)
-    with mock.patch.object(sys, "argv", [str(script), *words]):  # as the script would find it
+    with patched(sys, "argv", [str(script), *words]):  # the arguments that the script sees in a run
         return Script(script, parts, load_run_params(arguments, parts.default_params_fn))
 
 
-def ask_script(script: Path, words: Sequence[str], compat: str | None = None) -> Mapping[str, Any]:
-    """What a script passes to run(), or its `estimator` and the `input_fn` that it would train or compile with."""
-    if compat is not None:
-        from portwright.compat.lend import lend
+def ask_script(
+    script: Path, words: Sequence[str], explain: Callable[[Exception], PortwrightError] = blame
+) -> Mapping[str, Any]:
+    """The arguments that a script passes to run(), or its `estimator` and the `input_fn` of its call to train or compile.
 
-        lend(compat, str(script))
+    `explain` turns an exception of the script into the error to show.
+    """
     sys.path.insert(0, str(script.parent))
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *words]))
-        stack.enter_context(mock.patch.object(entry, "run", _intercept_run))
-        stack.enter_context(mock.patch.dict(vars(portwright.tensorflow), {"run": _intercept_run}))
+        stack.enter_context(patched(sys, "argv", [str(script), *words]))
+        stack.enter_context(patched(entry, "run", _intercept_run))
+        stack.enter_context(patched(portwright.tensorflow, "run", _intercept_run))
         for kind, name in (
             (Estimator, "train"),
             (CerebrasEstimator, "train"),
             (CerebrasEstimator, "compile"),
         ):
-            stack.enter_context(mock.patch.object(kind, name, _intercept_estimator))
+            stack.enter_context(patched(kind, name, _intercept_estimator))
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except _Asked as asked:
-            return asked.parts
+        except _Intercepted as intercepted:
+            return intercepted.parts
         except SystemExit as stop:
             raise UserError(
                 f"{script} ended with {stop.code!r} before it trained.",
@@ -137,11 +138,7 @@ def ask_script(script: Path, words: Sequence[str], compat: str | None = None) ->
         except PortwrightError:
             raise
         except Exception as error:
-            if compat is not None and isinstance(error, ImportError):
-                from portwright.compat.lend import explain_import_error
-
-                raise explain_import_error(script, error) from error
-            raise blame(error) from error
+            raise explain(error) from error
     raise UserError(
         f"{script} neither calls portwright.tensorflow.run() nor trains an Estimator.",
         "Let it do one of them; portwright new NAME --framework tensorflow shows how.",

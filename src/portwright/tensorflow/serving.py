@@ -1,4 +1,4 @@
-"""Where the inputs of a saved model come from: placeholders, and the features that are made of them."""
+"""The inputs of a saved model: placeholders, and the features that are made from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue
 
 v1 = tf.compat.v1
 
@@ -135,7 +135,7 @@ def _placeholders(like: Any, lone_name: str, batch_size: int | None) -> tuple[An
 
 def _placeholder_like(like: Any, batch_size: int | None) -> Any:
     shape = tf.TensorShape([batch_size]).concatenate(like.shape[1:])
-    # An eager tensor has no name; that of a graph's tensor keeps the saved model readable.
+    # A graph tensor's name is kept so that the saved model is readable; an eager tensor has none.
     name = None if isinstance(like, tf.__internal__.EagerTensor) else like.op.name
     return v1.placeholder(like.dtype, shape, name=name)
 

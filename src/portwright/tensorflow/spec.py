@@ -3,13 +3,68 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
-from portwright.tensorflow.host_call import validate_host_call
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.mode_keys import ModeKeys
+
+HostCall = Sequence[Any] | Mapping[str, Any]
+
+
+def validate_host_call(host_call: HostCall | None) -> HostCall:
+    """Checks a host call and returns it, or () for none.
+
+    It is `(function, tensors)`, `(function, tensors, more)`, or a dict of finished metrics.
+    """
+    if not host_call:
+        return ()
+    if isinstance(host_call, Mapping):
+        return host_call
+    cure = "Give (function, [tensors]) or a dict of metrics."
+    if not isinstance(host_call, (list, tuple)) or len(host_call) not in (2, 3):
+        raise BadValue(f"host_call must be a pair, a triple or a dict; received {host_call!r}.", cure)
+    if not callable(host_call[0]):
+        raise BadValue(f"The first item of host_call must be callable; received {host_call[0]!r}.", cure)
+    if not isinstance(host_call[1], (list, tuple, Mapping)):
+        raise BadValue(
+            f"The second item of host_call must be a list of tensors; received {host_call[1]!r}.", cure
+        )
+    if len(host_call) == 3 and not isinstance(host_call[2], (list, tuple)):
+        raise BadValue(f"The third item of host_call must be a list; received {host_call[2]!r}.", cure)
+    return host_call
+
+
+def host_call_to_eval_metric_ops(host_call: HostCall | None) -> dict[str, tuple[Any, Any]]:
+    """Calls the host call's function, and keeps of what it returns the pairs (value, update)."""
+    checked = validate_host_call(host_call)
+    if not checked:
+        return {}
+    made = dict(checked) if isinstance(checked, Mapping) else _call(checked[0], checked[1])
+    if isinstance(made, (list, tuple)):
+        made = {f"elem_{index}": metric for index, metric in enumerate(made)}
+    if not isinstance(made, Mapping):
+        raise BadType(
+            f"The function of host_call returned {made!r}.", "Return a dict of (value, update) pairs by name."
+        )
+    return {name: _as_pair(metric) for name, metric in made.items() if _is_metric(metric)}
+
+
+def _call(function: Callable[..., Any], tensors: Sequence[Any] | Mapping[str, Any]) -> Any:
+    return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)
+
+
+def _is_metric(metric: Any) -> bool:
+    if isinstance(metric, tf.keras.metrics.Metric):
+        return True
+    return isinstance(metric, (list, tuple)) and len(metric) == 2 and tf.is_tensor(metric[0])
+
+
+def _as_pair(metric: Any) -> Any:
+    return metric if isinstance(metric, tf.keras.metrics.Metric) else tuple(metric)
+
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +88,12 @@ _Fields = namedtuple(
 
 
 class EstimatorSpec(_Fields):
-    """Everything that an Estimator runs in one mode; what does not fit the mode is refused here."""
+    """The tensors and ops that an Estimator runs in one mode; those that do not fit the mode are refused here.
+
+    Metrics may come as a host call instead, `(function, [tensors])` or a dict of metrics; they are made for mode EVAL.
+    """
+
+    host_call: Any = None
 
     def __new__(
         cls,
@@ -48,9 +108,15 @@ class EstimatorSpec(_Fields):
         scaffold: Any = None,
         evaluation_hooks: Any = None,
         prediction_hooks: Any = None,
+        host_call: Any = None,
     ) -> Self:
+        if validate_host_call(host_call):
+            if eval_metric_ops:
+                raise BadValue("Both host_call and eval_metric_ops were given.", "Give one of them.")
+            if mode == ModeKeys.EVAL:
+                eval_metric_ops = host_call_to_eval_metric_ops(host_call)
         predictions_checked = check_predictions(predictions, mode)
-        return super().__new__(
+        spec = super().__new__(
             cls,
             mode,
             predictions_checked,
@@ -64,6 +130,8 @@ class EstimatorSpec(_Fields):
             check_hooks(evaluation_hooks, "evaluation_hooks"),
             check_hooks(prediction_hooks, "prediction_hooks"),
         )
+        spec.host_call = host_call or None
+        return spec
 
     def _replace(self, **kwds: Any) -> EstimatorSpec:
         if kwds.get("mode", self.mode) != self.mode:
@@ -78,17 +146,10 @@ class EstimatorSpec(_Fields):
 
 
 class CSEstimatorSpec(EstimatorSpec):
-    """An EstimatorSpec whose metrics may come as a host call: `(function, [tensors])`, or a dict of metrics."""
-
-    host_call: Any
+    """An EstimatorSpec whose second argument is the host call."""
 
     def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> Self:
-        checked = validate_host_call(host_call)
-        if checked and kwargs.get("eval_metric_ops"):
-            raise BadValue("Both host_call and eval_metric_ops were given.", "Give one of them.")
-        spec = super().__new__(cls, mode, **kwargs)
-        spec.host_call = checked or None
-        return spec
+        return super().__new__(cls, mode, host_call=host_call, **kwargs)
 
 
 def check_train_op(train_op: Any, mode: str) -> Any:
@@ -185,7 +246,7 @@ def _metric_of_keras(metric: Any) -> tuple[Any, Any]:
         )
     for update in metric.updates:
         _check_graph(update, f"the update of metric {metric.name!r}")
-    # Keras puts its variables in no collection, so nothing would initialise them.
+    # Keras adds its variables to no collection, so that no session would initialise them.
     for collection in (tf.compat.v1.GraphKeys.LOCAL_VARIABLES, tf.compat.v1.GraphKeys.METRIC_VARIABLES):
         known = {id(variable) for variable in tf.compat.v1.get_collection(collection)}
         for variable in metric.variables:

@@ -1,4 +1,4 @@
-"""What the processes of a training do together: begin alike, agree on each step's loss and on stopping, and end."""
+"""Synchronises the processes of a training: they begin with the same values, share each step's loss, and stop at the same step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StartTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         for variable in v1.global_variables():
             value = variable.read_value()
             if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype == tf.bool):
-                continue  # a text, which no sum carries
+                continue  # a text, which cannot be summed
             wide = value if value.dtype in _SUMMABLE else tf.cast(value, tf.int64)
             own = wide if self._processes.rank == 0 else tf.zeros_like(wide)
             chiefs = tf.cast(self._processes.sum(own), value.dtype)
@@ -38,7 +38,7 @@ class StartTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._copy = tf.group(*copies)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        # A session is made anew when a call between two servers fails; the others know nothing of that.
+        # TensorFlow made a new session, since a call between two servers failed; the other processes still use the old one.
         if self._has_begun:
             raise ConnectionBroken(
                 "the connection to another process of this training broke.",
@@ -51,7 +51,7 @@ class StartTogether(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a training begins from."""
+    """The checkpoint, position and seed that a training begins from."""
 
     checkpoint: str | None
     point: ResumePoint | None
@@ -60,9 +60,9 @@ class Beginning:
 
 
 def as_the_chief(processes: Processes, own: Beginning) -> Beginning:
-    """The chief's beginning, told to every process.
+    """Returns the chief's beginning in every process.
 
-    Only the chief's input has its state saved: the others draw and drop as many batches as it has had.
+    Only the state of the chief's input is saved: the other processes draw and drop as many batches as the chief had read.
     """
     written = None if own.point is None else point_as_json(own.point)
     told = json.loads(processes.hear_chief(json.dumps([own.checkpoint, own.own_seed, written])))
@@ -82,7 +82,7 @@ def as_the_chief(processes: Processes, own: Beginning) -> Beginning:
 
 
 class Agreement:
-    """One small sum a step: the mean loss, and whether anybody wants to stop."""
+    """One small sum in each step, over all processes: the mean loss, and whether a process asks to stop."""
 
     def __init__(self, processes: Processes, loss: Any) -> None:
         flag = v1.Variable(
@@ -98,13 +98,13 @@ class Agreement:
         self.has_votes = False  # whether hooks may ask to stop, in this process or in another
 
     def ask_to_stop(self, session: Any) -> None:
-        """The next step's sum tells everybody."""
+        """Makes the next step's sum tell every process to stop."""
         session.run(self._ask)
 
-    def is_anyone_for_it(self, session: Any, wish: bool) -> bool:
-        """Whether any process wishes to stop after this very step."""
-        return bool(session.run(self._votes, {self._vote: int(wish)}) > 0)
+    def is_stop_wanted(self, session: Any, wants_to_stop: bool) -> bool:
+        """Whether any process wants to stop after this step; every process must call it."""
+        return bool(session.run(self._votes, {self._vote: int(wants_to_stop)}) > 0)
 
     def end_together(self, session: Any) -> None:
-        """Returns when everybody has made the last step: a process that has ended looks like one that died."""
+        """Waits until every process has made the last step: one that ended earlier would be taken for dead."""
         session.run(self._end)

@@ -1,4 +1,4 @@
-"""A batch of a dataset on its way from one process to another: what of it is fetched there, and a dataset of it here."""
+"""Batches that one process sends to another: the values to send, and a dataset of the values received."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from portwright.errors import UserError
 
 v1 = tf.compat.v1
 
-# The types that an array has by itself; text, bfloat16 and the like travel as TensorFlow writes them.
+# Types that a NumPy array is sent in; text, bfloat16 and the like are serialised by TensorFlow.
 _PLAIN_KINDS = "biufc"
 
 
 def flat_specs(element_spec: Any) -> list[Any]:
-    """The tensors that a batch consists of, those of sparse and ragged ones included."""
+    """The specs of a batch's tensors, with those that sparse and ragged tensors consist of."""
     specs: list[Any] = tf.nest.flatten(element_spec, expand_composites=True)
     for spec in specs:
         if spec.dtype in (tf.variant, tf.resource):
@@ -29,26 +29,26 @@ def flat_specs(element_spec: Any) -> list[Any]:
 
 
 def tensors_to_send(batch: Any) -> list[Any]:
-    """The tensors of a batch in a form that `receive` takes: arrays, or bytes where an array has no such type."""
+    """The tensors of a batch in a form that `receive` takes: those of other than plain types are serialised to bytes."""
     tensors = tf.nest.flatten(batch, expand_composites=True)
     return [tensor if _is_plain(tensor.dtype) else tf.io.serialize_tensor(tensor) for tensor in tensors]
 
 
 def values_to_send(fetched: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """What a session gave for them, as arrays of plain types."""
+    """The values of `tensors_to_send` as arrays of plain types."""
     return [
         np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.asarray(each) for each in fetched
     ]
 
 
 def count_samples(fetched: Sequence[Any]) -> int:
-    """Samples of a batch: the length that its tensors have in common, or that of its first one."""
+    """The number of samples in a batch: the most frequent length of its tensors; 1 without any."""
     lengths = [each.shape[0] for each in fetched if isinstance(each, np.ndarray) and each.ndim]
     return int(max(set(lengths), key=lengths.count)) if lengths else 1
 
 
 def receive(batches: Callable[[], Iterator[Sequence[Any]]], element_spec: Any) -> tf.data.Dataset:
-    """A dataset of batches that came as `values_to_send` made them; it asks for one when a step does, and not before."""
+    """A dataset of received batches, in the form of `values_to_send`; it asks for a batch only when a step needs it."""
     specs = flat_specs(element_spec)
     sent = tuple(spec if _is_plain(spec.dtype) else tf.TensorSpec([], tf.string) for spec in specs)
 
@@ -69,7 +69,8 @@ def receive(batches: Callable[[], Iterator[Sequence[Any]]], element_spec: Any) -
 
     dataset = tf.data.Dataset.from_generator(generate, output_signature=sent).map(build)
     options = tf.data.Options()
-    options.experimental_optimization.apply_default_optimizations = False  # one of them reads ahead
+    # One of the default optimizations prefetches.
+    options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
     return dataset.with_options(options)
 

@@ -18,10 +18,10 @@ v1 = tf.compat.v1
 
 
 class InitializeStream(InitializeIterator):
-    """Starts an iterator over what a source gives, instead of over the dataset that it was made for.
+    """Initialises an iterator over a source's batches, instead of over the dataset that it was made for.
 
-    The exchange is made in the finished graph: the input function has been called all the same, because the seeds of a
-    model's ops come of the number of ops before them, and they are to be those of a training that reads by itself.
+    The dataset is replaced in the finished graph. The input function is called nevertheless, because the seed of an op
+    depends on the number of ops before it, and seeds must be those of a training that reads its data itself.
     """
 
     def __init__(self, iterator: Any, dataset: Any, source: Source) -> None:
@@ -36,7 +36,7 @@ class InitializeStream(InitializeIterator):
 
 
 def make_streamed_feed(estimator: Estimator, input_fn: Any, source: Source) -> Feed:
-    """The tensors of a batch that comes from `source`, where the input function's own would be."""
+    """A feed of the batches of `source`, in the form of the input function's batches."""
     dataset = call_for_lane(estimator, input_fn, 0, source.num_lanes)
     source.fingerprint = take_fingerprint(dataset, input_fn)
     iterator = v1.data.make_initializable_iterator(dataset)

@@ -1,4 +1,4 @@
-"""Reading for a training in another process: every n-th batch of what the input function gives, from any one on.
+"""Reads batches for a training in another process; one of n lanes is every n-th batch, beginning at any batch.
 
 The graph is built as a training builds it, with its seeds, so that the batches are those that the training would read itself.
 """
@@ -15,12 +15,11 @@ import tensorflow as tf
 from tensorflow.python.training import training_util
 
 from portwright.errors import UserError
-from portwright.tensorflow.argument_names import argument_names
+from portwright.tensorflow.arguments import argument_names
 from portwright.tensorflow.graph_walk import ancestors
 from portwright.tensorflow.input_feed import InitializeIterator
 from portwright.tensorflow.input_state import InputState
 from portwright.tensorflow.mode_keys import ModeKeys
-from portwright.tensorflow.run_model import seed_everything
 from portwright.tensorflow.stream_batches import count_samples, flat_specs, tensors_to_send, values_to_send
 from portwright.tensorflow.stream_marks import LaneMarks, Marks
 
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
 
 v1 = tf.compat.v1
-_AHEAD = 2  # batches that are made ready while one is sent
+_NUM_PREFETCHED = 2  # batches that are prepared while one is sent
 
 
 @dataclass(frozen=True)
 class LaneBatch:
-    """One batch that is asked for: number `index` of those that lane `lane` of `num_lanes` has."""
+    """A request for one batch: number `index` in lane `lane` of `num_lanes`."""
 
     lane: int
     num_lanes: int
     index: int
-    fingerprint: str = ""  # of the pipeline that the training was built with
+    fingerprint: str = ""  # that of the training's own pipeline, which the reader's must equal
 
     def as_bytes(self) -> bytes:
         return json.dumps([self.lane, self.num_lanes, self.index, self.fingerprint]).encode()
@@ -49,17 +48,18 @@ class LaneBatch:
 
 
 class Lanes:
-    """The lanes that this process reads, each from where it was asked for last."""
+    """The lanes that this process reads; each stays open at its last batch."""
 
     def __init__(
         self, estimator: Estimator, input_fn: Callable[..., Any], seed: int, marks: Marks | None = None
     ) -> None:
         self._estimator, self._input_fn, self._seed, self.marks = estimator, input_fn, seed, marks
         self._open: dict[int, _Lane] = {}
-        self.are_shared_out = takes_context(input_fn)  # by the input function itself
+        # Whether the input function itself splits the data into lanes.
+        self.are_shared_out = takes_context(input_fn)
 
     def read(self, wanted: LaneBatch) -> tuple[list[Any], int] | None:
-        """The tensors of a batch and its number of samples; None where the lane has ended before it."""
+        """The tensors of a batch and its number of samples; None if the lane ends before it."""
         lane = self._open.get(wanted.lane)
         if lane is None or lane.num_lanes != wanted.num_lanes or lane.next_index > wanted.index:
             self.close(wanted.lane)
@@ -87,7 +87,7 @@ class _Lane:
         self, estimator: Estimator, input_fn: Any, seed: int, first: LaneBatch, marks: Marks | None
     ) -> None:
         self.num_lanes, self.next_index, self._has_ended = first.num_lanes, 0, False
-        seed_everything(seed)
+        tf.keras.utils.set_random_seed(seed)
         with tf.Graph().as_default() as graph, graph.device(estimator._device_fn):
             v1.set_random_seed(estimator.config.tf_random_seed)
             estimator._create_and_assert_global_step(graph)
@@ -95,11 +95,11 @@ class _Lane:
             made = call_for_lane(estimator, input_fn, first.lane, first.num_lanes)
             self.fingerprint = take_fingerprint(made, input_fn)
             dataset = made if takes_context(input_fn) else made.shard(first.num_lanes, first.lane)
-            iterator = v1.data.make_initializable_iterator(dataset.prefetch(_AHEAD))
+            iterator = v1.data.make_initializable_iterator(dataset.prefetch(_NUM_PREFETCHED))
             tensors = tensors_to_send(iterator.get_next())
             self._state = InputState(ancestors(tensors))
             creator = v1.train.ChiefSessionCreator(config=_session_config(estimator))
-            # It has the graph from here on, in whatever thread it is used.
+            # The session keeps the graph, so that it can be used in any thread.
             self._monitored = v1.train.MonitoredSession(creator, hooks=[InitializeIterator(iterator)])
             self._session = self._monitored._tf_sess()
             self._next = self._session.make_callable(tensors)
@@ -121,7 +121,7 @@ class _Lane:
                 self.next_index += self._state.skip(self._session, index - self.next_index)
             if self._marks is not None:
                 self._marks.offer(index, lambda: self._state.save(self._session, index))
-            fetched = self._next()  # which says so where the lane ended in what was skipped
+            fetched = self._next()  # raises OutOfRangeError also if the lane ended among the skipped batches
         except tf.errors.OutOfRangeError:
             self._has_ended = True
             return None
@@ -133,7 +133,7 @@ class _Lane:
 
 
 def _session_config(estimator: Estimator) -> Any:
-    """With threads of its own: a training may wait in one of TensorFlow's for what is read here."""
+    """The session's config with its own threads: a training may block one of the shared ones while it waits for this lane."""
     config = v1.ConfigProto()
     config.CopyFrom(estimator.config.session_config)
     config.use_per_session_threads = True
@@ -141,15 +141,15 @@ def _session_config(estimator: Estimator) -> Any:
 
 
 def takes_context(input_fn: Any) -> bool:
-    """Whether an input function shares its data out by itself."""
+    """Whether an input function splits its data among pipelines itself."""
     return bool(getattr(input_fn, "takes_input_context", "input_context" in argument_names(input_fn)))
 
 
 def call_for_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int) -> Any:
-    """What the input function gives for a lane, where it shares its data out; else what it gives to one process.
+    """The input function's dataset for a lane, if the function splits its data; else its dataset for a single process.
 
-    Batch i of the training is number i // num_lanes of lane i % num_lanes; of what is not shared out, a lane has every
-    num_lanes-th batch.
+    Batch i of the training is number i // num_lanes of lane i % num_lanes. A lane of a dataset that is not split has
+    every num_lanes-th batch.
     """
     context = None
     if takes_context(input_fn):
@@ -165,7 +165,7 @@ def call_for_lane(estimator: Estimator, input_fn: Any, lane: int, num_lanes: int
 
 
 def take_fingerprint(dataset: Any, input_fn: Any) -> str:
-    """Tells pipelines apart by what is the same in all tasks: their ops and shapes, or, of shares, what a batch is like."""
+    """A hash that is equal in all tasks with the same pipeline: of its ops and shapes, or, if it is split, of the batch's specs."""
     lines = [str(dataset.element_spec)]
     if not takes_context(input_fn):
         ops = sorted(ancestors([dataset._variant_tensor]), key=lambda op: op.name)

@@ -1,7 +1,7 @@
-"""Where lanes were, left in model_dir: whoever reads a lane next goes on from there, instead of from its beginning.
+"""Marks in model_dir: saved positions of lanes, from which the next reader of a lane continues.
 
-Without a mark, or where tf.data cannot say where it stands, the batches before are drawn again and dropped: nothing but
-time hangs on them.
+Without a mark, or where tf.data cannot save its position, the reader draws the earlier batches again and drops them. The
+result is the same; it only takes longer.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from portwright.tensorflow.resume_point import ResumePoint, prune_points, read_p
 
 _FOLDER = "lanes"
 _STEP = re.compile(r"step-(\d+)")
-_SECONDS = 20.0  # between two marks; checkpoints may ask for them more often
+_SECONDS = 20.0  # between two marks; a mark that fits a checkpoint may come sooner
 _LEAST_SECONDS = 5.0
-_LEAST_SHARE = 20  # a mark takes at most one part in so many of a reader's time
+_PAUSE_FACTOR = 20  # the pause after a mark is at least this many times as long as writing it took
 _NUM_KEPT, _NUM_KEPT_ALIGNED = 2, 4
 
 
 class Marks:
-    """The marks of a run's lanes; `every` batches of a training it saves a checkpoint, from which it may resume."""
+    """The marks of a run's lanes; the training saves a checkpoint, from which it may resume, `every` so many batches."""
 
     def __init__(self, model_dir: Path, every: int, note: Callable[[str], None]) -> None:
         self._root, self._every, self._note = model_dir / _FOLDER, every, note
-        self._is_told = False
+        self._has_noted = False
 
     def of_lane(self, lane: int, num_lanes: int, digest: str) -> LaneMarks:
         folder = self._root / f"{lane}-of-{num_lanes}"
         return LaneMarks(folder, max(1, self._every // num_lanes), digest, self._tell)
 
     def clear(self) -> None:
-        """For a training that begins: other data may have been here."""
+        """Removes all marks when a training begins: they may be those of other data."""
         if self._root.is_dir():
             try:
                 remove_directory(self._root)
@@ -44,15 +44,15 @@ class Marks:
                 self._tell(f"the marks in {self._root} cannot be removed ({error})")
 
     def _tell(self, problem: str) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_noted:
+            self._has_noted = True
             self._note(
                 f"{problem}: where a lane is read anew, all batches before are drawn again and dropped."
             )
 
 
 class LaneMarks:
-    """The marks of one lane, for one who reads it."""
+    """The marks of one lane, for its reader."""
 
     def __init__(self, folder: Path, every: int, digest: str, tell: Callable[[str], None]) -> None:
         self._folder, self._every, self._digest, self._tell = folder, every, digest, tell
@@ -67,7 +67,7 @@ class LaneMarks:
         return None
 
     def offer(self, index: int, save: Callable[[], Saved]) -> None:
-        """Called before batch `index` is drawn; keeps where the lane is, if it is time to."""
+        """Writes a mark if one is due; called before batch `index` is drawn."""
         start = time.monotonic()
         is_due = index % self._every == 0 or start - self._next_time > _SECONDS
         if start < self._next_time or not is_due or not self._folder.parent.parent.is_dir():
@@ -80,10 +80,10 @@ class LaneMarks:
         try:
             write_point(str(self._folder), point, saved.states)
             prune_points(str(self._folder), self._worth_keeping())
-        except (OSError, PortwrightError) as error:  # another one may read the same lane for a while
+        except (OSError, PortwrightError) as error:  # two processes may read the same lane for a while
             self._tell(f"where a lane is cannot be kept ({error})")
         now = time.monotonic()
-        self._next_time = now + max(_LEAST_SECONDS, _LEAST_SHARE * (now - start))
+        self._next_time = now + max(_LEAST_SECONDS, _PAUSE_FACTOR * (now - start))
 
     def _worth_keeping(self) -> set[int]:
         steps = sorted(self._steps())

@@ -14,25 +14,25 @@ from portwright.tensorflow.input_state import InputState, Saved
 from portwright.tensorflow.stream_lanes import LaneBatch
 
 Batch = tuple[Sequence[Any], int]
-# Gives what is read for each of these, in their order: the tensors of a batch, or None where its lane has ended.
+# Reads the requested batches in their order, and yields the tensors of each, or None if its lane ends before it.
 ReadAll = Callable[[Iterator[LaneBatch]], Iterator[Sequence[Any] | None]]
 
-_NUM_KEPT = 2  # batches behind the newest one that can be given again
+_NUM_KEPT = 2  # the newest batches, which `seek` can go back to
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A batch that was given, and the turn that comes after it."""
+    """A batch that was given to the training, and the turn after it."""
 
     tensors: Sequence[Any]
     next_turn: int
 
 
 class Source:
-    """Takes turns with the lanes: turn t is the batch t // num_lanes of lane t % num_lanes, and one that has ended is passed over.
+    """Takes one batch of each lane in turn: turn t is batch t // num_lanes of lane t % num_lanes; lanes that ended are skipped.
 
-    It outlives the graphs that read from it, so that a training that is interrupted for an evaluation goes on with what
-    is on its way already.
+    It outlives the graphs that read from it, so that after an evaluation the training continues with the batches that are
+    requested already.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Source:
     ) -> None:
         self._on_start_over = on_start_over
         self.num_lanes = num_lanes
-        self.is_shared_out = (
-            is_shared_out  # by the input function itself: then the order comes of the number of lanes
-        )
-        self.failure: Exception | None = None  # what a graph was told as an error of its own
-        self.fingerprint = ""  # of the pipeline that stands in the graph
+        # If the input function itself splits the data, the order of batches depends on num_lanes.
+        self.is_shared_out = is_shared_out
+        # An exception of `batches`, which TensorFlow reports as an op's error.
+        self.failure: Exception | None = None
+        self.fingerprint = ""  # that of the pipeline in the training's graph
         self._read_all = read_all
         self._results: Iterator[Sequence[Any] | None] | None = None
         self._kept: deque[_Given] = deque(maxlen=_NUM_KEPT)
-        self._position = 0  # batches before the one that comes next
-        self._num_given = 0  # the newest one's number; more than the position after a step back
-        self._turn = 0  # that comes after the newest one
+        self._position = 0  # number of batches before the next one
+        self._num_given = 0  # batches drawn from the lanes; more than the position after a seek backwards
+        self._turn = 0  # the turn after the newest batch
         self._ended: set[int] = set()
 
     @property
@@ -62,7 +62,7 @@ class Source:
         return self._position
 
     def turn_at(self, position: int) -> int:
-        """The turn that comes after so many batches, where they were given just now."""
+        """The turn after `position` batches, which must be among the newest ones."""
         back = self._num_given - position
         if back == 0:
             return self._turn
@@ -71,7 +71,7 @@ class Source:
         return self._kept[-1 - back].next_turn
 
     def seek(self, position: int, turn: int | None = None) -> None:
-        """Goes to where so many batches have been given; `turn` says which one comes then, if it is not that number."""
+        """Moves to the place after `position` batches; `turn` is the next turn, if it is not the same number."""
         if self._results is not None and 0 <= self._num_given - position <= len(self._kept):
             self._position = position
             return
@@ -80,7 +80,7 @@ class Source:
         self._turn = position if turn is None else turn
 
     def start_over(self) -> None:
-        """Goes to the beginning, of what may be other data than before."""
+        """Moves to the beginning; the data may be others than before."""
         self._on_start_over()
         self.seek(0)
 
@@ -97,7 +97,7 @@ class Source:
             yield batch
 
     def close(self) -> None:
-        """Forgets what is on its way."""
+        """Drops the batches that are kept and those that are requested."""
         results, self._results = self._results, None
         close = getattr(results, "close", None)
         if close is not None:
@@ -148,7 +148,7 @@ class SourceState(InputState):
 
     def save(self, session: Any, num_runs: int) -> Saved:
         if not self._source.is_shared_out:
-            # One process alone gives the same batches: either can go on where the other stopped.
+            # A training that reads its data itself gets the same batches, and can resume this one; the reverse holds too.
             return Saved([], 0, "other tasks read it")
         return Saved([json.dumps({"turn": self._source.turn_at(num_runs)}).encode()], num_runs, "")
 

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import enum
 import functools
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,12 +15,11 @@ import tensorflow as tf
 from tensorflow.python.ops import summary_ops_v2
 
 from portwright.errors import UnsupportedError
-from portwright.tensorflow.argument_names import argument_names
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow import run_config
+from portwright.tensorflow.arguments import BadType, BadValue, argument_names
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.spec import EstimatorSpec, check_hooks
-from portwright.tensorflow.tpu_config import InputPipelineConfig, RunConfig, TPUConfig, check_positive
 
 v1 = tf.compat.v1
 
@@ -33,67 +34,159 @@ __all__ = [
 ]
 
 _RESERVED = ("batch_size", "context")
+_CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ExportSavedModelApiVersion(enum.Enum):
-    """How a model for a TPU is exported; one for a CPU is the same in both."""
+    """How a model for a TPU is exported; for a CPU both versions give the same."""
 
     V1 = 1
     V2 = 2
 
 
+class InputPipelineConfig:
+    """How the hosts of a TPU share the input; without a TPU one machine reads all of it."""
+
+    PER_SHARD_V1 = 1
+    PER_HOST_V1 = 2
+    PER_HOST_V2 = 3
+    BROADCAST = 4
+    SLICED = 5
+
+
+class _TPUConfig(NamedTuple):
+    iterations_per_loop: int | str = 2
+    num_shards: int | None = None
+    num_cores_per_replica: int | None = None
+    per_host_input_for_training: bool | int = True
+    tpu_job_name: str | None = None
+    initial_infeed_sleep_secs: int | None = None
+    input_partition_dims: Any = None
+    eval_training_input_configuration: int = InputPipelineConfig.PER_HOST_V1
+    experimental_host_call_every_n_steps: int = 1
+    experimental_allow_per_host_v2_parallel_get_next: bool = False
+    experimental_feed_hook: Any = None
+
+
+class TPUConfig(_TPUConfig):
+    """Settings of a TPU; they are checked, and have no effect without one."""
+
+    __slots__ = ()
+    __signature__ = inspect.signature(_TPUConfig)
+
+    def __new__(cls, *given: Any, **named: Any) -> TPUConfig:
+        made = super().__new__(cls, *given, **named)
+        if not re.fullmatch(r"[1-9]\d*[smh]?", str(made.iterations_per_loop)):
+            raise BadValue(
+                f"iterations_per_loop is {made.iterations_per_loop!r}.",
+                "Give a positive number, or a time such as 60s or 1h.",
+            )
+        _check_positive("num_shards", made.num_shards)
+        _check_positive("initial_infeed_sleep_secs", made.initial_infeed_sleep_secs or None)
+        if made.num_cores_per_replica not in (None, *_CORES):
+            raise BadValue(
+                f"num_cores_per_replica is {made.num_cores_per_replica}.", f"Give one of {_CORES}."
+            )
+        per_host = made.per_host_input_for_training
+        if isinstance(per_host, bool):
+            per_host = InputPipelineConfig.PER_HOST_V1 if per_host else InputPipelineConfig.PER_SHARD_V1
+        if made.input_partition_dims is not None:
+            if len(made.input_partition_dims) not in (1, 2):
+                raise BadValue(
+                    f"input_partition_dims is {made.input_partition_dims!r}.", "Give one or two elements."
+                )
+            if per_host != InputPipelineConfig.PER_HOST_V2 or made.num_cores_per_replica is None:
+                raise BadValue(
+                    "input_partition_dims was given without what it needs.",
+                    "Set per_host_input_for_training=InputPipelineConfig.PER_HOST_V2 and num_cores_per_replica.",
+                )
+        at_eval = made.eval_training_input_configuration
+        if at_eval not in (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED):
+            raise BadValue(
+                f"eval_training_input_configuration is {at_eval}.",
+                "Give PER_HOST_V1 or SLICED of InputPipelineConfig.",
+            )
+        return made._replace(per_host_input_for_training=per_host)
+
+
+class RunConfig(run_config.RunConfig):
+    """A RunConfig with a TPUConfig."""
+
+    def __init__(
+        self,
+        tpu_config: TPUConfig | None = None,
+        evaluation_master: str | None = None,
+        master: str | None = None,
+        cluster: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if master is not None and cluster is not None:
+            raise BadValue(f"master ({master!r}) and cluster are both set.", "Give one of them.")
+        super().__init__(**kwargs)
+        self._tpu_config = tpu_config or TPUConfig()
+        self._cluster = cluster
+        if cluster is not None:
+            self._cluster_spec = cluster.cluster_spec()
+            master = cluster.master()
+        if master is not None:
+            self._master = master
+        if evaluation_master is not None:
+            self._evaluation_master = evaluation_master
+        elif not self._evaluation_master and self._task_type != "evaluator":
+            self._evaluation_master = self._master
+
+    @property
+    def tpu_config(self) -> TPUConfig:
+        return self._tpu_config
+
+    @property
+    def cluster(self) -> Any:
+        return self._cluster
+
+    def replace(self, **kwargs: Any) -> RunConfig:
+        tpu_config = kwargs.pop("tpu_config", self._tpu_config)
+        changed = super().replace(**kwargs)
+        assert isinstance(changed, RunConfig)
+        changed._tpu_config = tpu_config
+        return changed
+
+
+def _check_positive(what: str, value: int | None) -> None:
+    """Refuses values that are no positive whole number; None is accepted."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+        raise BadValue(f"{what} is {value!r}.", "Give a positive whole number.")
+
+
 class _Spec(NamedTuple):
     mode: str
-    predictions: Any
-    loss: Any
-    train_op: Any
-    eval_metrics: Any
-    export_outputs: Any
-    scaffold_fn: Callable[[], Any] | None
-    host_call: Any
-    training_hooks: tuple[Any, ...]
-    evaluation_hooks: tuple[Any, ...]
-    prediction_hooks: tuple[Any, ...]
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metrics: Any = None
+    export_outputs: Any = None
+    scaffold_fn: Callable[[], Any] | None = None
+    host_call: Any = None
+    training_hooks: Any = None
+    evaluation_hooks: Any = None
+    prediction_hooks: Any = None
 
 
 class TPUEstimatorSpec(_Spec):
     """An EstimatorSpec whose metrics and host call are pairs of a function and the tensors that it takes."""
 
     __slots__ = ()
+    __signature__ = inspect.signature(_Spec)
 
-    def __new__(
-        cls,
-        mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
-        eval_metrics: Any = None,
-        export_outputs: Any = None,
-        scaffold_fn: Callable[[], Any] | None = None,
-        host_call: Any = None,
-        training_hooks: Any = None,
-        evaluation_hooks: Any = None,
-        prediction_hooks: Any = None,
-    ) -> TPUEstimatorSpec:
-        _check_call("eval_metrics", eval_metrics)
-        _check_call("host_call", host_call)
-        return super().__new__(
-            cls,
-            mode,
-            predictions,
-            loss,
-            train_op,
-            eval_metrics,
-            export_outputs,
-            scaffold_fn,
-            host_call,
-            check_hooks(training_hooks, "training_hooks"),
-            check_hooks(evaluation_hooks, "evaluation_hooks"),
-            check_hooks(prediction_hooks, "prediction_hooks"),
-        )
+    def __new__(cls, *given: Any, **named: Any) -> TPUEstimatorSpec:
+        made = super().__new__(cls, *given, **named)
+        _check_call("eval_metrics", made.eval_metrics)
+        _check_call("host_call", made.host_call)
+        names = ("training_hooks", "evaluation_hooks", "prediction_hooks")
+        checked: dict[str, Any] = {name: check_hooks(getattr(made, name), name) for name in names}
+        return made._replace(**checked)
 
     def as_estimator_spec(self) -> EstimatorSpec:
-        """The same for a CPU: the functions are called here, and the host call's ops run with every step."""
+        """The EstimatorSpec for a CPU: the metrics' and host call's functions are called here; the host call's ops run in every step."""
         metrics = None if self.eval_metrics is None else _call(self.eval_metrics)
         hooks = () if self.host_call is None else (_HostCallHook(_call(self.host_call)),)
         return EstimatorSpec(
@@ -111,9 +204,9 @@ class TPUEstimatorSpec(_Spec):
 
 
 class TPUEstimator(Estimator):
-    """An Estimator that gives `params["batch_size"]` to model_fn and input_fn, by what is done.
+    """An Estimator that gives `params["batch_size"]` of the mode to model_fn and input_fn.
 
-    Without `use_tpu=False` it is refused: there is no TPU here.
+    It must be given `use_tpu=False`: there is no TPU here.
     """
 
     def __init__(
@@ -158,7 +251,7 @@ class TPUEstimator(Estimator):
             ModeKeys.PREDICT: predict_batch_size,
         }
         for mode, size in self._batch_sizes.items():
-            check_positive(f"the batch size of mode '{mode}'", size)
+            _check_positive(f"the batch size of mode '{mode}'", size)
         if model_fn is not None and "params" not in argument_names(model_fn):
             raise BadValue(
                 f"model_fn ({model_fn}) does not take params.",
@@ -193,7 +286,7 @@ class TPUEstimator(Estimator):
             return super()._call_model_fn(features, labels, mode, config)
 
     def _call_model_fn_to_export(self, features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
-        with self._adding({"use_tpu": False}):  # whoever serves the model chooses the batch size
+        with self._adding({"use_tpu": False}):  # the server of the model chooses the batch size
             return super()._call_model_fn(features, labels, mode, config)
 
     def _batch_size(self, mode: str) -> dict[str, Any]:
@@ -210,7 +303,7 @@ class TPUEstimator(Estimator):
 
 
 class CrossShardOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """The optimizer itself: with one shard there is nothing to sum up."""
+    """Passes all calls to the given optimizer: there is one shard, and no sum over shards."""
 
     def __init__(
         self,
@@ -243,7 +336,7 @@ class CrossShardOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
 
 class _HostCallHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Runs what a host call returned with every step, and the summary writers that it made."""
+    """Runs the ops that a host call returned in every step, and opens and flushes its summary writers."""
 
     def __init__(self, tensors: Any) -> None:
         self._tensors = tensors

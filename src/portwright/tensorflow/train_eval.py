@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from portwright.errors import UnsupportedError
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.exporters import Exporter
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _TrainSpec(NamedTuple):
 
 
 class TrainSpec(_TrainSpec):
-    """How train_and_evaluate trains; without `max_steps`, until the input ends."""
+    """How train_and_evaluate trains: up to `max_steps`, or without it until the input ends."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class _EvalSpec(NamedTuple):
 
 
 class EvalSpec(_EvalSpec):
-    """How train_and_evaluate evaluates: no sooner than `throttle_secs` after the last time."""
+    """How train_and_evaluate evaluates: at least `throttle_secs` after the last evaluation."""
 
     __slots__ = ()
 
@@ -88,7 +88,7 @@ class EvalSpec(_EvalSpec):
 
 
 class ContinuousEvalListener:
-    """Is asked around each evaluation; to say False ends the run."""
+    """Its methods are called before and after each evaluation; a method that returns False ends the run."""
 
     def before_eval(self) -> bool:
         return True
@@ -98,18 +98,18 @@ class ContinuousEvalListener:
 
 
 class Evaluator:
-    """Evaluates the newest checkpoint, unless it did already, and lets the exporters export it."""
+    """Evaluates the newest checkpoint once, and calls the exporters."""
 
     def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None) -> None:
         self._estimator = estimator
         self._spec = eval_spec
         self._max_steps = max_steps
         self._done: str | None = None
-        self.metrics: Metrics | None = None  # of the newest evaluation
+        self.metrics: Metrics | None = None  # those of the last evaluation
         self.exports: list[Any] | None = None
 
     def evaluate_newest(self) -> bool:
-        """Says whether there was a new checkpoint."""
+        """Evaluates the newest checkpoint if it is new; returns whether it was."""
         checkpoint = self._estimator.latest_checkpoint()
         if not checkpoint or checkpoint == self._done:
             return False
@@ -176,7 +176,7 @@ class _EvaluateAfterSave(tf.compat.v1.train.CheckpointSaverListener):  # type: i
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[Metrics | None, list[Any] | None] | None:
-    """Trains and evaluates as TF_CONFIG says; run locally, it gives the last metrics and what was exported then."""
+    """Trains and evaluates as TF_CONFIG says; for a single process, returns the last metrics and exports."""
     from portwright.tensorflow.estimator import Estimator
 
     for what, value, kind in (
@@ -245,13 +245,13 @@ def evaluate_continuously(
             return
         if metrics and train_spec.max_steps and metrics[v1.GraphKeys.GLOBAL_STEP] >= train_spec.max_steps:
             return
-        # A second at least between two looks, so that waiting costs nothing.
+        # At least one second between two looks for a checkpoint, so that waiting takes no CPU time.
         wait = eval_spec.throttle_secs - (time.monotonic() - started)
         time.sleep(max(wait, 0.0 if is_new else 1.0))
 
 
 def _train(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-    del eval_spec  # an evaluator's, if the cluster has one
+    del eval_spec  # used by the evaluator, if the cluster has one
     estimator.train(
         train_spec.input_fn,
         hooks=list(train_spec.hooks),
@@ -264,7 +264,7 @@ def _train_and_evaluate_as_master(estimator: Estimator, train_spec: TrainSpec, e
     train_and_evaluate_locally(estimator, train_spec, eval_spec)
 
 
-# What a process does whose task TF_CONFIG names so; only a master evaluates between steps, while the workers wait.
+# Task type in TF_CONFIG: what its processes do. Only a master evaluates between steps, while the workers wait.
 ROLES: dict[str, Callable[[Any, TrainSpec, EvalSpec], None]] = {
     "chief": _train,
     "worker": _train,

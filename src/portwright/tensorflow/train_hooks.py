@@ -1,6 +1,6 @@
-"""TensorFlow's own hooks of a training, which say beforehand which steps they want to see.
+"""The training hooks, and which steps each of them must be called at.
 
-A step that no hook wants to see is run without any of the machinery of hooks.
+A step that no hook needs is run without hooks, which is faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ v1 = tf.compat.v1
 
 
 def wants_step(hook: Any, step: int) -> bool:
-    """Whether a hook must be called around the run that makes `step`; one that does not say must."""
+    """Whether a hook must be called around the run that makes `step`; true for a hook without a method `wants`."""
     wants = getattr(hook, "wants", None)
     if wants is not None:
         return bool(wants(step))
@@ -28,23 +28,23 @@ def wants_step(hook: Any, step: int) -> bool:
 
 
 def counts_steps(hook: Any) -> bool:
-    """Whether a hook counts the steps that it sees, and must be told of the others."""
+    """Whether a hook counts its own calls, so that `skip_step` must be called at the other steps."""
     return type(hook) is v1.train.LoggingTensorHook
 
 
 def skip_step(hook: Any) -> None:
-    """Tells such a hook of a step that was made without it."""
+    """Adds to such a hook's counter a step that was made without it."""
     hook._iter_count += 1
 
 
 def sees_steps(hook: Any) -> bool:
-    """Whether a hook does anything around a step at all, and not only around a session."""
+    """Whether a hook has code that runs around steps, rather than only around the session."""
     base = v1.train.SessionRunHook
     return type(hook).before_run is not base.before_run or type(hook).after_run is not base.after_run
 
 
 def may_stop(hook: Any) -> bool:
-    """Whether a hook might ask training to stop: ours, and those that only write, never do."""
+    """Whether a hook might ask training to stop; Portwright's, and TensorFlow's that only write, never do."""
     writes = (v1.train.StepCounterHook, v1.train.SummarySaverHook, v1.train.LoggingTensorHook)
     return type(hook) not in writes and getattr(hook, "wants", None) is None
 
@@ -64,7 +64,7 @@ def _is_log_due(hook: Any, step: int) -> bool:
     return bool(hook._timer is None or hook._timer.should_trigger_for_step(hook._iter_count))
 
 
-# Hooks of TensorFlow's own that users hand over; their subclasses may do anything at any step.
+# TensorFlow's hooks that users may pass. Subclasses are not looked up here: they may need every step.
 _KNOWN: dict[type, Callable[[Any, int], bool]] = {
     v1.train.CheckpointSaverHook: _is_timed,
     v1.train.StepCounterHook: _is_timed,
@@ -75,7 +75,7 @@ _KNOWN: dict[type, Callable[[Any, int], bool]] = {
 
 
 class SaveCheckpoints(tf.compat.v1.train.CheckpointSaverHook):  # type: ignore[misc]
-    """Saves a checkpoint each so many steps or seconds, at the start and at the end."""
+    """Saves a checkpoint every so many steps or seconds, at the start and at the end."""
 
     def wants(self, step: int) -> bool:
         return _is_timed(self, step)
@@ -90,21 +90,21 @@ class SaveCheckpoints(tf.compat.v1.train.CheckpointSaverHook):  # type: ignore[m
 
 
 class SaveSummaries(tf.compat.v1.train.SummarySaverHook):  # type: ignore[misc]
-    """Writes the graph's summaries each so many steps."""
+    """Writes the graph's summaries every so many steps."""
 
     def wants(self, step: int) -> bool:
         return _is_summary_due(self, step)
 
 
 class CountRate(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
-    """Writes and logs the steps a second each so many steps."""
+    """Writes and logs the steps per second every so many steps."""
 
     def wants(self, step: int) -> bool:
         return _is_timed(self, step)
 
 
 class LogLoss(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Logs the loss of the first step, and of each so many after it."""
+    """Logs the loss of the first step, and then every so many steps."""
 
     def __init__(self, loss: Any, global_step: Any, every_steps: int) -> None:
         self._fetches = {"loss": loss, "step": global_step}

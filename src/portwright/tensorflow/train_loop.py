@@ -1,14 +1,18 @@
-"""The loop that makes steps, as fast as the hooks allow."""
+"""The training loop, which skips hooks that a step does not need, and the layer updates that belong to each step."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tf_keras.src.engine import base_layer_v1  # type: ignore[import-untyped]
 
+from portwright.tensorflow.graph_walk import ancestors, descendants
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import Position
 from portwright.tensorflow.processes import ENDED, is_end_of_data
@@ -17,13 +21,13 @@ from portwright.tensorflow.train_hooks import counts_steps, skip_step, wants_ste
 
 @dataclass(frozen=True)
 class Step:
-    """What one run of the graph makes: the update, its loss, and the step's number after it."""
+    """The fetches of one training step: the update, its loss, and the global step after it."""
 
     train_op: Any
     loss: Any
     number: Any
-    sizes: Any  # of random draws that are not known beforehand; None without any
-    agreement: Any = None  # with the other processes of this training; None where this one is alone
+    sizes: Any  # numbers of values drawn by random ops of unknown size; None without such ops
+    agreement: Any = None  # the Agreement with other processes; None for a single process
 
     @property
     def fetches(self) -> list[Any]:
@@ -42,9 +46,9 @@ def run_steps(
 ) -> None:
     """Makes steps until `last_step`, the end of the data, or a request to stop.
 
-    The end of the data is an OutOfRangeError, which the session's block takes for a good end.
+    At the end of the data it raises an OutOfRangeError, which MonitoredSession treats as a normal end.
     """
-    # Only a session of this process can be called past its wrappers: another's may have to be made anew.
+    # The wrappers around the session make it anew when a remote one is lost. A local one can be called without them.
     quick = (
         session._tf_sess().make_callable(step.fetches)
         if step.agreement is None and not session._tf_sess().sess_str
@@ -55,7 +59,8 @@ def run_steps(
     signals = monitor.signals
     try:
         while not session.should_stop():
-            wanted = [wants_step(hook, number + 1) for hook in hooks]  # each is asked: some keep count by it
+            # Every hook is called: some count these calls.
+            wanted = [wants_step(hook, number + 1) for hook in hooks]
             if quick is None or any(wanted):
                 _, _, number, *rest = session.run(step.fetches)
             else:
@@ -70,7 +75,7 @@ def run_steps(
                 position.ended = "steps"
                 break
             if step.agreement is not None:
-                if step.agreement.has_votes and step.agreement.is_anyone_for_it(
+                if step.agreement.has_votes and step.agreement.is_stop_wanted(
                     session._tf_sess(), session.should_stop()
                 ):
                     position.ended = "steps"  # a hook asked for it, here or in another process
@@ -98,7 +103,7 @@ def run_steps(
 
 
 class _Log:
-    """Tells the monitor of steps, with the rate since it was told last."""
+    """Calls the monitor's `on_log` with losses, and the steps per second since the last call."""
 
     def __init__(self, monitor: Monitor, position: Position, step: int) -> None:
         self._monitor, self._position = monitor, position
@@ -114,5 +119,79 @@ class _Log:
         self._monitor.on_log(step, {"loss": losses[-1], "steps_per_second": rate}, losses)
 
     def close(self, step: int) -> None:
-        """Tells of the steps since, so that none is missing from a log however training ends."""
+        """Logs the steps since the last call, so that a log has all of them however training ends."""
         self.write(step)
+
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.processes import Processes
+
+_STATISTICS = re.compile(r"/moving_(mean|variance)$")  # for variables that do not declare it
+
+
+@contextmanager
+def recording_layers() -> Iterator[list[Any]]:
+    """Yields a list of the Keras layers that register an update while the block runs.
+
+    A metric is a layer too, but counts in local variables, which only an evaluation sets up.
+    """
+    layers: list[Any] = []
+    original = base_layer_v1.Layer.add_update
+
+    def add_update(layer: Any, updates: Any) -> Any:
+        if not isinstance(layer, tf.keras.metrics.Metric) and not any(layer is known for known in layers):
+            layers.append(layer)
+        return original(layer, updates)
+
+    base_layer_v1.Layer.add_update = add_update
+    try:
+        yield layers
+    finally:
+        base_layer_v1.Layer.add_update = original
+
+
+def missing_updates(layers: list[Any], train_op: Any) -> list[Any]:
+    """Updates of these layers that `train_op` does not run.
+
+    Those in the collection UPDATE_OPS are left out: running them is up to the model function, as in tf.estimator. So are
+    those that depend on a placeholder: they were made while a Keras model was built, and have no batch as input.
+    """
+    if not layers:
+        return []
+    known = {_op(update).name for update in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)}
+    run = ancestors([train_op])
+    graph = tf.compat.v1.get_default_graph()
+    of_no_batch = descendants(op for op in graph.get_operations() if op.type == "Placeholder")
+    found = [_op(update) for layer in layers for update in layer.updates]
+    return [
+        op
+        for op in found
+        if op.graph is graph and op not in run and op.name not in known and op not in of_no_batch
+    ]
+
+
+def with_shared_statistics(train_op: Any, processes: Processes) -> Any:
+    """Extends a training step: after it, statistics that each process took of its own data are averaged over all processes.
+
+    These are the variables that declare it (ON_READ, MEAN), as BatchNorm's do; a checkpoint holds one value of each.
+    """
+    moving = [variable for variable in tf.compat.v1.global_variables() if _is_statistic(variable)]
+    if not moving:
+        return train_op
+    with tf.control_dependencies([train_op]):
+        means = processes.mean_all([variable.read_value() for variable in moving])
+        return tf.group(*(tf.compat.v1.assign(v, mean) for v, mean in zip(moving, means, strict=True)))
+
+
+def _is_statistic(variable: Any) -> bool:
+    if variable.trainable or not variable.dtype.is_floating:
+        return False
+    is_declared = (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.MEAN
+    )
+    return is_declared or _STATISTICS.search(variable.op.name) is not None
+
+
+def _op(update: Any) -> tf.Operation:
+    return update if isinstance(update, tf.Operation) else update.op

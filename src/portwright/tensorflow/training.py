@@ -11,10 +11,12 @@ import tensorflow as tf
 from tensorflow.python.training import training_util
 
 from portwright.errors import NonFiniteError
-from portwright.tensorflow import updates
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow import train_loop
+from portwright.tensorflow.arguments import BadValue
 from portwright.tensorflow.checkpoints import (
+    check_shapes,
     clean_unfinished,
+    explaining_restore,
     forget_damaged,
     make_folder,
     saved_steps,
@@ -24,7 +26,6 @@ from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.monitor import Monitor
 from portwright.tensorflow.position import CountSteps, KeepPosition, Position, StartPosition
 from portwright.tensorflow.processes import Processes, find_processes
-from portwright.tensorflow.restore_errors import check_shapes, explaining_restore
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
 from portwright.tensorflow.start_together import Agreement, Beginning, StartTogether, as_the_chief
 from portwright.tensorflow.stream_feed import make_streamed_feed
@@ -74,7 +75,7 @@ def train(
             feed = estimator._get_feed(input_fn, ModeKeys.TRAIN, processes)
         else:
             feed = make_streamed_feed(estimator, input_fn, monitor.source)
-        with updates.recording_layers() as layers, contextlib.ExitStack() as differentiating:
+        with train_loop.recording_layers() as layers, contextlib.ExitStack() as differentiating:
             if processes is not None:
                 differentiating.enter_context(processes.averaging())
             spec = estimator._call_model_fn(feed.features, feed.labels, ModeKeys.TRAIN, config)
@@ -85,7 +86,7 @@ def train(
             estimator._maybe_warm_start(None)
         train_op = _with_updates(spec.train_op, layers, monitor)
         if processes is not None:
-            train_op = updates.with_shared_statistics(train_op, processes)
+            train_op = train_loop.with_shared_statistics(train_op, processes)
         _add_loss_summary(spec.loss)
         position = Position(train_op, spec.loss, estimator.model_dir, own_seed, monitor, point)
         with tf.control_dependencies([train_op]):
@@ -149,14 +150,14 @@ def _run(
             session = stack.enter_context(
                 v1.train.MonitoredTrainingSession(
                     master=config.master if processes is None else processes.target,
-                    # Every process of several has variables of its own to initialise.
+                    # Each process initialises its own variables, as a chief does.
                     is_chief=config.is_chief or processes is not None,
-                    # What the chief restores it gives to the others.
+                    # StartTogether copies the chief's restored variables to the others.
                     checkpoint_dir=estimator.model_dir if config.is_chief else None,
                     scaffold=spec.scaffold,
                     hooks=hooks,
                     chief_only_hooks=chief_hooks if config.is_chief else [],
-                    save_checkpoint_secs=0,  # these three are among our own hooks
+                    save_checkpoint_secs=0,  # Portwright's own hooks do these three
                     save_summaries_steps=0,
                     log_step_count_steps=0,
                     config=config.session_config
@@ -174,6 +175,7 @@ def _run(
             with processes.watching(session._tf_sess):
                 run_steps(session, step, position, watched, first, last, monitor)
                 step.agreement.end_together(session._tf_sess())
+    monitor.ended = position.ended
     if not position.num_runs:
         v1.logging.warning("No training step was made: the input may be empty.")
     return position.last_loss
@@ -181,17 +183,17 @@ def _run(
 
 @contextlib.contextmanager
 def _ending_together(processes: Processes) -> Iterator[None]:
-    """Waits at the end until the chief has saved, and until nobody needs this process for a step that it has made."""
+    """Waits at the end until every process has left the block: the chief has saved, and no process needs this one any more."""
     try:
         yield
-    except NonFiniteError:  # the loss is that of all: so they all come here
+    except NonFiniteError:  # the loss is the mean over all processes: all of them raise this
         processes.meet()
         raise
     processes.meet()
 
 
 def join_processes(config: Any, monitor: Monitor) -> Processes | None:
-    """The processes that TF_CONFIG names for training, when all of them are there; None where this one is alone."""
+    """Waits for the processes that TF_CONFIG names for training, and returns them; None for a single process."""
     processes = find_processes(config)
     if processes is not None:
         signals = monitor.signals
@@ -206,7 +208,7 @@ def join_processes(config: Any, monitor: Monitor) -> Processes | None:
 def _find_point(
     estimator: Estimator, checkpoint: str | None, monitor: Monitor
 ) -> tuple[ResumePoint | None, list[bytes]]:
-    """Where the input was, if the training that saved `checkpoint` was interrupted."""
+    """The resume point of `checkpoint` and its states, if the training that saved it was interrupted."""
     folder = estimator.model_dir
     if estimator.config.is_chief:
         make_folder(folder)
@@ -226,7 +228,7 @@ def _find_point(
 
 
 def _with_updates(train_op: Any, layers: list[Any], monitor: Monitor) -> Any:
-    missing = updates.missing_updates(layers, train_op)
+    missing = train_loop.missing_updates(layers, train_op)
     if not missing:
         return train_op
     monitor.note(
@@ -277,10 +279,10 @@ def _savers(estimator: Estimator, spec: Any, given: list[Any], listeners: list[A
                 "Set save_checkpoints_steps or save_checkpoints_secs in RunConfig.",
             )
         return ours
-    # A hook that served an earlier training still has the listener of that one.
+    # A hook that was used in an earlier training still has that training's listener.
     others = [listener for listener in saver._listeners if not isinstance(listener, KeepPosition)]
     new = [listener for listener in listeners[1:] if listener not in others]
-    # Ours comes last: whatever the others do before a save is done when the input's position is taken.
+    # KeepPosition comes last, so that the input's position is saved after the other listeners have run.
     saver._listeners[:] = [*others, *new, listeners[0]]
     return ours
 

@@ -1,7 +1,7 @@
-"""What a model is given, made of the rows of a store, for a whole batch at once.
+"""Turns the rows of a store into a model's inputs, a whole batch at once.
 
-Each class is a `transform` of portwright.data's data sets: (batch, draws) -> batch. They are plain data, so that a
-worker process can be sent one.
+Each class is a `transform` of portwright.data's data sets: (batch, draws) -> batch. Its objects can be pickled, to be
+sent to worker processes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.columns import Arrays
 from portwright.data.draws import Draws
 from portwright.text.masking import MaskRules, mask_tokens
 from portwright.text.packing import document_positions
 from portwright.text.spans import corrupt_spans, noise_mask
 
-Arrays = dict[str, npt.NDArray[Any]]
-
 
 @dataclass(frozen=True)
 class CausalBatch:
-    """Tokens and those that follow them; attention_mask is 1 where a token's loss counts."""
+    """Each token and the one that follows it; attention_mask is 1 where a token's loss counts."""
 
     eos_id: int
     document_mask: bool = False
@@ -43,7 +42,7 @@ class CausalBatch:
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """Rows with some tokens masked: others in each epoch, or always the same ones where `dynamic` is off."""
+    """Rows with some tokens masked: new ones in each epoch, or always the same without `dynamic`."""
 
     rules: MaskRules
     dynamic: bool = True
@@ -75,7 +74,7 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class SpanBatch:
-    """T5's corrupted text and the spans that were taken out, other ones in each epoch."""
+    """T5's corrupted text and the spans that were taken out, new ones in each epoch."""
 
     sentinel_ids: tuple[int, ...]
     eos_id: int

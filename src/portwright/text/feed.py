@@ -1,7 +1,7 @@
-"""Inputs cut into units of work, one after another, however large they are.
+"""Cuts inputs of any size into units of work, one after another.
 
-A unit becomes a shard. Where units begin depends on the bytes of the inputs alone, so that any number of processes
-makes the same shards.
+A unit becomes a shard. Its bounds depend only on the bytes of the inputs, so that any number of processes makes the
+same shards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from portwright.data.tables import import_pyarrow, open_arrow
 from portwright.errors import UserError
 from portwright.text.inputs import InputFile
-from portwright.text.tables import TablePart, import_pyarrow, table_parts
 
 Split = Literal["file", "paragraph", "line"]
 
@@ -28,7 +28,7 @@ LONGEST_RECORD = 256 << 20  # bytes of a line of JSON or CSV: it has to fit into
 
 @dataclass(frozen=True)
 class TextPart:
-    """Some bytes of a file of text, whole records (of a text that is one document: whole lines)."""
+    """Some bytes of a text file that are whole records, or whole lines where the file is one document."""
 
     path: Path
     format: str
@@ -37,7 +37,18 @@ class TextPart:
     first_line: int  # from 1
     is_last: bool
     heading: bytes = b""  # of CSV, where the part is not the first
-    damage: str = ""  # why the file ends here, before its time
+    damage: str = ""  # why the file cannot be read beyond this part
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """Row groups (Parquet) or record batches (Arrow) first to last - 1 of a file."""
+
+    path: Path
+    first: int
+    last: int
+    first_row: int
+    num_bytes: int
 
 
 Part = TextPart | TablePart
@@ -45,21 +56,21 @@ Part = TextPart | TablePart
 
 @dataclass
 class Unit:
-    """What one process makes one shard of."""
+    """The input that one process makes into one shard."""
 
     number: int
     parts: list[Part] = field(default_factory=list)
     num_bytes: int = 0
-    donors: list[Part] = field(default_factory=list)  # of another unit, where a unit may need foreign text
+    donors: list[Part] = field(default_factory=list)  # parts of another unit, for foreign text
 
 
 def feed_units(files: Sequence[InputFile], unit_bytes: int, split: Split) -> Iterator[tuple[Unit, int]]:
-    """Units of about `unit_bytes` of text, each with the bytes of input files that are used up by then."""
+    """Yields units of about `unit_bytes` of text, each with the bytes of input files read so far."""
     unit = Unit(0)
     used = 0
     for file in files:
         if file.is_table:
-            for rows in table_parts(file, unit_bytes):
+            for rows in _table_parts(file.path, unit_bytes):
                 if unit.parts and unit.num_bytes + rows.num_bytes > unit_bytes:
                     yield unit, used
                     unit = Unit(unit.number + 1)
@@ -78,8 +89,22 @@ def feed_units(files: Sequence[InputFile], unit_bytes: int, split: Split) -> Ite
         yield unit, used
 
 
+def _table_parts(path: Path, unit_bytes: int) -> Iterator[TablePart]:
+    """Yields runs of a file's row groups of up to `unit_bytes`; a group is never cut."""
+    first = first_row = num_rows = num_bytes = 0
+    number = -1
+    with open_arrow(path) as table:
+        for number, (more_rows, more_bytes) in enumerate(table.group_sizes()):
+            if num_bytes and num_bytes + more_bytes > unit_bytes:
+                yield TablePart(path, first, number, first_row, num_bytes)
+                first, first_row, num_rows, num_bytes = number, first_row + num_rows, 0, 0
+            num_rows += more_rows
+            num_bytes += more_bytes
+    yield TablePart(path, first, number + 1, first_row, num_bytes)
+
+
 def lend_donors(units: Iterable[tuple[Unit, int]]) -> Iterator[tuple[Unit, int]]:
-    """Gives each unit a part of the one before it, and the first one a part of the second."""
+    """Gives each unit a part of the previous one as a donor; the first unit gets one of the second."""
     held: tuple[Unit, int] | None = None
     before: list[Part] = []
     for unit, used in units:
@@ -102,7 +127,7 @@ class _TextFile:
         self.ended = False
 
     def parts(self, unit: Unit, unit_bytes: int) -> Iterator[tuple[TextPart | None, int]]:
-        """Parts for the unit at hand; None asks for the next unit. The number is how far the file is read."""
+        """Yields parts for the current unit, each with the bytes of the file read so far; None asks for the next unit."""
         room = unit_bytes - unit.num_bytes
         buffer, first_byte, first_line = b"", 0, 1
         heading = b""
@@ -119,12 +144,12 @@ class _TextFile:
                     return
                 cut = _last_cut(buffer, room, self.file.format, self.split)
                 if cut == 0:
-                    if room < unit_bytes:  # what does not fit here may fit into the next unit
+                    if room < unit_bytes:  # a record that does not fit here may fit into the next unit
                         room = 0
                         continue
                     buffer, cut = self._grow(stream, buffer, room)
                 if cut == len(buffer):
-                    buffer += self._read(stream, 1)  # so that the file's last part is known to be it
+                    buffer += self._read(stream, 1)  # so that the last part of the file is known as such
                 data, buffer = buffer[:cut], buffer[cut:]
                 is_last = self.ended and not buffer
                 yield self._part(data, first_byte, first_line, heading, is_last=is_last), raw.tell()
@@ -137,7 +162,7 @@ class _TextFile:
                 room -= len(data)
 
     def _grow(self, stream: IO[bytes], buffer: bytes, step: int) -> tuple[bytes, int]:
-        """Reads on until a record that is longer than a unit is whole; running text is cut at a blank instead."""
+        """Reads on until a record longer than a unit is complete; running text is cut at a blank instead."""
         while not (cut := _first_cut(buffer, self.file.format, self.split)):
             if self.ended:
                 return buffer, len(buffer)
@@ -154,7 +179,7 @@ class _TextFile:
     def _read(self, stream: IO[bytes], size: int) -> bytes:
         """Exactly `size` bytes, unless the file ends before."""
         pieces, missing = [], size
-        # read1 gives what was unpacked before a damage; read would lose it, and with it the place.
+        # read1 gives what was unpacked before the damage; read would lose it, and the place of the damage.
         read = stream.read if self.file.compression is None else stream.read1  # type: ignore[attr-defined]
         while missing > 0 and not self.ended:
             try:
@@ -190,16 +215,15 @@ def _open_raw(file: InputFile) -> IO[bytes]:
 
 
 def _decompressed(file: InputFile, raw: IO[bytes]) -> Any:
-    if file.compression == "gz":
-        return gzip.GzipFile(fileobj=raw)
-    if file.compression == "bz2":
-        return bz2.BZ2File(raw)
-    if file.compression == "xz":
-        return lzma.LZMAFile(raw)
     if file.compression == "zst":
         pyarrow = import_pyarrow(file.path)
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
-    return raw
+    openers: dict[str, Any] = {
+        "gz": lambda raw: gzip.GzipFile(fileobj=raw),
+        "bz2": bz2.BZ2File,
+        "xz": lzma.LZMAFile,
+    }
+    return raw if file.compression is None else openers[file.compression](raw)
 
 
 def _explain_damage(file: InputFile, error: Exception) -> str:
@@ -211,7 +235,7 @@ def _explain_damage(file: InputFile, error: Exception) -> str:
 
 
 def _last_cut(data: bytes, limit: int, format: str, split: Split) -> int:
-    """Where the last whole record within `limit` bytes ends; 0: nowhere."""
+    """The end of the last whole record within `limit` bytes; 0: there is none."""
     if format in ("csv", "tsv"):
         ends = _csv_ends(data[:limit])
         return int(ends[-1]) + 1 if len(ends) else 0
@@ -221,7 +245,7 @@ def _last_cut(data: bytes, limit: int, format: str, split: Split) -> int:
 
 
 def _first_cut(data: bytes, format: str, split: Split) -> int:
-    """Where the first whole record ends; 0: nowhere."""
+    """The end of the first whole record; 0: there is none."""
     if format in ("csv", "tsv"):
         ends = _csv_ends(data)
         return int(ends[0]) + 1 if len(ends) else 0
@@ -243,7 +267,7 @@ def _csv_ends(data: bytes) -> Any:
 
 
 def _blank_cut(data: bytes) -> int:
-    """After the last blank, or else before a letter's first byte: a text without lines must be cut somewhere."""
+    """The end of the last blank, or without blanks a place between two characters: text without lines must be cut."""
     blank = max(data.rfind(b" "), data.rfind(b"\n"))
     if blank >= 0:
         return blank + 1

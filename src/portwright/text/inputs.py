@@ -1,4 +1,4 @@
-"""The files that text is read from: found, named, and told apart by their endings."""
+"""Finds and names the files that text is read from; their endings give their formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDINGS = f"{', '.join(FORMATS)}, text formats also with {', '.join(COMPRESSIONS
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file; `name` is how a manifest calls it, the same wherever the data lie."""
+    """One file; `name` is its name in a manifest, the same in whatever folder the data are."""
 
     path: Path
     name: str
@@ -41,9 +41,9 @@ class InputFile:
 
 
 def find_inputs(places: Sequence[str | Path]) -> list[InputFile]:
-    """The files named, and those of folders named (at any depth, by known endings, in the order of their names).
+    """The named files, and in named folders at any depth the files with known endings, sorted by name.
 
-    A file that is named itself may have any ending: an unknown one is plain text. Hidden files of folders are left out.
+    A named file may have any ending: an unknown one means plain text. Hidden files in folders are left out.
     """
     found: list[InputFile] = []
     for given in places:
@@ -52,7 +52,9 @@ def find_inputs(places: Sequence[str | Path]) -> list[InputFile]:
             inside = [
                 path
                 for path in sorted(place.rglob("*"), key=lambda path: path.relative_to(place).as_posix())
-                if path.is_file() and _is_visible(path.relative_to(place)) and kind_of(path)[0] is not None
+                if path.is_file()
+                and not any(part.startswith(".") for part in path.relative_to(place).parts)
+                and kind_of(path)[0] is not None
             ]
             if not inside:
                 raise UserError(f"'{place}' holds no file of text.", f"Known endings: {ENDINGS}.")
@@ -78,7 +80,7 @@ def find_inputs(places: Sequence[str | Path]) -> list[InputFile]:
 
 
 def kind_of(path: Path) -> tuple[str | None, str | None]:
-    """Format and compression by a file's ending; a format of None is unknown."""
+    """Format and compression by a file's ending; None is an unknown format."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
     if compression is not None:
@@ -114,7 +116,3 @@ def _input(path: Path, name: str) -> InputFile:
             "Write it as JSON lines: *.jsonl.",
         )
     return InputFile(path, name, format or "text", compression, path.stat().st_size)
-
-
-def _is_visible(relative: Path) -> bool:
-    return not any(part.startswith(".") for part in relative.parts)

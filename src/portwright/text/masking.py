@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.draws import Draws
 from portwright.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
@@ -17,22 +18,14 @@ Ids = npt.NDArray[np.int32]
 MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stay
 
 
-class MaskDraws(Protocol):
-    """What is needed of portwright.data.Draws."""
-
-    def uniform(self, name: str, *shape: int) -> npt.NDArray[np.float64]: ...
-
-    def integers(self, name: str, high: int, *shape: int) -> npt.NDArray[np.int64]: ...
-
-
 @dataclass(frozen=True)
 class MaskRules:
-    """How many tokens are chosen, and what a vocabulary says of its tokens, as arrays by id."""
+    """How many tokens are chosen, and properties of the vocabulary's tokens, as arrays by id."""
 
     mask_id: int
     is_special: Bools
     ordinary_ids: Ids
-    begins_inside: Bools  # a token that goes on a word
+    begins_inside: Bools  # whether a token continues a word
     ends_inside: Bools
     probability: float
     max_predictions: int
@@ -56,12 +49,12 @@ class MaskRules:
 
 
 def mask_tokens(
-    tokens: Array, lengths: Array, draws: MaskDraws, rules: MaskRules
+    tokens: Array, lengths: Array, draws: Draws, rules: MaskRules
 ) -> tuple[Ids, Ids, npt.NDArray[np.float32], Ids]:
-    """input_ids [rows, width]; positions, weights and labels [rows, max_predictions], by ascending position.
+    """Gives input_ids [rows, width]; positions, weights and labels [rows, max_predictions], by ascending position.
 
-    Special tokens and padding are never chosen, and of each row no more than the asked share of the others, at least
-    one where there is one (whole words: where one is short enough). Unused predictions have weight 0.
+    Special tokens and padding are never chosen. Of a row's other tokens the asked share is chosen, at least one (with
+    whole words: if one is short enough). Unused predictions have weight 0.
     """
     tokens = tokens.astype(np.int32)
     width = tokens.shape[1]
@@ -90,9 +83,9 @@ def _positions_of(chosen: Bools, max_predictions: int) -> tuple[Ids, npt.NDArray
 
 
 def _choose_tokens(
-    tokens: Ids, candidates: Bools, wanted: npt.NDArray[np.int64], draws: MaskDraws, rules: MaskRules
+    tokens: Ids, candidates: Bools, wanted: npt.NDArray[np.int64], draws: Draws, rules: MaskRules
 ) -> Bools:
-    """The `wanted` candidates of each row with the smallest random keys."""
+    """Chooses the `wanted` candidates of each row with the smallest random keys."""
     width = tokens.shape[1]
     most = int(wanted.max(initial=0))
     chosen = np.zeros(tokens.shape, np.bool_)
@@ -107,9 +100,9 @@ def _choose_tokens(
 
 
 def _choose_words(
-    tokens: Ids, candidates: Bools, wanted: npt.NDArray[np.int64], draws: MaskDraws, rules: MaskRules
+    tokens: Ids, candidates: Bools, wanted: npt.NDArray[np.int64], draws: Draws, rules: MaskRules
 ) -> Bools:
-    """Whole words in random order, as long as they fit into `wanted` tokens; a longer one is passed over."""
+    """Chooses whole words in random order while they fit into `wanted` tokens; a longer one is skipped."""
     num_rows, width = tokens.shape
     goes_on = np.zeros(tokens.shape, np.bool_)
     goes_on[:, 1:] = rules.begins_inside[tokens[:, 1:]] & rules.ends_inside[tokens[:, :-1]]

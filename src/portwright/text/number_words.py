@@ -5,56 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 _ENGLISH = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
 _ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _GERMAN = [
-    "null",
-    "ein",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "elf",
-    "zwölf",
-    "dreizehn",
-    "vierzehn",
-    "fünfzehn",
-    "sechzehn",
-    "siebzehn",
-    "achtzehn",
-    "neunzehn",
-]
+    "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
+    "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
+]  # fmt: skip
 _GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
-LARGEST = 999_999
 
 
 def number_pairs(num_samples: int, seed: int = 1) -> tuple[list[str], list[str]]:
-    """English and German; German tells the ones before the tens, so that words change places."""
+    """Numbers in English and in German; German says the ones before the tens, so that the order of words differs."""
     random = np.random.default_rng(seed)
     numbers = random.integers(10 ** random.integers(1, 7, num_samples)).tolist()
     return [english(number) for number in numbers], [german(number) for number in numbers]
@@ -65,23 +28,17 @@ def english(number: int) -> str:
     if number >= 1000:
         words += [english(number // 1000), "thousand"]
         number %= 1000
-        if not number:
-            return " ".join(words)
     if number >= 100:
         words += [_ENGLISH[number // 100], "hundred"]
         number %= 100
-        if not number:
-            return " ".join(words)
     if number >= 20:
         words.append(_ENGLISH_TENS[number // 10 - 2])
         number %= 10
-        if not number:
-            return " ".join(words)
-    return " ".join([*words, _ENGLISH[number]])
+    return " ".join(words if words and not number else [*words, _ENGLISH[number]])
 
 
 def german(number: int) -> str:
-    """Parts of the word apart by blanks, as a tokenizer would cut them."""
+    """A number's German word, its parts separated by blanks as a tokenizer would cut them."""
     words = []
     if number >= 1000:
         words += [german(number // 1000), "tausend"]

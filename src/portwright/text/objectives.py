@@ -1,16 +1,17 @@
-"""What is learned from text, and the rows of a store that it needs; preparing and training on the fly share this."""
+"""Training objectives on text and the rows that each needs, whether prepared in a store or made when a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from portwright.data.columns import Arrays
 from portwright.data.draws import Draws
+from portwright.data.manifest import Field
 from portwright.errors import UserError, suggest
 from portwright.text import packing, spans
 from portwright.text.masking import MaskRules, mask_tokens
@@ -19,7 +20,6 @@ from portwright.text.tokenizer import Ids, Tokenizer
 
 ObjectiveName = Literal["causal", "masked", "pairs", "spans"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Document:
     """A text, or a piece of one that is too long to be held in memory."""
 
     text: str
-    whole: bool = True  # it ends here
-    begun: bool = False  # its beginning is in a piece before this one
+    whole: bool = True  # whether the document ends here
+    begun: bool = False  # whether an earlier piece has the document's beginning
 
 
 @dataclass(frozen=True)
 class Objective:
-    """How rows are made of documents. `sequence_length` is what the model sees of a row: for spans, the input's."""
+    """How rows are made of documents; `sequence_length` is the model's input length (for spans, the encoder's)."""
 
     name: str
     sequence_length: int
-    packed: bool = True  # causal: without gaps
-    static: bool = False  # masked, pairs: masked when prepared, `dup_factor` times
+    packed: bool = True  # causal: rows are filled without gaps
+    static: bool = False  # masked, pairs: masked `dup_factor` times when the store is prepared
     dup_factor: int = 1
     mask_probability: float = 0.15
     max_predictions: int = 20
@@ -65,7 +65,7 @@ class Objective:
 
     @property
     def kind(self) -> str:
-        """The kind of tokenizer that is trained for it."""
+        """The kind of tokenizer to train for this objective."""
         return {"causal": "gpt", "masked": "bert", "pairs": "bert", "spans": "t5"}[self.name]
 
     @property
@@ -77,22 +77,16 @@ class Objective:
             return spans.raw_length_for(self.sequence_length, self.noise_density, self.mean_span)
         return self.sequence_length
 
-    def fields(self, vocab_size: int) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Name, dtype and shape of what a record holds; ids take two bytes where they can."""
+    def fields(self, vocab_size: int) -> list[Field]:
+        """The fields of a record; ids take two bytes where the vocabulary allows."""
         ids = "uint16" if vocab_size <= 1 << 16 else "int32"
-        fields: list[tuple[str, str, tuple[int, ...]]] = [
-            ("tokens", ids, (self.width,)),
-            ("length", "int32", ()),
-        ]
+        fields = [Field("tokens", ids, (self.width,)), Field("length", "int32")]
         if self.name == "pairs":
-            fields += [("first_length", "int32", ()), ("next_sentence_label", "int32", ())]
+            fields += [Field("first_length", "int32"), Field("next_sentence_label", "int32")]
         if self.static:
             shape = (self.max_predictions,)
-            fields += [
-                ("masked_lm_positions", "int32", shape),
-                ("masked_lm_ids", ids, shape),
-                ("num_predictions", "int32", ()),
-            ]
+            fields += [Field("masked_lm_positions", "int32", shape), Field("masked_lm_ids", ids, shape)]
+            fields.append(Field("num_predictions", "int32"))
         return fields
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -109,6 +103,11 @@ class Objective:
                     f"Take extra_ids of at least {num_spans}, or shorter rows.",
                 )
 
+    def mask_rules(self, tokenizer: Tokenizer) -> MaskRules:
+        return MaskRules.of(
+            tokenizer, self.mask_probability, self.max_predictions, whole_word=self.whole_word
+        )
+
     def rows(
         self,
         documents: Sequence[Document],
@@ -116,15 +115,15 @@ class Objective:
         part: int = 0,
         donors: Sequence[Document] = (),
     ) -> Arrays:
-        """The rows of some documents; `part` tells these from others of the same data, for random numbers.
+        """Makes the rows of some documents; `part` numbers them within the data and seeds random numbers.
 
-        `donors` lend foreign second sentences to pairs, and have no rows of their own.
+        `donors` give pairs their foreign second sentences; they get no rows of their own.
         """
         if self.name in ("masked", "pairs"):
             return self._masked_rows(documents, tokenizer, part, donors)
         encoded = tokenizer.encode_batch([document.text for document in documents])
         if self.name == "spans":
-            return packing.chunk_rows(packing.join_documents(encoded, None), self.width, tokenizer.pad_id)
+            return packing.chunk_rows(packing.join_documents(encoded), self.width, tokenizer.pad_id)
         end = np.asarray([tokenizer.eos_id], np.int32)
         streams = [
             np.concatenate([ids, end]) if document.whole else ids
@@ -132,7 +131,7 @@ class Objective:
             if len(ids) or document.begun
         ]
         if self.packed:
-            stream = packing.join_documents(streams, None)
+            stream = packing.join_documents(streams)
             return packing.pack_rows(stream, self.sequence_length, tokenizer.pad_id)
         return packing.stack_rows(
             [packing.pack_rows(stream, self.sequence_length, tokenizer.pad_id) for stream in streams],
@@ -160,18 +159,9 @@ class Objective:
                 for turn in range(self.dup_factor)
             ]
         if self.static:
-            rules = MaskRules.of(
-                tokenizer, self.mask_probability, self.max_predictions, whole_word=self.whole_word
-            )
+            rules = self.mask_rules(tokenizer)
             tables = [_mask_once(table, rules, self.seed, part, turn) for turn, table in enumerate(tables)]
         return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Objective:
-        return cls(**values)
 
 
 def _encode_sentences(documents: Sequence[Document], tokenizer: Tokenizer) -> list[list[Ids]]:

@@ -1,6 +1,6 @@
-"""Documents of any length in rows of one length.
+"""Puts documents of any length into rows of one length.
 
-Rows are what a store holds: `tokens` [rows, width], padded at the end, and `length`, the tokens of each row.
+A store holds these rows: `tokens` [rows, width], padded at the end, and `length`, the number of tokens in each row.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.columns import Arrays
+
 Ids = npt.NDArray[np.int32]
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 def pack_rows(stream: Ids, length: int, pad_id: int) -> Arrays:
     """Running text in rows of `length` + 1 tokens; each begins with the last token of the row before it.
 
-    So every token but the first is a label once. The last row is padded; no token is lost.
+    So every token but the first is a label exactly once. The last row is padded; no token is lost.
     """
     num_rows = -(-(len(stream) - 1) // length) if len(stream) > 1 else 0
     padded = np.full(num_rows * length + 1, pad_id, np.int32)
@@ -32,19 +33,6 @@ def pack_rows(stream: Ids, length: int, pad_id: int) -> Arrays:
     return {"tokens": tokens, "length": lengths}
 
 
-def pack_documents(documents: Iterable[Ids], length: int, eos_id: int, pad_id: int) -> Arrays:
-    """Documents one after another, each ended by `eos_id`, in rows of `length` + 1."""
-    return pack_rows(join_documents(documents, eos_id), length, pad_id)
-
-
-def pad_documents(documents: Iterable[Ids], length: int, eos_id: int, pad_id: int) -> Arrays:
-    """Each document in rows of its own, a long one in several; most rows are padded."""
-    end = np.asarray([eos_id], np.int32)
-    return stack_rows(
-        [pack_rows(np.concatenate([each, end]), length, pad_id) for each in documents], length + 1
-    )
-
-
 def chunk_rows(stream: Ids, width: int, pad_id: int) -> Arrays:
     """Running text in rows of `width` tokens without overlap; the last one is padded."""
     num_rows = -(-len(stream) // width)
@@ -56,14 +44,9 @@ def chunk_rows(stream: Ids, width: int, pad_id: int) -> Arrays:
     return {"tokens": tokens.reshape(num_rows, width), "length": lengths}
 
 
-def join_documents(documents: Iterable[Ids], end_id: int | None) -> Ids:
-    """Documents one after another; `end_id` ends each, where it is given."""
-    parts: list[Ids] = []
-    for document in documents:
-        parts.append(document)
-        if end_id is not None:
-            parts.append(np.asarray([end_id], np.int32))
-    return np.concatenate(parts).astype(np.int32, copy=False) if parts else np.zeros(0, np.int32)
+def join_documents(documents: Iterable[Ids]) -> Ids:
+    """Joins documents into one array."""
+    return np.concatenate([np.zeros(0, np.int32), *documents])
 
 
 def pad_rows(rows: Sequence[Sequence[int] | Ids], width: int, pad_id: int) -> Arrays:
@@ -76,14 +59,14 @@ def pad_rows(rows: Sequence[Sequence[int] | Ids], width: int, pad_id: int) -> Ar
 
 
 def stack_rows(parts: Sequence[Arrays], width: int) -> Arrays:
-    """Rows of several pieces, one under the other."""
+    """Joins the rows of several pieces."""
     if not parts:
         return {"tokens": np.zeros((0, width), np.int32), "length": np.zeros(0, np.int32)}
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def document_positions(tokens: npt.NDArray[Any], eos_id: int) -> tuple[Ids, Ids]:
-    """Of packed rows [rows, length]: the number of each token's document in its row, and its place in the document."""
+    """For packed rows [rows, length]: the number of each token's document in its row, and its place in that document."""
     begins = np.zeros(tokens.shape, np.bool_)
     begins[:, 1:] = tokens[:, :-1] == eos_id
     numbers = np.cumsum(begins, axis=1, dtype=np.int32)

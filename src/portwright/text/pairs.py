@@ -6,22 +6,19 @@ and NAME.tgt.
 
 from __future__ import annotations
 
-import csv
-import importlib
-import io
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from portwright.data.tables import TABLES, Row, find_files, read_rows, read_text, shorten
 from portwright.errors import UserError, suggest
-from portwright.job.long_cells import begin_long_cells, end_long_cells
 
 Keys = tuple[str, str]
+_ENDINGS = (*TABLES, ".src")
 
 
 class Pairs(NamedTuple):
-    """Texts that belong together, place by place."""
+    """Two lists of texts; those with the same index belong together."""
 
     sources: list[str]
     targets: list[str]
@@ -30,25 +27,24 @@ class Pairs(NamedTuple):
 def read_pairs(
     places: str | Path | Sequence[str | Path], source_key: str = "source", target_key: str = "target"
 ) -> Pairs:
-    """All pairs of files and folders, files of a folder in the order of their names.
+    """Reads all pairs of files and folders; a folder's files are sorted by name.
 
     The keys name columns, or keys of JSON; `translation.en` is the key `en` inside of `translation`. A *.tsv without
     such a heading has the source before the tab and the target behind it.
     """
-    listed = [places] if isinstance(places, str | Path) else list(places)
+    keys = source_key, target_key
     pairs = Pairs([], [])
-    for path in (file for place in listed for file in _files_of(Path(place))):
-        for number, (source, target) in _READERS[path.suffix.lower()](path, (source_key, target_key)):
-            for key, text in ((source_key, source), (target_key, target)):
+    for path in find_files(places, _ENDINGS):
+        for place, texts in _read_file(path, keys):
+            for key, side, text in zip(keys, pairs, texts, strict=True):
                 if not isinstance(text, str):
                     raise UserError(
-                        f"{path}, record {number}: '{key}' is {_shown(text)}, not text.",
+                        f"{path}, {place}: '{key}' is {shorten(text)}, not text.",
                         "Give every record a text for both sides.",
                     )
-            pairs.sources.append(source)
-            pairs.targets.append(target)
+                side.append(text)
     if not pairs.sources:
-        raise UserError(f"{', '.join(map(str, listed))}: no pair of texts.", f"Give {_FORMATS}.")
+        raise UserError(f"'{places}' holds no pair of texts.", f"Formats: {', '.join(_ENDINGS)}.")
     return pairs
 
 
@@ -65,59 +61,16 @@ def read_parallel(source_file: str | Path, target_file: str | Path) -> Pairs:
     return Pairs(sources, targets)
 
 
-def _files_of(place: Path) -> list[Path]:
-    if place.is_file():
-        if place.suffix.lower() not in _READERS:
-            raise UserError(f"{place} is no file of pairs.", f"Give {_FORMATS}.")
-        return [place]
-    if not place.is_dir():
-        raise UserError(f"'{place}' does not exist.", f"Give a folder or a file of pairs: {_FORMATS}.")
-    found = sorted(path for path in place.iterdir() if path.is_file() and path.suffix.lower() in _READERS)
-    if not found:
-        names = sorted(path.name for path in place.iterdir())[:5]
-        raise UserError(
-            f"'{place}' has no file of pairs (it has {', '.join(names) if names else 'nothing'}).",
-            f"Put {_FORMATS} there.",
-        )
-    return found
-
-
-Records = Iterator[tuple[int, tuple[Any, Any]]]  # each with its number, from 1
-
-
-def _read_jsonl(path: Path, keys: Keys) -> Records:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error}).", "Mend the line.") from error
-        yield number, (_look_up(path, number, record, keys[0]), _look_up(path, number, record, keys[1]))
-
-
-def _look_up(path: Path, number: int, record: Any, key: str) -> Any:
-    if isinstance(record, Mapping) and key in record:
-        return record[key]
-    value = record
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            names = list(map(str, value)) if isinstance(value, Mapping) else []
-            raise UserError(
-                f"{path}, record {number}: no key '{key}'.",
-                f"Set source_key and target_key. {suggest(part, names)}",
-            )
-        value = value[part]
-    return value
-
-
-def _read_csv(path: Path, keys: Keys) -> Records:
-    yield from _read_table(path, keys, ",")
-
-
-def _read_tsv(path: Path, keys: Keys) -> Records:
-    lines = _lines(path)
-    if lines and not set(keys) <= set(lines[0].split("\t")):
+def _read_file(path: Path, keys: Keys) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The two texts of each record, with its place."""
+    suffix = path.suffix.lower()
+    if suffix == ".src":
+        other = path.with_suffix(".tgt")
+        if not other.is_file():
+            raise UserError(f"{path} has no {other.name} beside it.", "Give both, line by line.")
+        for number, texts in enumerate(zip(*read_parallel(path, other), strict=True), start=1):
+            yield f"line {number}", texts
+    elif suffix == ".tsv" and (lines := _lines(path)) and not set(keys) <= set(lines[0].split("\t")):
         for number, line in enumerate(lines, start=1):
             parts = line.split("\t")
             if len(parts) != 2:
@@ -125,112 +78,28 @@ def _read_tsv(path: Path, keys: Keys) -> Records:
                     f"{path}, line {number}: {len(parts)} columns.",
                     f"Give source and target with a tab between them, or a heading with '{keys[0]}' and '{keys[1]}'.",
                 )
-            yield number, (parts[0], parts[1])
-        return
-    yield from _read_table(path, keys, "\t")
+            yield f"line {number}", parts
+    else:
+        for row in read_rows(path):
+            yield row.place, [_look_up(path, row, key) for key in keys]
 
 
-def _read_table(path: Path, keys: Keys, delimiter: str) -> Records:
-    begin_long_cells()
-    try:
-        rows = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
-        heading = next(rows, [])
-        for key in keys:
-            if key not in heading:
-                raise UserError(
-                    f"{path}: no column '{key}'.", f"Set source_key and target_key. {suggest(key, heading)}"
-                )
-        columns = heading.index(keys[0]), heading.index(keys[1])
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                continue
-            if len(row) != len(heading):
-                raise UserError(
-                    f"{path}, record {number}: {len(row)} columns where the heading has {len(heading)}.",
-                    "Put texts with a delimiter in quotes.",
-                )
-            yield number, (row[columns[0]], row[columns[1]])
-    except csv.Error as error:
-        raise UserError(f"{path}: not a table ({error}).", "Close every quote.") from error
-    finally:
-        end_long_cells()
-
-
-def _read_arrow(path: Path, keys: Keys) -> Records:
-    try:
-        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UserError(
-            f"{path} needs pyarrow, which is not installed.", "pip install 'portwright[arrow]'"
-        ) from error
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            with pyarrow.OSFile(str(path)) as source:
-                table = _open_arrow(pyarrow, source).read_all()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}.", "Write the file anew.") from error
-    columns = [_column(path, table, key) for key in keys]
-    yield from enumerate(zip(*columns, strict=True), start=1)
-
-
-def _column(path: Path, table: Any, key: str) -> list[Any]:
-    root, _, rest = (key, "", "") if key in table.column_names else key.partition(".")
-    if root not in table.column_names:
-        raise UserError(
-            f"{path}: no column '{key}'.",
-            f"Set source_key and target_key. {suggest(root, table.column_names)}",
-        )
-    values = table.column(root).to_pylist()
-    if not rest:
-        return list(values)
-    return [_look_up(path, number, value, rest) for number, value in enumerate(values, start=1)]
-
-
-def _open_arrow(pyarrow: Any, source: Any) -> Any:
-    """Arrow's two layouts: HuggingFace's datasets write streams."""
-    try:
-        return pyarrow.ipc.open_file(source)
-    except pyarrow.ArrowInvalid:
-        source.seek(0)
-        return pyarrow.ipc.open_stream(source)
-
-
-def _read_two_files(path: Path, keys: Keys) -> Records:
-    other = path.with_suffix(".tgt")
-    if not other.is_file():
-        raise UserError(f"{path} has no {other.name} beside it.", "Give both, line by line.")
-    yield from enumerate(zip(*read_parallel(path, other), strict=True), start=1)
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' cannot be read: {error}.", "Give a UTF-8 text file.") from error
+def _look_up(path: Path, row: Row, key: str) -> Any:
+    if key in row.values:
+        return row.values[key]
+    value: Any = row.values
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            names = list(map(str, value)) if isinstance(value, Mapping) else []
+            raise UserError(
+                f"{path}, {row.place}: no key '{key}'.",
+                f"Set source_key and target_key. {suggest(part, names)}",
+            )
+        value = value[part]
+    return value
 
 
 def _lines(path: Path) -> list[str]:
-    # By line feeds alone: a text may hold the other characters that splitlines cuts at.
-    lines = _text(path).split("\n")
-    if lines and lines[-1] == "":
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-_READERS: dict[str, Callable[[Path, Keys], Records]] = {
-    ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".parquet": _read_arrow,
-    ".arrow": _read_arrow,
-    ".src": _read_two_files,
-}
-_FORMATS = "*.tsv, *.csv, *.jsonl, *.parquet, *.arrow, or *.src with *.tgt"
+    # Only line feeds end a line: texts may hold other characters that splitlines cuts at.
+    lines = read_text(path).split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

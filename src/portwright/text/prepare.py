@@ -1,4 +1,4 @@
-"""`portwright data prepare`: text of any size into a store of packed rows, in parallel, and on from where it was killed."""
+"""`portwright data prepare`: turns text of any size into a store of rows, in parallel; after a kill it continues."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from portwright.data.manifest import MANIFEST, read_manifest
-from portwright.errors import UserError, suggest
+from portwright.data.tables import BadRecord
+from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, clean_leftovers
-from portwright.text.documents import BadRecord, read_documents
-from portwright.text.feed import Split, Unit, feed_units, lend_donors
+from portwright.job.sizes import show_count
+from portwright.text.documents import SKIP_CURE, read_documents
+from portwright.text.feed import Unit, feed_units, lend_donors
 from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
 from portwright.text.objectives import Objective
 from portwright.text.prepare_folder import (
     JOB_FILE,
     SKIPPED_FILE,
-    TOKENIZER_FILE,
     difference,
     gather_skipped,
     has_records,
@@ -33,75 +34,59 @@ from portwright.text.prepare_folder import (
     refuse_foreign_files,
     remove_store,
 )
-from portwright.text.preparing import Settings, ShardReport, Worker, run_unit, start_worker
+from portwright.text.preparing import TOKENIZER_FILE, PrepareOptions, Settings, Worker, run_unit, start_worker
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
-from portwright.text.tokenizer_training import KINDS, train_tokenizer
+from portwright.text.tokenizer_training import train_tokenizer
 
-SPLITS: tuple[str, ...] = ("file", "paragraph", "line")
-UNIT_BYTES = 16 << 20
-SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on
+SAMPLE_BYTES = 64 << 20  # the text that a tokenizer is trained on
 _SAMPLE_STEP = 1 << 20
 
 
 @dataclass(frozen=True)
-class PrepareOptions:
-    """What a store is made of and how; `workers` alone does not change a byte of it."""
-
-    objective: Objective
-    tokenizer: str = "train"  # or a path
-    tokenizer_kind: str | None = None  # of one that is trained; left out: the objective's
-    vocab_size: int = 8192
-    num_sentinels: int = 100
-    do_lower: bool = True
-    split: str | None = None  # left out: file, and paragraph for pairs
-    text_key: str = "text"
-    skip_bad: bool = False
-    unit_bytes: int = UNIT_BYTES
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.split is not None and self.split not in SPLITS:
-            raise UserError(f"split is '{self.split}'.", suggest(self.split, SPLITS))
-        if self.tokenizer_kind is not None and self.tokenizer_kind not in KINDS:
-            raise UserError(
-                f"'{self.tokenizer_kind}' is no kind of tokenizer.", suggest(self.tokenizer_kind, KINDS)
-            )
-        if self.workers < 1:
-            raise UserError(f"workers is {self.workers}.", "Give at least 1.")
-        if self.unit_bytes < 1:
-            raise UserError(f"shards of {self.unit_bytes} bytes of text are asked for.", "Give at least 1.")
-
-    @property
-    def kind(self) -> str:
-        return self.tokenizer_kind or self.objective.kind
-
-    @property
-    def documents(self) -> Split:
-        chosen = self.split or default_split(self.objective)
-        return "line" if chosen == "line" else "paragraph" if chosen == "paragraph" else "file"
-
-
-@dataclass(frozen=True)
 class Prepared:
-    """What lies in the folder now."""
+    """The prepared store, and how much of it this call made."""
 
     folder: Path
     num_rows: int
     num_shards: int
     num_bad: int
-    was_done: bool  # before this call
+    was_done: bool  # the store was complete before this call
     num_kept: int  # shards that an earlier call had made
     num_tokens: int  # in rows that this call made
+    objective: Objective
     tokenizer: Tokenizer
 
+    def lines(self) -> Iterator[str]:
+        shards = f"{self.num_shards} shard{'s' if self.num_shards != 1 else ''}"
+        if self.was_done:
+            yield f"{self.folder} is done already: {self.num_rows} samples in {shards}; nothing was changed."
+        else:
+            kept = f", {self.num_kept} of them from an earlier run" if self.num_kept else ""
+            yield f"{self.folder}: {self.num_rows} samples in {shards}{kept}; {show_count(self.num_tokens)} tokens written."
+        yield f"tokenizer.json: {self.tokenizer.size} tokens, fingerprint {self.tokenizer.fingerprint}."
+        length = "src_max_sequence_length" if self.objective.name == "spans" else "max_sequence_length"
+        yield (
+            f"To train on it: data_dir: {self.folder} and {length}: {self.objective.sequence_length} in train_input, vocab_size "
+            f"of at least {self.tokenizer.size} in model."
+        )
+        if self.num_bad:
+            yield f"{self.num_bad} bad records were left out; skipped.json names them."
 
-Made = Future[ShardReport | tuple[str, str]]  # the report of a unit, or the error and its cure
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "samples": self.num_rows,
+            "shards": self.num_shards,
+            "kept_shards": self.num_kept,
+            "bad_records": self.num_bad,
+            "was_done": self.was_done,
+            "tokenizer": self.tokenizer.describe(),
+        }
+
+
+Made = Future[int | tuple[str, str]]  # the number of a shard's tokens, or the error and its cure
 OnProgress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
-
-
-def default_split(objective: Objective) -> Split:
-    return "paragraph" if objective.name == "pairs" else "file"
 
 
 def prepare(
@@ -114,8 +99,8 @@ def prepare(
 ) -> Prepared:
     """Makes the store `out`, or the rest of it.
 
-    A store that is there whole is left as it is; one of other inputs or options is an error without `force`. Processes
-    are spawned where `workers` is more than 1.
+    A complete store is left as it is; a store of other inputs or options is an error without `force`. With `workers`
+    above 1, processes are spawned.
     """
     folder = Path(out).expanduser()
     files = find_inputs(inputs)
@@ -139,16 +124,7 @@ def prepare(
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
         tokenizer = _settle_tokenizer(folder, files, options, asked, report)
         options.objective.check_tokenizer(tokenizer)
-        settings = Settings(
-            str(folder),
-            str(folder / TOKENIZER_FILE),
-            options.objective,
-            options.documents,
-            options.text_key,
-            options.skip_bad,
-            asked,
-        )
-        return _make(folder, files, options, settings, tokenizer, report)
+        return _make(files, Settings(folder, options, asked), tokenizer, report)
 
 
 def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnProgress) -> dict[str, Any]:
@@ -172,7 +148,7 @@ def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnPro
         given = _with_sentinels(loaded, options).fingerprint
     return {
         "command": "portwright data prepare",
-        "objective": options.objective.to_json(),
+        "objective": asdict(options.objective),
         "tokenizer": {"fingerprint": given} if given else {"trained": trained},
         "split": options.documents,
         "text_key": options.text_key,
@@ -188,7 +164,7 @@ def _settle_tokenizer(
     asked: dict[str, Any],
     report: OnProgress,
 ) -> Tokenizer:
-    """Puts the tokenizer into the folder, and reads it from there, as every process will."""
+    """Writes the tokenizer into the folder and reads it back, as every process will."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         if options.tokenizer == "train":
@@ -219,7 +195,7 @@ def _with_sentinels(tokenizer: Tokenizer, options: PrepareOptions) -> Tokenizer:
 def sample_texts(
     files: Sequence[InputFile], options: PrepareOptions, report: OnProgress | None = None
 ) -> Iterator[str]:
-    """Text to train a tokenizer on: all of it, or pieces spread evenly over very much."""
+    """Text to train a tokenizer on: all of it, or of large inputs pieces at even distances."""
     total = total_bytes(files)
     every = max(1, math.ceil(total / SAMPLE_BYTES))
     for unit, used in feed_units(files, min(options.unit_bytes, _SAMPLE_STEP), options.documents):
@@ -227,24 +203,20 @@ def sample_texts(
             report("training the tokenizer", used, total)
         if unit.number % every:
             continue
-        for record in read_documents(unit, options.documents, options.text_key):
+        for record in read_documents(unit.parts, options.documents, options.text_key):
             if not isinstance(record, BadRecord):
                 yield record.text
             elif not options.skip_bad:
-                raise record.as_error()
+                raise record.as_error(SKIP_CURE)
 
 
 def _make(
-    folder: Path,
-    files: Sequence[InputFile],
-    options: PrepareOptions,
-    settings: Settings,
-    tokenizer: Tokenizer,
-    report: OnProgress,
+    files: Sequence[InputFile], settings: Settings, tokenizer: Tokenizer, report: OnProgress
 ) -> Prepared:
+    folder, options = settings.folder, settings.options
     writer = settings.writer(tokenizer)
     total = total_bytes(files)
-    kept = num_units = num_tokens = 0
+    kept = num_units = 0
 
     def missing() -> Iterator[Unit]:
         nonlocal kept, num_units
@@ -256,10 +228,10 @@ def _make(
                 yield unit
             report("preparing", used, total)
 
-    for shard in _run_units(missing(), settings, options.workers):
-        num_tokens += shard.num_tokens
+    num_tokens = sum(_run_units(missing(), settings, options.workers))
     _check_unchanged(files)
-    for path in folder.glob(".tmp-*"):  # of killed processes: the folder is ours, and our own are done
+    # left by killed processes: the folder is locked, and our processes are done
+    for path in folder.glob(".tmp-*"):
         path.unlink(missing_ok=True)
     skipped = gather_skipped(folder, num_units)
     _check_skipped(folder, skipped, options)
@@ -272,17 +244,18 @@ def _make(
         )
     (folder / JOB_FILE).unlink(missing_ok=True)
     report("preparing", total, total)
-    return Prepared(folder, manifest.num_records, num_units, skipped, False, kept, num_tokens, tokenizer)
+    counts = manifest.num_records, num_units, skipped, False, kept, num_tokens
+    return Prepared(folder, *counts, options.objective, tokenizer)
 
 
 def units_of(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[tuple[Unit, int]]:
-    """What becomes the shards of a store, in order, each with the bytes of input that are used up by then."""
+    """Yields the units of a store's shards in order, each with the bytes of input read so far."""
     units = feed_units(files, options.unit_bytes, options.documents)
     return lend_donors(units) if options.objective.name == "pairs" else units
 
 
-def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Iterator[ShardReport]:
-    """Reports of all units, as they come; few units are held in memory at once."""
+def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Iterator[int]:
+    """Makes the units' shards, with few units in memory at once; yields the number of tokens in each."""
     first = list(islice(units, workers))
     workers, units = len(first), chain(first, units)
     del first
@@ -291,8 +264,8 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         return
     context = multiprocessing.get_context("spawn")  # torch or TensorFlow may have threads here
     pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(settings,))
-    # All at once: a pool that loses a worker while it begins another stumbles over its own lists (Python 3.11);
-    # and so never more than there are units.
+    # Start all workers at once, never more than units: in Python 3.11 a pool that loses a worker while it starts
+    # another one fails.
     pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
     try:
         waiting: set[Made] = set()
@@ -303,7 +276,7 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         while waiting:
             yield from map(_result, _take_done(pool, waiting))
     except BrokenProcessPool as error:
-        # A worker that began while the pool ended the others was missed by it, and would be waited for without end.
+        # A worker that started while the pool ended the others was not ended, and would be waited for forever.
         for process in list((pool._processes or {}).values()):
             process.terminate()
         raise UserError(
@@ -318,24 +291,24 @@ def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
     try:
         return pool.submit(run_unit, unit)
     except OSError as error:
-        # A pool that has lost a worker closes its pipes in a thread; a process that is begun meanwhile finds them closed.
+        # A pool that has lost a worker closes its pipes in a thread; a process started then would find them closed.
         if not pool._broken:
             raise
         raise BrokenProcessPool(str(error)) from error
 
 
 def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
-    """Those that are done, taken out of `waiting`; at least one."""
+    """Waits for at least one, and removes those that are done from `waiting`."""
     while True:
         done, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
         if done:
             waiting -= done
             return done
-        if pool._broken:  # what was handed over while the pool ended is known to nobody there
+        if pool._broken:  # the pool has forgotten what was submitted while it ended
             raise BrokenProcessPool("the pool ended before it took the work")
 
 
-def _result(future: Made) -> ShardReport:
+def _result(future: Made) -> int:
     result = future.result()
     if isinstance(result, tuple):
         raise UserError(*result)
@@ -351,7 +324,7 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
 
 
 def _check_skipped(folder: Path, num_bad: int, options: PrepareOptions) -> None:
-    """A shard without bad records is the same either way, so a run may begin without --skip-bad and go on with it."""
+    """Refuses a store from which --skip-bad left out records; shards without bad records are the same without it."""
     if num_bad and not options.skip_bad:
         raise UserError(
             f"'{folder}' was begun with --skip-bad, and {num_bad} bad records were left out.",
@@ -368,4 +341,5 @@ def _done(folder: Path, options: PrepareOptions) -> Prepared:
     _check_skipped(folder, skipped, options)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     num_shards = len(manifest.shards)
-    return Prepared(folder, manifest.num_records, num_shards, skipped, True, num_shards, 0, tokenizer)
+    counts = manifest.num_records, num_shards, skipped, True, num_shards, 0
+    return Prepared(folder, *counts, options.objective, tokenizer)

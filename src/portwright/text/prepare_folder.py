@@ -1,4 +1,4 @@
-"""The folder that a store is prepared in: whose it is, what it was made of, and what may be removed from it."""
+"""The folder of a prepared store: what it was made of, which files in it are ours, and its lock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from typing import Any
 from portwright.data.manifest import MANIFEST, DamagedManifest, read_manifest
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, explain_os_error
-from portwright.text.preparing import skipped_file
+from portwright.text.preparing import TOKENIZER_FILE, skipped_file
 
-TOKENIZER_FILE = "tokenizer.json"
-JOB_FILE = "prepare.json"  # what is being made here, while it is
+JOB_FILE = "prepare.json"  # describes the store while it is being made
 SKIPPED_FILE = "skipped.json"
 
 
 def made_of(folder: Path, *, if_damaged: dict[str, Any]) -> dict[str, Any] | None:
-    """What the folder was made of, as far as it is; `if_damaged` where only its shards can still tell.
+    """What the folder's store is made of; `if_damaged` where the files that say so are damaged.
 
-    Each shard has beside it what it belongs to, so that one of other inputs or options is refused all the same.
+    Each shard also has its own description, so that shards of other inputs or options are refused even then.
     """
     if (folder / MANIFEST).is_file():
         try:
@@ -40,7 +39,7 @@ def made_of(folder: Path, *, if_damaged: dict[str, Any]) -> dict[str, Any] | Non
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a finished store has all that its manifest names: what was lost or cut off since is to be made again."""
+    """Whether a finished store has every file that its manifest names, uncut; others must be made again."""
     try:
         manifest = read_manifest(folder)
         shards_are_whole = all((folder / each.file).stat().st_size == each.bytes for each in manifest.shards)
@@ -54,7 +53,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def has_records(folder: Path) -> bool:
-    """Whether there is anything to lose."""
+    """Whether the folder holds any records."""
     return (folder / MANIFEST).is_file() or any(folder.glob("shard-*.json"))
 
 
@@ -75,7 +74,7 @@ def difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def gather_skipped(folder: Path, num_units: int) -> int:
-    """Puts the shards' lists of bad records into one file; they stay until then, so that a later call counts them too."""
+    """Joins the shards' lists of bad records in one file; until then they stay, so that a later call counts them."""
     count, records = 0, []
     pieces = [path for number in range(num_units) if (path := skipped_file(folder, number)).is_file()]
     for path in pieces:
@@ -89,7 +88,7 @@ def gather_skipped(folder: Path, num_units: int) -> int:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """The manifest first: what is half removed must not look whole."""
+    """Our files, the manifest first: a half removed store must not look complete."""
     patterns = (
         MANIFEST,
         "shard-*.bin",
@@ -103,7 +102,7 @@ def _own_files(folder: Path) -> list[Path]:
 
 
 def remove_store(folder: Path) -> None:
-    atomic_write_text(folder / JOB_FILE, "{}\n")  # goes last: what is half removed is known to be ours
+    atomic_write_text(folder / JOB_FILE, "{}\n")  # removed last: it shows that a half removed folder is ours
     for path in _own_files(folder):
         path.unlink(missing_ok=True)
 
@@ -120,7 +119,7 @@ def refuse_foreign_files(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time prepares a folder; the lock goes with the process, however it ends."""
+    """Lets one process at a time prepare a folder; the lock ends with the process, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""From a unit of work to a shard, in whatever process: the part of `portwright data prepare` that runs in parallel."""
+"""Makes a shard from a unit of work: the part of `portwright data prepare` that runs in parallel."""
 
 from __future__ import annotations
 
@@ -10,66 +10,97 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from portwright.data.manifest import Field
+from portwright.data.columns import Arrays
 from portwright.data.store_writer import StoreWriter
-from portwright.errors import PortwrightError, UserError
+from portwright.data.tables import BadRecord
+from portwright.errors import PortwrightError, UserError, suggest
 from portwright.job.atomic import atomic_write_text
-from portwright.text.documents import BadRecord, read_documents, read_parts
+from portwright.text.documents import SKIP_CURE, read_documents
 from portwright.text.feed import Split, Unit
-from portwright.text.objectives import Arrays, Document, Objective
+from portwright.text.objectives import Document, Objective
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
+from portwright.text.tokenizer_training import KINDS
 
-_MOST_TOLD = 20  # bad records of a shard that are kept by name; all are counted
+TOKENIZER_FILE = "tokenizer.json"
+_MAX_NAMED_RECORDS = 20  # bad records of a shard that are listed; all are counted
+
+
+SPLITS: tuple[str, ...] = get_args(Split)
+UNIT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How a store is made; of these only `workers` does not change its bytes."""
+
+    objective: Objective
+    tokenizer: str = "train"  # or a path
+    tokenizer_kind: str | None = None  # of a trained tokenizer; None: the objective's
+    vocab_size: int = 8192
+    num_sentinels: int = 100
+    do_lower: bool = True
+    split: str | None = None  # left out: file, and paragraph for pairs
+    text_key: str = "text"
+    skip_bad: bool = False
+    unit_bytes: int = UNIT_BYTES
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            raise UserError(f"split is '{self.split}'.", suggest(self.split, SPLITS))
+        if self.tokenizer_kind is not None and self.tokenizer_kind not in KINDS:
+            raise UserError(
+                f"'{self.tokenizer_kind}' is no kind of tokenizer.", suggest(self.tokenizer_kind, KINDS)
+            )
+        if self.workers < 1:
+            raise UserError(f"workers is {self.workers}.", "Give at least 1.")
+        if self.unit_bytes < 1:
+            raise UserError(f"shards of {self.unit_bytes} bytes of text are asked for.", "Give at least 1.")
+
+    @property
+    def kind(self) -> str:
+        return self.tokenizer_kind or self.objective.kind
+
+    @property
+    def documents(self) -> Split:
+        """The part of a text that is one document."""
+        usual: Split = "paragraph" if self.objective.name == "pairs" else "file"
+        return usual if self.split is None else cast(Split, self.split)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process has to know, beside the unit; plain data, so that it can be sent."""
+    """What a worker process needs beside the unit; it can be pickled."""
 
-    folder: str
-    tokenizer_file: str
-    objective: Objective
-    split: Split
-    text_key: str
-    skip_bad: bool
+    folder: Path
+    options: PrepareOptions
     made_by: Mapping[str, Any]
 
     def writer(self, tokenizer: Tokenizer) -> StoreWriter:
-        fields = [Field(*each) for each in self.objective.fields(tokenizer.size)]
+        fields = self.options.objective.fields(tokenizer.size)
         return StoreWriter(self.folder, fields, made_by=self.made_by, tokenizer=tokenizer.describe())
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """What came of a unit."""
-
-    num_rows: int
-    num_tokens: int
-    num_documents: int
-    num_bad: int
-
-
-def make_rows(
-    unit: Unit, objective: Objective, tokenizer: Tokenizer, split: Split, text_key: str, *, skip_bad: bool
-) -> tuple[Arrays, list[BadRecord], int]:
-    """The rows of a unit, its bad records, and how many documents it has; without `skip_bad` a bad record is an error."""
+def make_rows(unit: Unit, options: PrepareOptions, tokenizer: Tokenizer) -> tuple[Arrays, list[BadRecord]]:
+    """Makes a unit's rows, and lists its bad records; without `skip_bad` a bad record is an error."""
     documents: list[Document] = []
     bad: list[BadRecord] = []
-    for record in read_documents(unit, split, text_key):
+    for record in read_documents(unit.parts, options.documents, options.text_key):
         if isinstance(record, Document):
             documents.append(record)
-        elif skip_bad:
+        elif options.skip_bad:
             bad.append(record)
         else:
-            raise record.as_error()
+            raise record.as_error(SKIP_CURE)
     donors: list[Document] = []
-    if objective.name == "pairs" and len(documents) < 2:
-        donors = [each for each in read_parts(unit.donors, split, text_key) if isinstance(each, Document)]
+    if options.objective.name == "pairs" and len(documents) < 2:
+        lent = read_documents(unit.donors, options.documents, options.text_key)
+        donors = [each for each in lent if isinstance(each, Document)]
     try:
-        return objective.rows(documents, tokenizer, unit.number, donors), bad, len(documents)
+        return options.objective.rows(documents, tokenizer, unit.number, donors), bad
     except UserError as error:
         names = sorted({part.path.name for part in unit.parts})
         raise UserError(
@@ -82,38 +113,34 @@ class Worker:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.tokenizer = load_tokenizer(settings.tokenizer_file)
+        self.tokenizer = load_tokenizer(settings.folder / TOKENIZER_FILE)
         self.writer = settings.writer(self.tokenizer)
 
-    def __call__(self, unit: Unit) -> ShardReport:
-        settings = self.settings
-        rows, bad, num_documents = make_rows(
-            unit,
-            settings.objective,
-            self.tokenizer,
-            settings.split,
-            settings.text_key,
-            skip_bad=settings.skip_bad,
-        )
-        if bad:  # before the shard: where that lies, this does
-            told = [each.as_dict() for each in bad[:_MOST_TOLD]]
+    def __call__(self, unit: Unit) -> int:
+        """Writes the shard of a unit, and gives the number of its tokens."""
+        rows, bad = make_rows(unit, self.settings.options, self.tokenizer)
+        if bad:  # written before the shard, so that every finished shard has it
+            told = [
+                {"file": each.path.name, "place": each.place, "reason": each.reason}
+                for each in bad[:_MAX_NAMED_RECORDS]
+            ]
             text = json.dumps({"count": len(bad), "records": told}, ensure_ascii=False) + "\n"
-            atomic_write_text(skipped_file(settings.folder, unit.number), text)
+            atomic_write_text(skipped_file(self.settings.folder, unit.number), text)
         self.writer.write_shard(unit.number, rows)
-        return ShardReport(len(rows["length"]), int(rows["length"].sum()), num_documents, len(bad))
+        return int(rows["length"].sum())
 
 
-def skipped_file(folder: str | Path, number: int) -> Path:
-    return Path(folder) / f"skipped-{number:05d}.json"
+def skipped_file(folder: Path, number: int) -> Path:
+    return folder / f"skipped-{number:05d}.json"
 
 
 _worker: Worker | None = None
 
 
 def start_worker(settings: Settings) -> None:
-    """Makes the worker of a new process, which ends when its parent does, however that ended."""
+    """Makes the Worker of a new process; the process ends with its parent, however that ends."""
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends the work in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism here
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -121,8 +148,8 @@ def start_worker(settings: Settings) -> None:
     _worker = Worker(settings)
 
 
-def run_unit(unit: Unit) -> ShardReport | tuple[str, str]:
-    """Makes a unit's shard; an error that a person can act on comes back as its two sentences."""
+def run_unit(unit: Unit) -> int | tuple[str, str]:
+    """Makes a unit's shard; a UserError is returned as its message and cure."""
     assert _worker is not None
     try:
         return _worker(unit)

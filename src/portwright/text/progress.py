@@ -1,4 +1,4 @@
-"""How far preparing is, on stderr: a bar on a terminal, elsewhere a line for every tenth that is a second after the last."""
+"""Shows progress on stderr: a bar on a terminal, elsewhere a line for each tenth, at most one a second."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from portwright.job.sizes import show_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_LINE_SECONDS = 1.0  # what is done sooner needs no line
+_LINE_SECONDS = 1.0  # the least time between two lines
 
 
 class ByteProgress:
-    """Call it with what is being done, the bytes done and the bytes in all; each kind of work has a bar of its own."""
+    """Called with the kind of work, the bytes done and the bytes in all; each kind of work has a bar."""
 
     def __init__(
         self,
         *,
-        shown: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._shown = shown
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
@@ -37,7 +35,7 @@ class ByteProgress:
         self._last_line = clock()
 
     def __enter__(self) -> ByteProgress:
-        if self._shown and self._stream.isatty():
+        if self._stream.isatty():
             from rich.console import Console
             from rich.progress import (
                 BarColumn,
@@ -70,7 +68,7 @@ class ByteProgress:
             if what not in self._tasks:
                 self._tasks[what] = self._bars.add_task(what, total=total)
             self._bars.update(self._tasks[what], completed=done)
-        elif self._shown:
+        else:
             self._print_tenths(what, done, total)
 
     def _print_tenths(self, what: str, done: int, total: int) -> None:

@@ -1,29 +1,26 @@
-"""Samples that were made before: HDF5 files and CSV files as the model zoo's scripts write them, into memory."""
+"""Reads ready samples into memory, from HDF5 and CSV files as the model zoo's scripts write them."""
 
 from __future__ import annotations
 
 import ast
 import csv
-import importlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from portwright.errors import UserError, suggest
-from portwright.job.long_cells import begin_long_cells, end_long_cells
+from portwright.data.columns import Arrays
+from portwright.data.files import read_numbers
+from portwright.data.hdf5 import Hdf5Columns, open_hdf5, reading
+from portwright.data.tables import Row, check_column, read_rows, shorten
+from portwright.errors import UserError
 from portwright.text.packing import pad_rows
 from portwright.text.tokenizer import Tokenizer
 
-Arrays = dict[str, npt.NDArray[Any]]
-
-HDF5_ENDINGS = (".h5", ".hdf5")
 MOST_BYTES = 16 << 30  # of files that are read into memory
 
-# What a batch holds, by objective, and what it may hold beside.
+# The fields of a batch by objective; _OPTIONAL: the fields that it may also have.
 FIELDS = {
     "causal": ("input_ids", "attention_mask", "labels"),
     "masked": ("input_ids", "attention_mask", "masked_lm_positions", "masked_lm_weights", "labels"),
@@ -33,17 +30,7 @@ FIELDS["pairs"] = (*FIELDS["masked"], "token_type_ids", "next_sentence_label")
 _OPTIONAL = {"causal": ("document_ids", "position_ids")}
 _ID_FIELDS = ("input_ids", "labels", "decoder_input_ids")
 _TOKEN_COLUMNS = ("tokens", "segment_ids", "is_random_next")
-
-
-def read_hdf5(files: Sequence[Path], objective: str, vocab_size: int) -> Arrays:
-    """Fields by name; or [n, 3, length] as `data`, or [3, length] as `example_N`: input_ids, attention_mask, labels."""
-    check_size(files)
-    parts: list[Arrays] = []
-    for path in files:
-        part = _read_hdf5_file(path, objective)
-        _check_part(path, part, parts[0] if parts else None, vocab_size)
-        parts.append(part)
-    return _stack(parts)
+_FLAGS = {"true": 1, "1": 1, "false": 0, "0": 0}
 
 
 def csv_columns(path: Path) -> list[str]:
@@ -56,40 +43,36 @@ def csv_columns(path: Path) -> list[str]:
 
 
 def is_ready_csv(columns: Sequence[str]) -> bool:
-    """Whether these are columns of samples, and not of text."""
+    """Whether these columns hold samples rather than text."""
     return "tokens" in columns or {"input_ids", "labels"} <= set(columns)
 
 
-def read_csv_samples(files: Sequence[Path], objective: str, vocab_size: int) -> Arrays:
-    """A column a field, lists of numbers in brackets: what create_csv_static_masking.py writes."""
-    check_size(files)
+def read_samples(files: Sequence[Path], objective: str, vocab_size: int) -> Arrays:
+    """Reads fields from HDF5, or from CSV with lists in brackets as create_csv_static_masking.py writes it.
+
+    HDF5 may hold input_ids, attention_mask and labels as one `data` [n, 3, length] or as `example_N` [3, length].
+    """
+    _check_size(files)
     parts: list[Arrays] = []
     for path in files:
-        columns = csv_columns(path)
-        names = _names_found(path, columns, objective)
-        values: dict[str, list[Any]] = {name: [] for name in names}
-        for number, row in _csv_rows(path, columns):
-            for name in names:
-                values[name].append(_numbers(path, number, name, row[name]))
-        part = {}
-        for name, rows in values.items():
-            lengths = {np.size(row) for row in rows}
-            if len(lengths) > 1:
-                raise UserError(
-                    f"'{path}': '{name}' is of {len(lengths)} different lengths.", "Pad it to one."
-                )
-            kind = np.float32 if name == "masked_lm_weights" else np.int32
-            part[name] = np.asarray(rows, kind)
+        if path.suffix.lower() == ".csv":
+            found = read_numbers(path, _names_found(path, csv_columns(path), objective))
+        else:
+            found = _read_hdf5(path, objective)
+        part = {
+            name: array.astype(np.float32 if name == "masked_lm_weights" else np.int32, copy=False)
+            for name, array in found.items()
+        }
         _check_part(path, part, parts[0] if parts else None, vocab_size)
         parts.append(part)
-    return _stack(parts)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_csv_tokens(
     files: Sequence[Path], width: int, tokenizer: Tokenizer, *, pairs: bool, do_lower: bool
 ) -> Arrays:
-    """Rows of tokens that are spelled out, to be masked in training: what create_csv.py and create_csv_mlm_only.py write."""
-    check_size(files)
+    """Rows of tokens written as text, to be masked in training, as create_csv.py and create_csv_mlm_only.py write them."""
+    _check_size(files)
     unknown = tokenizer.id_of("unk")
     ids = {
         str(token): number for token, number in tokenizer.backend.get_vocab(with_added_tokens=True).items()
@@ -99,28 +82,28 @@ def read_csv_tokens(
     first_lengths: list[int] = []
     labels: list[int] = []
     for path in files:
-        columns = csv_columns(path)
         for name in _TOKEN_COLUMNS if pairs else _TOKEN_COLUMNS[:1]:
-            if name not in columns:
-                raise UserError(
-                    f"'{path}' has no column '{name}'.",
-                    f"{suggest(name, columns)} Without pairs of sentences, set model.disable_nsp.",
-                )
-        for number, row in _csv_rows(path, columns):
-            tokens = _list(path, number, "tokens", row["tokens"])
+            check_column(path, name, csv_columns(path), "Without pairs of sentences, set model.disable_nsp.")
+        for row in read_rows(path):
             spelled = [
-                token.lower() if do_lower and token not in special else token for token in map(str, tokens)
+                token.lower() if do_lower and token not in special else token
+                for token in map(str, _list(path, row, "tokens"))
             ]
             if len(spelled) > width and pairs:
                 raise UserError(
-                    f"'{path}', record {number}: {len(spelled)} tokens and max_sequence_length is {width}.",
+                    f"'{path}', {row.place}: {len(spelled)} tokens and max_sequence_length is {width}.",
                     "Raise max_sequence_length, or make shorter pairs.",
                 )
             rows.append([ids.get(token, unknown) for token in spelled[:width]])
             if pairs:
-                segments = np.asarray(_numbers(path, number, "segment_ids", row["segment_ids"]))
-                first_lengths.append(int((segments[: len(spelled)] == 0).sum()))
-                labels.append(_flag(path, number, "is_random_next", row["is_random_next"]))
+                segments = _list(path, row, "segment_ids")
+                if not all(isinstance(each, int | float) for each in segments):
+                    raise _no_value(path, row, "segment_ids", "numbers")
+                first_lengths.append(segments[: len(spelled)].count(0))
+                flag = _FLAGS.get(row.values["is_random_next"].strip().lower())
+                if flag is None:
+                    raise _no_value(path, row, "is_random_next", "True or False")
+                labels.append(flag)
     made: Arrays = pad_rows(rows, width, tokenizer.pad_id)
     if pairs:
         made["first_length"] = np.asarray(first_lengths, np.int32)
@@ -128,7 +111,7 @@ def read_csv_tokens(
     return made
 
 
-def check_size(files: Sequence[Path]) -> None:
+def _check_size(files: Sequence[Path]) -> None:
     total = sum(path.stat().st_size for path in files)
     if total > MOST_BYTES:
         raise UserError(
@@ -137,43 +120,17 @@ def check_size(files: Sequence[Path]) -> None:
         )
 
 
-def _read_hdf5_file(path: Path, objective: str) -> Arrays:
-    h5py: Any = importlib.import_module("h5py")  # it has no types
-    try:
-        with h5py.File(path, "r") as file:
-            names = list(file.keys())
-            if "data" in names and objective == "causal":
-                return _thirds(path, np.asarray(file["data"]))
-            if "n_examples" in file.attrs and objective == "causal":
-                count = int(file.attrs["n_examples"])
-                examples = []
-                for number in range(count):
-                    if f"example_{number}" not in file:
-                        raise UserError(
-                            f"'{path}' has no example_{number} of {count}.",
-                            "It may be cut off; write it anew.",
-                        )
-                    examples.append(np.asarray(file[f"example_{number}"]))
-                return _thirds(path, np.stack(examples) if examples else np.zeros((0, 3, 1), np.int32))
-            return {
-                name: np.asarray(file[name]).astype(np.float32 if name == "masked_lm_weights" else np.int32)
-                for name in _names_found(path, names, objective)
-            }
-    except UserError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise UserError(
-            f"'{path}' cannot be read: {error}.", "It may be cut off, or be no HDF5 file; write it anew."
-        ) from error
-
-
-def _thirds(path: Path, data: npt.NDArray[Any]) -> Arrays:
-    if data.ndim != 3 or data.shape[1] != 3:
-        raise UserError(
-            f"'{path}': samples have shape {data.shape[1:]}.",
-            "Give [3, length] each: input_ids, attention_mask and labels.",
-        )
-    return {name: data[:, number].astype(np.int32) for number, name in enumerate(FIELDS["causal"])}
+def _read_hdf5(path: Path, objective: str) -> Arrays:
+    with open_hdf5(path) as file:
+        names = list(file)
+        if objective == "causal" and "data" not in names and "n_examples" in file.attrs:
+            with reading(path, "examples"):
+                numbers = range(int(file.attrs["n_examples"]))
+                samples = np.stack([file[f"example_{number}"][()] for number in numbers])
+                return {name: samples[:, place] for place, name in enumerate(FIELDS["causal"])}
+    is_zoo = objective == "causal" and "data" in names
+    columns = Hdf5Columns(path, FIELDS["causal"] if is_zoo else _names_found(path, names, objective))
+    return columns.gather(np.arange(len(columns)))
 
 
 def _names_found(path: Path, names: Sequence[str], objective: str) -> list[str]:
@@ -187,12 +144,6 @@ def _names_found(path: Path, names: Sequence[str], objective: str) -> list[str]:
 
 
 def _check_part(path: Path, part: Arrays, first: Arrays | None, vocab_size: int) -> None:
-    lengths = {len(array) for array in part.values()}
-    if len(lengths) > 1:
-        shown = ", ".join(f"{name}: {len(array)}" for name, array in part.items())
-        raise UserError(
-            f"'{path}': its fields differ in their number of samples ({shown}).", "Write it anew."
-        )
     for name, array in part.items():
         if first is not None and (name not in first or array.shape[1:] != first[name].shape[1:]):
             raise UserError(
@@ -210,56 +161,16 @@ def _check_part(path: Path, part: Arrays, first: Arrays | None, vocab_size: int)
                 )
 
 
-def _stack(parts: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    begin_long_cells()
+def _list(path: Path, row: Row, name: str) -> list[Any]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.reader(file, strict=True)):
-                if number == 0 or not row:
-                    continue
-                if len(row) != len(columns):
-                    raise UserError(
-                        f"'{path}', record {number}: {len(row)} columns where the heading has {len(columns)}.",
-                        "Write it anew; it may be cut off.",
-                    )
-                yield number, dict(zip(columns, row, strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"'{path}' cannot be read: {error}.", "Write it anew as UTF-8.") from error
-    finally:
-        end_long_cells()
-
-
-def _numbers(path: Path, number: int, name: str, text: str) -> Any:
-    try:
-        value = np.asarray(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise _no_value(path, number, name, text, "numbers") from error
-    if value.dtype.kind not in "iufb" or value.ndim > 1:
-        raise _no_value(path, number, name, text, "numbers")
-    return value
-
-
-def _list(path: Path, number: int, name: str, text: str) -> list[Any]:
-    try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(row.values[name])
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise _no_value(path, number, name, text, "tokens") from error
+        raise _no_value(path, row, name, name) from error
     if not isinstance(value, list | tuple):
-        raise _no_value(path, number, name, text, "tokens")
+        raise _no_value(path, row, name, name)
     return list(value)
 
 
-def _flag(path: Path, number: int, name: str, text: str) -> int:
-    known = {"true": 1, "1": 1, "false": 0, "0": 0}
-    if text.strip().lower() not in known:
-        raise _no_value(path, number, name, text, "True or False")
-    return known[text.strip().lower()]
-
-
-def _no_value(path: Path, number: int, name: str, text: str, what: str) -> UserError:
-    shown = text if len(text) <= 40 else f"{text[:40]}..."
-    return UserError(f"'{path}', record {number}: '{name}' is {shown!r}, not {what}.", "Mend the record.")
+def _no_value(path: Path, row: Row, name: str, what: str) -> UserError:
+    found = shorten(row.values[name])
+    return UserError(f"'{path}', {row.place}: '{name}' is {found}, not {what}.", "Mend the record.")

@@ -1,4 +1,4 @@
-"""Rows for masked language models: full sentences as RoBERTa takes them, and BERT's pairs of which half belong together."""
+"""Rows for masked language models: RoBERTa's full sentences, and BERT's pairs, half of which belong together."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.columns import Arrays
 from portwright.errors import UserError
-from portwright.text.packing import Arrays, pad_rows
+from portwright.text.packing import pad_rows
 
 Ids = npt.NDArray[np.int32]
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|(?=\n)")
-_SHORT_SHARE = (
-    0.1  # of BERT's pairs that are made shorter than there is room, so that short texts are no surprise
-)
+_SHORT_SHARE = 0.1  # of BERT's pairs made shorter than possible, so that the model learns short texts too
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences and lines, blanks before them among them; what is blank altogether goes with the next."""
+    """Cuts a text into sentences and lines, each with the blanks before it; a blank piece joins the next one."""
     pieces: list[str] = []
     waiting = ""
     for piece in _SENTENCE_END.split(text):
@@ -35,7 +34,7 @@ def split_sentences(text: str) -> list[str]:
 def full_sentences(
     documents: Sequence[Sequence[Ids]], width: int, cls_id: int, sep_id: int, pad_id: int
 ) -> Arrays:
-    """Rows `cls ... sep` of as many whole sentences as fit, across documents, which one more `sep` holds apart.
+    """Rows `cls ... sep` of as many whole sentences as fit, across documents, with one more `sep` between documents.
 
     A sentence that is longer than a row goes on in the next one; no token is lost.
     """
@@ -69,9 +68,9 @@ def sentence_pairs(
 ) -> Arrays:
     """Rows `cls A sep B sep`: B follows A (next_sentence_label 0) or is of another document (1), each half of the time.
 
-    `first_length` counts the tokens up to the first `sep`. The procedure is BERT's: where B is foreign, what would
-    have followed A comes again later; too long a pair is cut at random at its beginning or end. `donors` are more
-    documents that B may be of.
+    `first_length` counts the tokens up to the first `sep`. As in BERT, the text that follows A is used later where B is
+    foreign, and a pair that is too long is cut at random at its beginning or end. `donors` are more documents to take a
+    foreign B from.
     """
     room = _room(width, 3)
     documents = [kept for each in documents if (kept := _short_parts(each, room // 2))]
@@ -92,17 +91,17 @@ def sentence_pairs(
             while end < len(document) and (end == start or size + len(document[end]) <= goal):
                 size += len(document[end])
                 end += 1
-            if end - start == 1 and size > 1:  # else every lone sentence would have a foreign second
+            if end - start == 1 and size > 1:  # else a single sentence would always get a foreign second one
                 document[start:end] = np.array_split(document[start], 2)
                 end += 1
             cut = start + random.randint(1, end - start - 1) if end - start > 1 else end
-            first = _join(document[start:cut])
+            first = np.concatenate(document[start:cut]).tolist()
             foreign = cut == end or random.random() < 0.5
             if foreign:
                 second = _foreign(everyone, number, max(goal - len(first), 1), random)
-                start = cut  # what was to follow has not been seen
+                start = cut  # the text that follows A is still unused
             else:
-                second = _join(document[cut:end])
+                second = np.concatenate(document[cut:end]).tolist()
                 start = end
             _shorten(first, second, room, random)
             rows.append([cls_id, *first, sep_id, *second, sep_id])
@@ -116,7 +115,7 @@ def sentence_pairs(
 
 
 def _short_parts(sentences: Sequence[Ids], most: int) -> list[Ids]:
-    """Sentences without the empty ones, those of more than `most` tokens in pieces."""
+    """Drops empty sentences, and cuts sentences of more than `most` tokens."""
     return [sentence[at : at + most] for sentence in sentences for at in range(0, len(sentence), most)]
 
 
@@ -137,10 +136,6 @@ def _shorten(first: list[int], second: list[int], room: int, random: Random) -> 
         from_front = random.randint(0, excess)
         del longer[len(longer) - (excess - from_front) :]
         del longer[:from_front]
-
-
-def _join(sentences: Sequence[Ids]) -> list[int]:
-    return [number for sentence in sentences for number in sentence.tolist()]
 
 
 def _room(width: int, num_special: int) -> int:

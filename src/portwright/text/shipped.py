@@ -1,4 +1,4 @@
-"""Text that comes with the package, so that a model trains without a download."""
+"""The package's own text, so that a model trains without a download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = Path(__file__).parent / "shipped.txt.gz"
 
 @cache
 def shipped_documents() -> tuple[str, ...]:
-    """Sections of Portwright's own documentation as tools/make_shipped_text.py froze them."""
+    """Sections of Portwright's documentation, as tools/make_shipped_text.py saved them."""
     return tuple(gzip.decompress(_FILE.read_bytes()).decode("utf-8").split("\n\f\n"))
 
 

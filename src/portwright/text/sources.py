@@ -1,35 +1,36 @@
-"""Where a section's text is, and which tokenizer goes with it."""
+"""Finds a section's text and its tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from portwright.data.hdf5 import HDF5_ENDINGS
 from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text
-from portwright.text.evaluation import TRAINING
 from portwright.text.inputs import find_inputs, total_bytes
 from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Objective
 from portwright.text.pairs import Pairs
-from portwright.text.prepare import PrepareOptions, sample_texts
-from portwright.text.prepare_folder import TOKENIZER_FILE
-from portwright.text.ready import HDF5_ENDINGS, csv_columns, is_ready_csv
+from portwright.text.prepare import sample_texts
+from portwright.text.preparing import TOKENIZER_FILE, PrepareOptions
+from portwright.text.ready import csv_columns, is_ready_csv
 from portwright.text.shipped import shipped_documents, split_held_out
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import train_tokenizer
 
-MOST_TEXT_BYTES = 512 << 20  # that are tokenized when a run begins; more is prepared before
+TRAINING = "training"  # the key under which eval_input holds train_input, whose tokenizer it takes
+MOST_TEXT_BYTES = 512 << 20  # tokenized when a run begins; larger text must be prepared before
 
 
 @dataclass(frozen=True)
 class Source:
-    """Text of a section: that of the package, a prepared store, files of samples, or files of text."""
+    """A section's text: the package's own, a prepared store, files of samples, or files of text."""
 
     section: str
     kind: Literal["shipped", "store", "hdf5", "csv", "text"]
@@ -40,16 +41,40 @@ class Source:
         return self.section != "eval_input"
 
 
+def section_options(params: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The options of a section of params; evaluation gets training's tokenizer unless it names one.
+
+    Training on a user's text and evaluating on the package's is refused: the texts would not match.
+    """
+    options = dict(params[section])
+    training = params.get("train_input") or {}
+    if section != "eval_input" or options.get("tokenizer") is not None:
+        return options
+    if _has_text(training) and not _has_text(options):
+        raise UserError(
+            "eval_input names no data and no tokenizer, and train_input names data of its own.",
+            "Set eval_input.data_dir, or eval_input.tokenizer to the one of training.",
+        )
+    if training.get("tokenizer") is not None:
+        return {**options, "tokenizer": training["tokenizer"]}
+    return {**options, TRAINING: training} if _has_text(training) else options
+
+
+def _has_text(options: Mapping[str, Any]) -> bool:
+    return any(options.get(name) for name in ("data_dir", "src_data_dir"))
+
+
 def find_source(options: Mapping[str, Any], section: str) -> Source:
-    """Looks at data_dir; the places of files of samples are the files."""
+    """Finds out what data_dir holds; for files of samples, `places` lists the files."""
     given = options.get("data_dir")
     if given is None or given == []:
         return Source(section, "shipped")
-    if "" in ([given] if isinstance(given, str | Path) else given):
+    listed = [given] if isinstance(given, str | Path) else given
+    if "" in listed:
         raise UserError(
             f"{section}.data_dir is empty.", "Name a folder, or leave it out for the shipped text."
         )
-    places = tuple(Path(each).expanduser() for each in ([given] if isinstance(given, str | Path) else given))
+    places = tuple(Path(each).expanduser() for each in listed)
     for place in places:
         if not place.exists():
             raise UserError(f"{section}.data_dir: '{place}' does not exist.", "Correct the path.")
@@ -75,9 +100,9 @@ def find_source(options: Mapping[str, Any], section: str) -> Source:
 def choose_tokenizer(
     source: Source, kind: str, vocab_size: int, options: Mapping[str, Any]
 ) -> Tokenizer | None:
-    """The tokenizer that options name, or that of the store, or one that is trained on the text.
+    """The tokenizer that the options name, or the store's, or one trained on the text.
 
-    None: samples in files that need none, and none is named.
+    None: the files hold samples that need no tokenizer, and none is named.
     """
     given = options.get("tokenizer")
     num_sentinels = options.get("extra_ids", 0) if kind == "t5" else 0
@@ -96,7 +121,7 @@ def choose_tokenizer(
 
 
 def check_text_size(source: Source) -> None:
-    """Refuses text that takes too long to tokenize whenever a run begins."""
+    """Refuses text that is too large to tokenize at the beginning of each run."""
     total = total_bytes(find_inputs(source.places))
     if total > MOST_TEXT_BYTES:
         raise UserError(
@@ -106,10 +131,15 @@ def check_text_size(source: Source) -> None:
         )
 
 
+def text_options(objective: Objective, options: Mapping[str, Any]) -> PrepareOptions:
+    """The options to read a section's text with when a run begins."""
+    return PrepareOptions(objective, split=options.get("split"), text_key=options.get("text_key", "text"))
+
+
 def _training_tokenizer(
     section: str, kind: str, vocab_size: int, num_sentinels: int, training: Mapping[str, Any]
 ) -> Tokenizer | None:
-    """The one that training on these options uses; None where samples in files need none."""
+    """The tokenizer that training uses with these options; None where the files' samples need none."""
     source = find_source(training, "train_input")
     if source.kind in ("hdf5", "csv"):
         return None
@@ -159,41 +189,34 @@ def _shipped_tokenizer(kind: str, vocab_size: int, num_sentinels: int, do_lower:
 def _text_tokenizer(
     source: Source, kind: str, vocab_size: int, num_sentinels: int, options: Mapping[str, Any]
 ) -> Tokenizer:
-    """The one that an earlier run kept beside the text; else training trains it, the same in every process."""
+    """The tokenizer that an earlier run kept beside the text; else training trains one, equal in every process."""
+
+    def train() -> Tokenizer:
+        check_text_size(source)
+        texts = sample_texts(find_inputs(source.places), text_options(Objective("causal", 1), options))
+        return train_tokenizer(
+            kind, texts, vocab_size, num_sentinels=num_sentinels, do_lower=options.get("do_lower", True)
+        )
+
     kept = _kept_file(source.places[0], kind, vocab_size, num_sentinels)
-    if kept.is_file():
-        return load_tokenizer(kept)
-    if not source.training:
-        raise _no_tokenizer(source.section, kept)
-    check_text_size(source)
-    chosen = PrepareOptions(
-        Objective("causal", 1), split=options.get("split"), text_key=options.get("text_key", "text")
-    )
-    texts = sample_texts(find_inputs(source.places), chosen)
-    tokenizer = train_tokenizer(
-        kind, texts, vocab_size, num_sentinels=num_sentinels, do_lower=options.get("do_lower", True)
-    )
-    atomic_write_text(kept, tokenizer.to_json() + "\n")
-    return load_tokenizer(kept)
+    return _load_or_train(kept, source.section, train)
 
 
 def pair_tokenizer(
     options: Mapping[str, Any], section: str, kind: str, vocab_size: int, pairs: Pairs
 ) -> Tokenizer:
-    """One for both languages of a translation; `kind` is that of one that is trained."""
+    """One tokenizer for both languages of a translation; `kind` is the kind to train."""
     if options.get("tokenizer") is not None:
         return load_tokenizer(options["tokenizer"])
     if TRAINING in options:
         return _kept_by_training(section, _kept_beside_pairs(options[TRAINING], kind, vocab_size))
     if not options.get("src_data_dir") and not options.get("data_dir"):
         return _number_tokenizer(kind, vocab_size)
-    kept = _kept_beside_pairs(options, kind, vocab_size)
-    if not kept.is_file():
-        if section == "eval_input":
-            raise _no_tokenizer(section, kept)
-        tokenizer = train_tokenizer(kind, [*pairs.sources, *pairs.targets], vocab_size)
-        atomic_write_text(kept, tokenizer.to_json() + "\n")
-    return load_tokenizer(kept)
+    return _load_or_train(
+        _kept_beside_pairs(options, kind, vocab_size),
+        section,
+        lambda: train_tokenizer(kind, [*pairs.sources, *pairs.targets], vocab_size),
+    )
 
 
 def _kept_beside_pairs(options: Mapping[str, Any], kind: str, vocab_size: int) -> Path:
@@ -214,11 +237,15 @@ def _kept_file(place: Path, kind: str, vocab_size: int, num_sentinels: int) -> P
     return folder / f"tokenizer-{kind}-{vocab_size}{sentinels}.json"
 
 
-def _no_tokenizer(section: str, kept: Path) -> UserError:
-    return UserError(
-        f"{section} has text of its own and no tokenizer ('{kept}' does not exist).",
-        f"Set {section}.tokenizer to that of training, which keeps it beside its text as {kept.name}.",
-    )
+def _load_or_train(kept: Path, section: str, train: Callable[[], Tokenizer]) -> Tokenizer:
+    if not kept.is_file():
+        if section == "eval_input":
+            raise UserError(
+                f"{section} has text of its own and no tokenizer ('{kept}' does not exist).",
+                f"Set {section}.tokenizer to that of training, which keeps it beside its text as {kept.name}.",
+            )
+        atomic_write_text(kept, train().to_json() + "\n")
+    return load_tokenizer(kept)
 
 
 def _files_ending(places: tuple[Path, ...], endings: tuple[str, ...]) -> tuple[Path, ...]:

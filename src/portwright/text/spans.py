@@ -1,11 +1,13 @@
-"""T5's denoising: spans of a text are replaced by sentinels, and the target tells what stood there (Raffel 2020, 3.1.4)."""
+"""T5's denoising: sentinels replace spans of a text, and the target has the replaced spans (Raffel 2020, 3.1.4)."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from portwright.data.draws import Draws
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int32]
@@ -14,18 +16,12 @@ NOISE_DENSITY = 0.15
 MEAN_SPAN_LENGTH = 3.0
 
 
-class UniformDraws(Protocol):
-    """What is needed of portwright.data.Draws: float64 in [0, 1), [rows, *shape]."""
-
-    def uniform(self, name: str, *shape: int) -> npt.NDArray[np.float64]: ...
-
-
 def noise_of(
     lengths: npt.ArrayLike, density: float = NOISE_DENSITY, mean_span: float = MEAN_SPAN_LENGTH
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tokens that are taken out of texts of these lengths, and the spans that they make up.
+    """The number of tokens to take out of texts of these lengths, and the number of spans.
 
-    A text of one token keeps it; every other loses at least one and keeps at least one.
+    A text of one token keeps it; any other loses at least one token and keeps at least one.
     """
     length = np.asarray(lengths, np.int64)
     noise = np.minimum(np.maximum(np.rint(length * density).astype(np.int64), 1), np.maximum(length - 1, 0))
@@ -36,7 +32,7 @@ def noise_of(
 def lengths_after(
     raw_length: int, density: float = NOISE_DENSITY, mean_span: float = MEAN_SPAN_LENGTH
 ) -> tuple[int, int]:
-    """Tokens of the input and of the target, end token included, that `raw_length` tokens become."""
+    """The lengths of the input and of the target, with end tokens, that `raw_length` tokens become."""
     noise, spans = noise_of(raw_length, density, mean_span)
     return int(raw_length - noise + spans + 1), int(noise + spans + 1)
 
@@ -44,7 +40,7 @@ def lengths_after(
 def raw_length_for(
     input_length: int, density: float = NOISE_DENSITY, mean_span: float = MEAN_SPAN_LENGTH
 ) -> int:
-    """The longest text whose corrupted form has no more than `input_length` tokens; 0 where none is so short."""
+    """The length of the longest text whose corrupted form has at most `input_length` tokens; 0: there is none."""
     raw_length = 0
     while lengths_after(raw_length + 1, density, mean_span)[0] <= input_length:
         raw_length += 1
@@ -54,13 +50,13 @@ def raw_length_for(
 def noise_mask(
     lengths: Array,
     width: int,
-    draws: UniformDraws,
+    draws: Draws,
     density: float = NOISE_DENSITY,
     mean_span: float = MEAN_SPAN_LENGTH,
 ) -> npt.NDArray[np.bool_]:
-    """True [rows, width] where a token is taken out; each row begins with a span that stays and ends with one that goes.
+    """True [rows, width] where a token is taken out; each row begins with a span that stays and ends with one taken out.
 
-    As in the paper, noise and the rest are each cut into as many spans at random, all ways of cutting being equally likely.
+    As in the paper, noise and the rest are cut at random into equally many spans; all ways of cutting are equally likely.
     """
     noise, spans = noise_of(lengths, density, mean_span)
     most = int(spans.max(initial=0))
@@ -70,7 +66,7 @@ def noise_mask(
     noise_parts = _random_parts(noise, spans, most, draws, "noise spans")
     parts = np.stack([kept_parts, noise_parts], axis=2).reshape(len(noise), 2 * most)
     ends = np.cumsum(parts, axis=1)
-    # Count of ends at or before each place: even inside of what stays, odd inside of noise.
+    # The number of span ends at or before each place is even inside spans that stay, odd inside noise.
     rows, _ = np.nonzero(parts)
     passed = np.zeros((len(noise), width + 1), np.int64)
     np.add.at(passed, (rows, ends[parts > 0]), 1)
@@ -82,9 +78,9 @@ def noise_mask(
 def corrupt_spans(
     tokens: Array, lengths: Array, mask: npt.NDArray[np.bool_], sentinel_ids: Array, eos_id: int, pad_id: int
 ) -> tuple[Ids, Ids, Ids, Ids]:
-    """Inputs, their lengths, targets, their lengths: spans in `mask` become sentinels, the targets tell them.
+    """Gives inputs, their lengths, targets, their lengths: sentinels replace the spans in `mask`, targets have the spans.
 
-    Both end with `eos_id`; their widths are those of the longest.
+    Both end with `eos_id` and are as wide as their longest row.
     """
     num_rows, width = tokens.shape
     inside = np.arange(width) < np.asarray(lengths)[:, None]
@@ -123,12 +119,12 @@ def _squeeze(values: Array, chosen: npt.NDArray[np.bool_], eos_id: int, pad_id: 
 
 
 def _random_parts(
-    totals: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], most: int, draws: UniformDraws, name: str
+    totals: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], most: int, draws: Draws, name: str
 ) -> npt.NDArray[np.int64]:
-    """[rows, most]: sizes of at least 1 that add up to each row's total, `counts` of them, then zeros."""
+    """Random sizes [rows, most]: in each row `counts` sizes of at least 1 that add up to its total, then zeros."""
     width = int(totals.max(initial=0))
     keys = draws.uniform(name, max(width - 1, 0))
-    # A cut lies after token 1 .. total - 1; the ones with the smallest keys are taken.
+    # A cut may follow token 1 .. total - 1; those with the smallest random keys are taken.
     possible = np.arange(1, width) < totals[:, None]
     keys = np.where(possible, keys, 2.0)
     rank = np.empty(keys.shape, np.int64)

@@ -1,4 +1,4 @@
-"""A tokenizer as the objectives need it: ids in arrays, the special tokens by their part, and a fingerprint."""
+"""A tokenizer as the objectives need it: ids in arrays, special tokens by role, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from portwright.errors import UserError
 
 Ids = npt.NDArray[np.int32]
 
-# What families call the tokens that play a part; the first that a vocabulary has is taken.
+# The names of special tokens by role; the first name that a vocabulary has is taken.
 ROLES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -28,8 +28,9 @@ ROLES: dict[str, tuple[str, ...]] = {
     "bos": ("<s>", "<|startoftext|>", "[CLS]"),
     "eos": ("</s>", "<|endoftext|>", "[SEP]"),
 }
+_ID_KEYS = {"pad_token_id": "pad", "eos_token_id": "eos"}  # of a model's params, and the token's role
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
-# Two tokenizers that agree on these and on their vocabulary agree: case, accents, blanks, digits, other scripts.
+# Texts for the fingerprint: tokenizers that cut these alike treat case, accents, blanks, digits and scripts alike.
 _PROBES = (
     "The Quick brown-fox's  naïve CAFÉ, 1234567 + 3.14!\n\tdef f(x): return x_1\r\n",
     " leading and trailing  ",
@@ -40,8 +41,8 @@ _PROBES = (
 class Tokenizer:
     """Text to ids and back.
 
-    Special tokens are only put where an objective puts them: text that spells one is encoded as text.
-    `roles` names special tokens by their part (pad, unk, cls, sep, mask, bos, eos) where the usual names do not tell.
+    Only objectives insert special tokens: text that spells one is encoded as text. `roles` names the special token of
+    a role (pad, unk, cls, sep, mask, bos, eos) where it does not have a usual name.
     """
 
     def __init__(
@@ -49,11 +50,10 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         source: str,
         roles: Mapping[str, str] | None = None,
-        file: Path | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
-        self.backend, self.source, self.file = backend, source, file
+        self.backend, self.source = backend, source
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.roles: dict[str, int] = {}
         for role, names in ROLES.items():
@@ -82,7 +82,7 @@ class Tokenizer:
         return self.size
 
     def id_of(self, role: str) -> int:
-        """The id of the token that plays this part; a UserError where the vocabulary has none."""
+        """The id of the token with this role; a UserError where the vocabulary has none."""
         if role not in self.roles:
             raise UserError(
                 f"{self.source} has no token for '{role}' (looked for {', '.join(ROLES[role])}).",
@@ -92,7 +92,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """What fills rows; GPT's vocabulary has no padding, and its end token stands in as nothing looks at it."""
+        """The id that fills rows; GPT's vocabulary has no padding, so that its end token is used, which nothing reads."""
         return self.roles["pad"] if "pad" in self.roles else self.id_of("eos")
 
     @property
@@ -119,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary and of how probes are cut; files that spell the same tokenizer share it."""
+        """A hash of the vocabulary and of how test texts are cut; files of the same tokenizer share it."""
         vocabulary = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         cut = [self.encode(probe).tolist() for probe in _PROBES]
         text = json.dumps([vocabulary, cut], ensure_ascii=True)
@@ -127,7 +127,7 @@ class Tokenizer:
 
     @cached_property
     def ordinary_ids(self) -> Ids:
-        """Ids that are no special token, ascending: what a random token is taken from."""
+        """The ids, ascending, that are not special tokens; random tokens are drawn from them."""
         known = np.fromiter(self.backend.get_vocab(with_added_tokens=True).values(), np.int32)
         return np.setdiff1d(known, self.special_ids).astype(np.int32)
 
@@ -139,32 +139,32 @@ class Tokenizer:
 
     @cached_property
     def joins(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Whether a token can go on a word that was begun before it, and whether a word can go on after it."""
+        """By id: whether a token can continue a word, and whether a word can continue after it."""
         begins_inside, ends_inside = np.zeros((2, self.size), np.bool_)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         marks_later = isinstance(self.backend.model, tokenizers.models.WordPiece)
         for token, number in vocabulary.items():
             if marks_later:  # WordPiece
                 begins_inside[number], ends_inside[number] = token.startswith("##"), True
-            elif token:  # byte-level BPE and Metaspace: a blank before a word is a letter of its first token
+            elif token:  # byte-level BPE and Metaspace: the blank before a word is part of its first token
                 begins_inside[number] = token[0] not in "ĠĊĉč▁" and _is_of_word(token[0])
                 ends_inside[number] = _is_of_word(token[-1])
         ends_inside[self.special_ids] = begins_inside[self.special_ids] = False
         return begins_inside, ends_inside
 
     def with_sentinels(self, count: int) -> Tokenizer:
-        """Itself where it has sentinels; else with `count` of them after its last token, the first one last (as T5 has it)."""
+        """This tokenizer where it has sentinels, else one with `count` sentinels at the end, the first one last as in T5."""
         if not self.sentinel_ids and count:
             self.backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(count))])
             roles = {role: str(self.backend.id_to_token(number)) for role, number in self.roles.items()}
-            return Tokenizer(self.backend, self.source, roles, self.file)
+            return Tokenizer(self.backend, self.source, roles)
         return self
 
     def to_json(self) -> str:
         return str(self.backend.to_str(pretty=True))
 
     def describe(self) -> dict[str, Any]:
-        """What a store notes of the tokenizer that made it."""
+        """A store's note of its tokenizer."""
         return {
             "fingerprint": self.fingerprint,
             "vocab_size": self.size,
@@ -174,5 +174,51 @@ class Tokenizer:
 
 
 def _is_of_word(letter: str) -> bool:
-    # Bytes above ASCII are shown as Latin letters and signs by byte-level BPE; they are parts of other scripts' letters.
+    # Byte-level BPE shows bytes above ASCII as Latin letters and signs; they are parts of other scripts' letters.
     return letter.isalnum() or letter == "_" or ord(letter) > 127
+
+
+def as_word_pieces(model: Any, lower: bool) -> tokenizers.Tokenizer:
+    """A WordPiece model with BERT's normaliser, pre-tokenizer and decoder."""
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def as_byte_pairs(model: Any, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    """A BPE model with GPT-2's pre-tokenizer and decoder."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def check_positions(section: str, key: str, length: int, model: Mapping[str, Any], used_up: int = 0) -> None:
+    """Refuses samples that are longer than the model's positions."""
+    room = model.get("max_position_embeddings")
+    if room is not None and length + used_up > room:
+        raise UserError(
+            f"{section}.{key} is {length} and model.max_position_embeddings {room}"
+            + (f", of which {used_up} are for padding." if used_up else "."),
+            f"Set model.max_position_embeddings to at least {length + used_up}, or take shorter samples.",
+        )
+
+
+def check_tokenizer(tokenizer: Tokenizer, section: str, model: Mapping[str, Any]) -> None:
+    """Refuses a tokenizer with ids beyond the model's vocabulary, or with other special tokens than the model's."""
+    if tokenizer.size > model["vocab_size"]:
+        raise UserError(
+            f"{section}: {tokenizer.source} has {tokenizer.size} tokens and model.vocab_size is {model['vocab_size']}.",
+            f"Set model.vocab_size to at least {tokenizer.size}, or take the tokenizer that belongs to the model.",
+        )
+    for key, role in _ID_KEYS.items():
+        said = model.get(key)
+        if said is None or role not in tokenizer.roles:
+            continue
+        if tokenizer.roles[role] not in (said if isinstance(said, list) else [said]):
+            raise UserError(
+                f"{section}: model.{key} is {said} and that of {tokenizer.source} is {tokenizer.roles[role]}.",
+                f"Set model.{key} to {tokenizer.roles[role]}, or take the tokenizer that belongs to the model.",
+            )

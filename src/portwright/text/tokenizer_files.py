@@ -1,4 +1,4 @@
-"""Tokenizers that lie in files: tokenizer.json, vocab.json with merges.txt, vocab.txt, or a HuggingFace folder of them."""
+"""Loads tokenizers: tokenizer.json, vocab.json with merges.txt, vocab.txt, or a HuggingFace folder of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import models
 
+from portwright.data.tables import read_text
 from portwright.errors import UserError
-from portwright.text.tokenizer import ROLES, Tokenizer
+from portwright.text.tokenizer import ROLES, Tokenizer, as_byte_pairs, as_word_pieces
 
 _FORMS = "Give tokenizer.json, vocab.json with merges.txt beside it, BERT's vocab.txt, or a folder that holds them."
 
 
 def load_tokenizer(path: str | Path, *, do_lower: bool | None = None) -> Tokenizer:
-    """The tokenizer in a file or folder; `do_lower` is for vocab.txt, which does not say (left out: lower case).
+    """Loads the tokenizer in a file or folder; `do_lower` is for vocab.txt, which does not say (default: lower case).
 
-    Special tokens that tokenizer_config.json or special_tokens_map.json beside it name are known by their part.
+    The roles of special tokens come from tokenizer_config.json or special_tokens_map.json beside it.
     """
     place = Path(path).expanduser()
     if not place.exists():
@@ -44,7 +45,7 @@ def load_tokenizer(path: str | Path, *, do_lower: bool | None = None) -> Tokeniz
             f"tokenizer '{file}' cannot be read: {error}.",
             "It may come from a newer release of `tokenizers`, or be cut off; save it anew.",
         ) from error
-    return Tokenizer(backend, f"tokenizer '{file}'", _roles(settings), file)
+    return Tokenizer(backend, f"tokenizer '{file}'", _roles(settings))
 
 
 def _in_folder(folder: Path) -> Path:
@@ -81,7 +82,7 @@ def _from_merges(vocabulary_file: Path, settings: dict[str, Any]) -> Tokenizer:
     if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
         raise UserError(f"tokenizer '{vocabulary_file}' is no map of tokens to numbers.", _FORMS)
     merges: list[tuple[str, str]] = []
-    for number, line in enumerate(_read_text(merges_file).split("\n"), start=1):
+    for number, line in enumerate(read_text(merges_file).split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         parts = line.rstrip("\r").split(" ")
@@ -98,16 +99,14 @@ def _from_merges(vocabulary_file: Path, settings: dict[str, Any]) -> Tokenizer:
                 "that does not know.",
                 "Take both from the same model.",
             )
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=bool(settings.get("add_prefix_space", False))
+    backend = as_byte_pairs(
+        models.BPE(vocab=vocabulary, merges=merges), bool(settings.get("add_prefix_space", False))
     )
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(backend, f"tokenizer '{vocabulary_file}'", _roles(settings), vocabulary_file)
+    return Tokenizer(backend, f"tokenizer '{vocabulary_file}'", _roles(settings))
 
 
 def _from_word_pieces(file: Path, lower: bool, settings: dict[str, Any]) -> Tokenizer:
-    lines = _read_text(file).split("\n")
+    lines = read_text(file).split("\n")
     tokens = [line.rstrip("\r") for line in lines]
     while tokens and not tokens[-1]:
         tokens.pop()
@@ -119,23 +118,19 @@ def _from_word_pieces(file: Path, lower: bool, settings: dict[str, Any]) -> Toke
             f"tokenizer '{file}' has {token!r} {count} times, first on line {tokens.index(token) + 1}.",
             "Leave each token in once.",
         )
-    if not any(name in tokens for name in ROLES["unk"]):
+    unknown = next((name for name in ROLES["unk"] if name in tokens), None)
+    if unknown is None:
         raise UserError(
             f"tokenizer '{file}' has no [UNK].", "A vocab.txt of BERT has [PAD] [UNK] [CLS] [SEP] [MASK]."
         )
-    unknown = next(name for name in ROLES["unk"] if name in tokens)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100)
-    )
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    return Tokenizer(backend, f"tokenizer '{file}'", _roles(settings), file)
+    model = models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100)
+    backend = as_word_pieces(model, lower)
+    return Tokenizer(backend, f"tokenizer '{file}'", _roles(settings))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What HuggingFace notes beside a tokenizer; the later file is the older form and fills in what the first lacks."""
+    """HuggingFace's settings beside a tokenizer; the second file is an older format and adds what the first lacks."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -156,20 +151,9 @@ def _roles(settings: dict[str, Any]) -> dict[str, str]:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(_read_text(file))
+        return json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise UserError(
             f"tokenizer '{file}' is no JSON: {error.msg} at line {error.lineno}.",
             "Save it anew; it may be cut off.",
         ) from error
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"tokenizer '{file}' is not UTF-8: byte {error.start}.", "Save it as UTF-8."
-        ) from error
-    except OSError as error:
-        raise UserError(f"tokenizer '{file}' cannot be read: {error.strerror}.", "Check the file.") from error

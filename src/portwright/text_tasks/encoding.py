@@ -1,4 +1,4 @@
-"""Text to rows of a length: special tokens, segments and padding, for one text, a pair, or words."""
+"""Encodes one text, a pair, or words to rows of one length, with special tokens, segments and padding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from portwright.data.columns import Arrays
 from portwright.errors import UserError
-from portwright.text.agreement import check_positions, check_tokenizer
 from portwright.text.sources import choose_tokenizer, find_source
-from portwright.text.tokenizer import Tokenizer
+from portwright.text.tokenizer import Tokenizer, check_positions, check_tokenizer
 
-Arrays = dict[str, npt.NDArray[Any]]
 Ids = Sequence[int] | npt.NDArray[np.int32]
 
 
 class Encoder:
-    """Rows `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`; a vocabulary with <s> has two separators between, as RoBERTa."""
+    """Makes rows `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`; a vocabulary with <s> gets two separators, as in RoBERTa."""
 
     def __init__(
         self, tokenizer: Tokenizer, options: Mapping[str, Any], section: str, model: Mapping[str, Any]
@@ -37,7 +36,7 @@ class Encoder:
             raise UserError(f"{section}.max_sequence_length is {self.length}.", "Give 3 or more.")
 
     def join(self, first: Ids, second: Ids | None = None) -> tuple[list[int], list[int]]:
-        """Ids and segments of a row; what is too long is cut at its end, the longer text first."""
+        """The ids and segments of a row; texts that are too long are cut at the end, the longer one first."""
         one, two = [int(each) for each in first], [int(each) for each in second] if second is not None else []
         extra = self.num_between if second is not None else 0
         room = max(self.room - extra, 0)
@@ -69,7 +68,7 @@ class Encoder:
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word; one that has none is unknown."""
-        # Inside of a text a word has a blank before it, which byte-level vocabularies tell apart.
+        # Words in a text follow a blank, which changes their tokens in byte-level vocabularies.
         encoded = self.tokenizer.encode_batch([f" {word}" for word in words])
         return [ids.tolist() or [self.tokenizer.id_of("unk")] for ids in encoded]
 
@@ -87,7 +86,7 @@ def pad_lists(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype: Any) 
 
 
 def make_encoder(options: Mapping[str, Any], section: str, model: Mapping[str, Any]) -> Encoder:
-    """An encoder with the tokenizer that options name, or for text of the package with that of BERT's pre-training on it."""
+    """An encoder with the options' tokenizer; for the package's own text, with that of BERT's pre-training on it."""
     if options.get("tokenizer") is None and options.get("data_dir") is not None:
         raise UserError(
             f"{section} has a data_dir and no tokenizer.",

@@ -1,4 +1,4 @@
-"""Labels of records as numbers, by the names that the model knows."""
+"""Turns records' labels into numbers, by the model's label names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ class Labels:
         self.numbers: Mapping[str, int] = {name: number for number, name in enumerate(names or ())}
 
     def number(self, given: Any, place: str) -> int:
-        """The label's number; the error has the record's place."""
+        """The label's number; errors name the record's place."""
         if isinstance(given, str) and given.strip() in self.numbers:
             return self.numbers[given.strip()]
-        try:
-            value = float(given)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
+        value = _as_float(given)
         if isinstance(given, bool) or not value.is_integer() or not 0 <= value < self.count:
             if self.numbers:
                 raise UserError(
@@ -42,11 +39,15 @@ class Labels:
 
 
 def as_number(given: Any, place: str) -> float:
-    """A finite number of a regression."""
-    try:
-        value = float(given)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
+    """The finite number of a regression."""
+    value = _as_float(given)
     if not math.isfinite(value):
         raise UserError(f"{place}: the label {given!r} is no number.", "A regression needs finite numbers.")
     return value
+
+
+def _as_float(given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

@@ -1,7 +1,7 @@
-"""Small tasks on the text that comes with the package; every label is a property that the text's own markup shows.
+"""Small tasks on the package's own text; the text's markup gives the labels.
 
-The markup that shows a label is taken out, so that a model has to tell it from the words. Documents held out for
-evaluation are those of pre-training.
+The markup that gives a label is removed, so that a model must find it from the words. Pre-training and these tasks
+hold out the same documents for evaluation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ KINDS = ("prose", "code", "table")
 CODE_TAGS = ("O", "B-CODE", "I-CODE")
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_SPAN = re.compile(r"`([^`]+)`")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*])")
 _RULE_LINE = re.compile(
     r"^# (?P<code>PW\d+) (?P<name>[\w-]+)$.*?^Targets: (?P<targets>[^.\n]+)\. Safety: (?P<safety>[^.\n]+)\. Group: (?P<group>[^.\n]+)\.",
     re.DOTALL | re.MULTILINE,
 )
-_AFTER_ANSWERS = 300  # letters of a page that follow the answers
+_AFTER_ANSWERS = 300  # letters of a page to keep after the answers
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 
 
@@ -40,7 +39,7 @@ def documents(training: bool) -> list[str]:
 
 @cache
 def lines_by_kind(training: bool) -> list[tuple[str, int]]:
-    """Lines with whether they stood in prose, in a code block or in a table; the marks of each are gone."""
+    """Lines, each with its kind (prose, code block or table); the markup of the kind is removed."""
     samples: list[tuple[str, int]] = []
     for document in documents(training):
         for kind, line in _lines(document):
@@ -66,11 +65,11 @@ def _lines(document: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def words_in_code(training: bool) -> list[tuple[list[str], list[int]]]:
-    """Words of prose with whether they stood between backticks, as tags of CODE_TAGS; the backticks are gone."""
+    """Words of prose, tagged by CODE_TAGS as code where backticks enclosed them; the backticks are removed."""
     samples: list[tuple[list[str], list[int]]] = []
     for document in documents(training):
         for kind, line in _lines(document):
-            if kind != "prose" or line.count("`") % 2:  # a span that goes on in the next line
+            if kind != "prose" or line.count("`") % 2:  # a code span that continues in the next line
                 continue
             words: list[str] = []
             tags: list[int] = []
@@ -87,7 +86,7 @@ def words_in_code(training: bool) -> list[tuple[list[str], list[int]]]:
 
 @cache
 def questions_on_rules(training: bool) -> list[Question]:
-    """Questions on the pages of rules, each answered by some words of the page."""
+    """Questions on the pages of rules; each answer is some words of the page."""
     samples: list[Question] = []
     for document in documents(training):
         text = _COMMENT.sub("", document)
@@ -111,7 +110,7 @@ def questions_on_rules(training: bool) -> list[Question]:
 
 @cache
 def opening_sentences(training: bool) -> list[tuple[list[str], list[int]]]:
-    """Sentences of a section, and 1 for those that open a paragraph; where paragraphs end is gone."""
+    """The sentences of each section, and 1 for those that open a paragraph; the paragraph breaks are removed."""
     samples: list[tuple[list[str], list[int]]] = []
     for document in documents(training):
         sentences: list[str] = []

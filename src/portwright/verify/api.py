@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from portwright.discover import find_targets
 from portwright.errors import UserError, suggest
 from portwright.verify.blame import blame
 from portwright.verify.command import parse_command
@@ -19,10 +20,10 @@ from portwright.verify.proof import Proof, worst_by_step, worst_of_all
 from portwright.verify.proof_page import write_page
 from portwright.verify.recording import Recording
 from portwright.verify.runs import Report, Runs
-from portwright.verify.tolerance import NOISE_FACTOR
+from portwright.verify.tolerance import NOISE_FACTOR, VAGUE
 
 MOST_STEPS = 10_000
-EMULATED = ("ipu",)  # targets whose emulator's steps can be recorded
+HOOKED = ("poptorch",)  # emulated packages whose steps can be recorded: hooks_poptorch.py
 
 
 def verify(
@@ -41,10 +42,10 @@ def verify(
     report: Report | None = None,
     emulate: str | None = None,
 ) -> Proof:
-    """Runs both commands unmodified under a recorder, and proves that their training steps compute the same, or says where not.
+    """Runs both commands unmodified under a recorder, and proves that their training steps compute the same, or says where they differ.
 
-    A crash of the port is a verdict; one of the original is a ScriptFailed. `report` is told how far the runs are. With
-    `emulate` ("ipu") the port runs under the rules of that target's emulated package, and each step must be made there.
+    A port that crashes is different; if the original crashes or cannot be recorded, the verdict is "cannot tell". `report` receives the progress of the runs. With
+    `emulate` ("ipu") the port runs on that target's emulated package, and each step must run there.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise UserError(f"--steps is {steps}.", f"Give a number from 1 to {MOST_STEPS}.")
@@ -52,17 +53,18 @@ def verify(
         raise UserError(f"--dropout is '{dropout}'.", suggest(dropout, DROPOUTS))
     if timeout_seconds <= 0:
         raise UserError(f"--timeout is {timeout_seconds:g} seconds.", "Give a number above 0.")
-    if emulate is not None and emulate.lower() not in EMULATED:
+    emulated = [t.name.lower() for t in find_targets().values() if t.emulator in HOOKED]
+    if emulate is not None and emulate.lower() not in emulated:
         raise UserError(
             f"--emulate is '{emulate}', whose steps verify cannot look into.",
-            suggest(emulate.lower(), EMULATED),
+            suggest(emulate.lower(), emulated),
         )
     here = Path.cwd() if folder is None else folder
     for path in (out, html):
         if path is not None and path.is_dir():
             raise UserError(f"{path} is a folder.", "Give the name of a file to write.")
     for command in (original, ported):
-        parse_command(command, here)  # a wrong command is said before the other one has run
+        parse_command(command, here)  # reports a wrong command before the other one runs
     choice: DropoutChoice = dropout
     with tempfile.TemporaryDirectory(prefix="portwright-proof-") as scratch:
         options = Recorder(steps=steps, seed=seed, timeout_seconds=timeout_seconds, python=python)
@@ -89,8 +91,7 @@ def _with_rule(difference: Difference, bisected: dict[str, object]) -> Differenc
 
 
 def make_proof(runs: Runs, judgement: Judgement, folder: Path) -> Proof:
-    """The proof of a judgement: its numbers, and under which conditions they were found."""
-    original = runs.original(judgement.dropout)
+    """Turns a judgement into a proof: its numbers, and the conditions under which they were measured."""
     commands = {
         "original": parse_command(runs.original_command, folder).shown,
         "ported": parse_command(runs.ported_command, folder).shown,
@@ -103,25 +104,34 @@ def make_proof(runs: Runs, judgement: Judgement, folder: Path) -> Proof:
     if difference is not None:
         difference = blame(difference, runs.ported_command, folder)
     proof = Proof(
-        equal=difference is None,
+        verdict="different" if difference else "cannot tell" if judgement.unsure else "equal",
+        unsure=judgement.unsure,
         steps=comparison.steps if comparison else 0,
         asked_steps=runs.options.steps,
         first_difference=difference,
         commands=commands,
-        losses={"original": [list(s.losses) for s in original.steps], "ported": []},
+        losses={"original": [], "ported": []},
         settled_by=judgement.settled_by,
         seed=runs.options.seed,
         dropout=judgement.dropout,
-        versions={"original": original.versions},
         scripts=scripts,
         notes=list(judgement.notes),
     )
-    proof.dropout_values = {f"{rate:g}": size for rate, size in dropped(original.steps[0].draws).items()}
-    if judgement.crash is not None:
-        proof.notes.append(f"The end of what the port printed:\n{judgement.crash.tail}")
+    if judgement.crash is not None and judgement.crash.tail:
+        who = "port" if difference else "program"
+        proof.notes.append(f"The end of what the {who} printed:\n{judgement.crash.tail}")
     if comparison is None:
         return proof
-    ported = comparison.ported
+    original, ported = comparison.original, comparison.ported
+    proof.versions = {"original": original.versions, "ported": ported.versions}
+    proof.dropout_values = {f"{rate:g}": size for rate, size in dropped(original.steps[0].draws).items()}
+    proof.losses["original"] = [list(s.losses) for s in original.steps]
+    proof.nothing_ported = bool(original.sources) and original.sources == ported.sources
+    largest = (judgement.in_float64 or comparison).largest_bound()
+    if largest is not None and judgement.settled_by != "identical" and difference is None:
+        proof.bound, proof.bound_quantity = largest
+        if proof.equal:  # anything further apart would not have counted as equal
+            proof.bound = min(proof.bound, VAGUE)
     proof.losses["ported"] = [list(s.losses) for s in ported.steps]
     proof.distances, proof.worst = worst_by_step(comparison), worst_of_all(comparison)
     if comparison.noise is not None:
@@ -140,11 +150,11 @@ def make_proof(runs: Runs, judgement: Judgement, folder: Path) -> Proof:
     ]
     proof.unmatched, proof.missing = list(ported.unmatched), list(ported.missing)
     proof.place = find_place(ported)
-    proof.versions["ported"] = ported.versions
     proof.optimizers = {
         "original": _optimizers(original),
         "ported": _optimizers(ported),
     }
+    proof.beyond_steps = [part.as_dict() for part in judgement.parts]
     proof.notes += _notes(original, ported, proof)
     return proof
 
@@ -155,6 +165,12 @@ def _optimizers(recording: Recording) -> list[str]:
 
 def _notes(original: Recording, ported: Recording, proof: Proof) -> list[str]:
     notes = [f"original: {note}" for note in original.notes] + [f"port: {note}" for note in ported.notes]
+    asked = original.run.get("asked_for_accelerator", ())
+    if asked:
+        notes.append(
+            f"The original asks for an accelerator at {', '.join(asked[:3])}, and there is none here: what it does with one was "
+            "not run."
+        )
     if len(original.steps) < proof.asked_steps:
         notes.append(
             f"The original ended after {len(original.steps)} of the {proof.asked_steps} steps asked for: "
@@ -164,10 +180,6 @@ def _notes(original: Recording, ported: Recording, proof: Proof) -> list[str]:
             notes.append("The port went on after the original had ended.")
     if proof.versions["original"].get("torch") != ported.versions.get("torch"):
         notes.append("The two scripts ran with different versions of torch.")
-    if any(loss != loss for losses in proof.losses["original"] for loss in losses):
-        notes.append(
-            "The original's loss is not a number in some steps: equal there means that both fail alike."
-        )
     quiet = [n for n in proof.missing if not any(n == m["original"] for m in proof.matches)]
     if quiet and proof.equal:
         notes.append(f"Not in the port, and never trained in the original: {', '.join(quiet[:5])}.")
@@ -175,7 +187,7 @@ def _notes(original: Recording, ported: Recording, proof: Proof) -> list[str]:
 
 
 def _script(command: str | Sequence[str], folder: Path) -> dict[str, str]:
-    """The file that a command runs, and its checksum; a module is named only."""
+    """The file that a command runs and its checksum, or the name of its module."""
     words = parse_command(command, folder).words
     if words[0] == "-m":
         return {"module": words[1]}

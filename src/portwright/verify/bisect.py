@@ -1,4 +1,4 @@
-"""Finds the rewrite that changes the numbers: copies with fewer and fewer rewrites are made and judged."""
+"""Finds the rewrite that changes the numbers, by judging copies with fewer and fewer rewrites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from portwright.verify.runs import Runs
 def bisect_port(runs: Runs, judgement: Judgement, dropout: DropoutChoice, folder: Path) -> dict[str, Any]:
     """The rule, file and line of the first rewrite that makes the port differ; `says` is always there."""
     if judgement.difference is None:
-        return {"says": "nothing to find: the port is equal"}
+        return {"says": "nothing to find: no difference was seen"}
     words = list(parse_command(runs.ported_command, folder).words)
     found = find_origin(Path(folder, words[0])) if words[0] != "-m" else None
     if found is None:
@@ -42,7 +42,7 @@ def bisect_port(runs: Runs, judgement: Judgement, dropout: DropoutChoice, folder
 
 
 class _Bisection:
-    """One search: first by rule, then by place, each with as few copies as halving takes."""
+    """One binary search, first for the rule, then for the place that it rewrote."""
 
     def __init__(
         self, runs: Runs, judgement: Judgement, dropout: DropoutChoice, folder: Path, copy: Path, origin: Origin,
@@ -92,7 +92,7 @@ class _Bisection:
         return min((r.path, r.line) for r in self._origin.rewrites if r.code == code)
 
     def _original_tree(self) -> Path:
-        """The originals in a folder of their own: as they are, or as the undo store has them."""
+        """The folder of the original files; files that the port overwrote are restored from the undo store into a copy."""
         top = Path(self._origin.folder)
         if not top.is_dir():
             raise UserError(
@@ -110,7 +110,7 @@ class _Bisection:
         return [self._sources / Path(p).relative_to(self._origin.folder) for p in self._origin.paths]
 
     def _places(self, rule: Rule) -> list[tuple[str, str]]:
-        """Path and text of each line that the rule rewrites, in order; equal lines of a file are one place."""
+        """Path and text of each line that the rule rewrites, in order; equal lines of a file count as one place."""
         seen: dict[tuple[str, str], None] = {}
         for finding in self._port([rule]).fixed:
             seen[_key(finding)] = None
@@ -122,17 +122,17 @@ class _Bisection:
         return make_port(find_files(self._paths()), selection, allow)
 
     def _differs(self, rules: Sequence[Rule]) -> bool:
-        """Whether a copy with these rewrites alone differs in the way that the whole port does."""
+        """Whether a copy with only these rewrites differs in the same way as the whole port."""
         self._tried += 1
         out = self._runs.scratch / f"copy-{self._tried}"
         write_copy(self._port(rules), self._paths(), find_files(self._paths()), out)
         runs = self._runs.of_another_port(self._command_in(out), f"copy {self._tried}")
         found = judge(runs, self._dropout)
-        # Some rewrites stand only with others: a copy that fails says nothing about numbers.
+        # Some rewrites work only together with others, so a copy that crashes says nothing about numbers.
         return found.difference is not None and (found.crash is not None) == self._is_crash
 
     def _command_in(self, out: Path) -> list[str]:
-        """The port's command with every path into the port turned to the copy."""
+        """The port's command, with each path into the port changed to point into the copy."""
         top = self._copy if not self._origin.saved else Path(self._origin.folder)
         words = []
         for word in self._words:
@@ -161,12 +161,16 @@ class _Bisection:
 
 
 class _OnlyAt(Rule):
-    """A rule that looks at some places only."""
+    """A rule that rewrites only the given places."""
 
     def __init__(self, rule: Rule, places: set[tuple[str, str]]) -> None:
         self._rule, self._places = rule, places
-        for name in ("code", "name", "targets", "safety", "words", "cure"):
+        for name in ("code", "name", "needs", "safety", "words", "cure"):
             setattr(self, name, getattr(rule, name))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self._rule.targets
 
     def find(self, file: File) -> Iterator[Finding]:
         lines = file.source.text.splitlines()

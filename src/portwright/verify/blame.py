@@ -1,4 +1,4 @@
-"""Which rewrite is likely to blame for a difference: by its place in the source, or else by what it is about."""
+"""Guesses which rewrite caused a difference: by its place in the source, or else by the subject of its rule."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from portwright.verify.command import parse_command
 from portwright.verify.difference import Difference
 
 _NEAR_LINES = 3
-# Starts of codes of rules that touch what a diagnosis is about, the likeliest first.
-_ABOUT = {
+# For each quantity that differs: prefixes of the codes of the rules that may change it, the likeliest first.
+_CODES_OF_QUANTITY = {
     "batch": ("PW101", "PW1"),
     "dropout": ("PW319", "PW340", "PW3"),
     "initial": ("PW3",),
@@ -26,10 +26,9 @@ _ABOUT = {
     "update": ("PW4", "PW602"),
     "buffer": ("PW309", "PW3"),
     "steps": ("PW101", "PW1"),
-    "crash": ("PW604", "PW3", "PW1", "PW2", "PW4", "PW5"),
 }
-# The rule that is about a diagnosis, where no rewrite is on record: a port made by hand.
-_RULES = {
+# The rule about each diagnosis, for ports made by hand, of which no rewrite is on record.
+_RULE_OF_DIAGNOSIS = {
     "zero-grad": "PW402",
     "clipping": "PW405",
     "batch-size": "PW101",
@@ -43,7 +42,7 @@ _RULES = {
 
 
 def blame(difference: Difference, command: str | Sequence[str], folder: Path) -> Difference:
-    """The difference with the rule that is likely to blame, and why; unchanged where nothing points at one."""
+    """The difference with the rule that is likely to blame, and why; unchanged if none is likely."""
     words = parse_command(command, folder).words
     script = Path(folder, words[0])
     found = find_origin(script) if words[0] != "-m" else None
@@ -52,7 +51,11 @@ def blame(difference: Difference, command: str | Sequence[str], folder: Path) ->
     copy, origin = found
     if not origin.rewrites:
         return _by_hand(difference)
-    return _by_place(difference, copy, origin) or _by_subject(difference, origin) or difference
+    placed = _by_place(difference, copy, origin)
+    # a crash can have any cause, so only a rewrite at the line that failed is blamed
+    if difference.quantity == "crash":
+        return placed or difference
+    return placed or _by_subject(difference, origin) or difference
 
 
 def _by_place(difference: Difference, copy: Path, origin: Origin) -> Difference | None:
@@ -62,8 +65,10 @@ def _by_place(difference: Difference, copy: Path, origin: Origin) -> Difference 
         return None
     try:
         relative = Path(path).resolve().relative_to(copy.resolve()).as_posix()
-        there = _line_in_original(copy / relative, _original_of(origin, relative), int(line))
+        there, is_edited = _line_in_original(copy / relative, _original_of(origin, relative), int(line))
     except (OSError, ValueError, UnicodeDecodeError):
+        return None
+    if difference.quantity == "crash" and not is_edited:
         return None
     near = [r for r in origin.rewrites if r.path == relative and abs(r.line - there) <= _NEAR_LINES]
     if not near:
@@ -80,29 +85,29 @@ def _original_of(origin: Origin, relative: str) -> Path:
     return Path(origin.saved.get(relative, str(Path(origin.folder, relative))))
 
 
-def _line_in_original(ported: Path, original: Path, line: int) -> int:
-    """The line of the original that became a line of the port."""
+def _line_in_original(ported: Path, original: Path, line: int) -> tuple[int, bool]:
+    """The line of the original that a line of the port came from, and whether its text changed."""
     before, after = (p.read_text(encoding="utf-8").splitlines() for p in (original, ported))
-    for _, a_start, a_end, b_start, b_end in difflib.SequenceMatcher(
+    for tag, a_start, a_end, b_start, b_end in difflib.SequenceMatcher(
         None, before, after, False
     ).get_opcodes():
         if b_start <= line - 1 < b_end:
-            return min(a_start + (line - 1 - b_start), max(a_start, a_end - 1)) + 1
-    return line
+            return min(a_start + (line - 1 - b_start), max(a_start, a_end - 1)) + 1, tag != "equal"
+    return line, False
 
 
 def _by_subject(difference: Difference, origin: Origin) -> Difference | None:
     codes = [r.code for r in origin.rewrites]
-    for start in _ABOUT[difference.quantity]:
+    for start in _CODES_OF_QUANTITY.get(difference.quantity, ()):
         fitting = [r for r in origin.rewrites if r.code.startswith(start)]
         if fitting:
-            return replace(difference, rule=fitting[0].code, rule_reason=_said(fitting))
+            return replace(difference, rule=fitting[0].code, rule_reason=_reason(fitting))
     if len(set(codes)) == 1:
-        return replace(difference, rule=codes[0], rule_reason=_said(origin.rewrites))
+        return replace(difference, rule=codes[0], rule_reason=_reason(origin.rewrites))
     return None
 
 
-def _said(rewrites: Sequence[Rewrite]) -> str:
+def _reason(rewrites: Sequence[Rewrite]) -> str:
     first = rewrites[0]
     more = len([r for r in rewrites if r.code == first.code]) - 1
     others = f" and {more} more place{'' if more == 1 else 's'}" if more else ""
@@ -110,7 +115,7 @@ def _said(rewrites: Sequence[Rewrite]) -> str:
 
 
 def _by_hand(difference: Difference) -> Difference:
-    code = _RULES.get(difference.diagnosis)
+    code = _RULE_OF_DIAGNOSIS.get(difference.diagnosis)
     if code is None:
         return difference
     try:

@@ -1,4 +1,4 @@
-"""What a user means by a command: a script or module with its arguments, as the shell would have started it."""
+"""Parses a user's command: a script or module with its arguments, as a shell would start it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portwright.errors import UserError
 
 _PYTHON = re.compile(r"(.*/)?python(3(\.\d+)?)?(\.exe)?")
 _ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_SWITCHES = re.compile(r"-[uBOqsSbdvEI]+")  # of python itself, without a value
+_SWITCHES = re.compile(r"-[uBOqsSbdvEI]+")  # options of python itself that take no value
 _LAUNCHERS = {
     "torchrun",
     "accelerate",
@@ -29,7 +29,7 @@ _LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Command:
-    """`words` are a script with its arguments, or `-m`, a module and its arguments."""
+    """A parsed command; `words` are a script with its arguments, or `-m`, a module and its arguments."""
 
     words: tuple[str, ...]
     shown: str

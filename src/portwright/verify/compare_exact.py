@@ -1,4 +1,4 @@
-"""What two recordings have to agree on without any tolerance: tensors, batches, dropout, the optimizer's options."""
+"""Compares what must agree without tolerance: tensors, batches, dropout, the optimizer's options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from portwright.verify.measure import norm
 from portwright.verify.recording import Draw, Recording, Step, Tensor, TensorDigest
 
-# Ways to compute the same, and bookkeeping of schedulers.
+# Options that choose an implementation, or that schedulers keep for themselves.
 _WITHOUT_EFFECT = frozenset(
     {"foreach", "fused", "capturable", "differentiable", "initial_lr", "swa_lr", "max_lr", "min_lr", "name"}
     | {
@@ -26,7 +26,7 @@ _WITHOUT_EFFECT = frozenset(
         "decoupled_weight_decay",
     }
 )
-_STANDARD_ERRORS = 6.0  # of an estimated mean or deviation, before an initialisation counts as another one
+_STANDARD_ERRORS = 6.0  # by which means or deviations must differ to count as different distributions
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class LostParameter:
     """A trained parameter that only one of the two scripts has."""
 
     name: str
-    step: int  # the first that trained it
+    step: int  # the first step that trained it
     in_original: bool
 
 
 def lost_parameters(original: Recording, ported: Recording) -> list[LostParameter]:
-    """Parameters without a counterpart; what never had a gradient is no part of the computation."""
+    """Parameters without a counterpart, except those that never had a gradient."""
     found = []
     for recording, names, in_original in (
         (original, ported.missing, True),
@@ -58,7 +58,7 @@ def lost_parameters(original: Recording, ported: Recording) -> list[LostParamete
 
 
 def lost_statistics(original: Recording, ported: Recording) -> list[str]:
-    """Running means and variances that the original's steps move and the port does not have."""
+    """Running means and variances that the original updates and the port lacks."""
     return [
         name
         for name in ported.missing
@@ -74,7 +74,7 @@ def _moves(recording: Recording, step: int, name: str) -> bool:
 
 @dataclass(frozen=True)
 class InitialDifference:
-    """A tensor that the port fills from another distribution."""
+    """A tensor that the port initialises from another distribution."""
 
     name: str
     original: Tensor
@@ -82,7 +82,7 @@ class InitialDifference:
 
 
 def initial_differences(original: Recording, ported: Recording) -> list[InitialDifference]:
-    """Tensors that the port had drawn otherwise, in mean or deviation, before it was given the original's values."""
+    """Tensors whose own initial values in the port had another mean or deviation than the original's."""
     mine, theirs = ({t.name: t for t in r.tensors} for r in (original, ported))
     found = []
     for originals, ports in _fusions(ported):
@@ -97,7 +97,7 @@ def initial_differences(original: Recording, ported: Recording) -> list[InitialD
 
 
 def _fusions(ported: Recording) -> list[tuple[list[str], list[str]]]:
-    """Tensors of both sides that are parts of one another, such as q, k, v on the one and qkv on the other."""
+    """Groups of tensors that correspond only together, such as q, k, v in one script and qkv in the other."""
     groups: list[tuple[list[str], list[str]]] = []
     for match in ported.matches:
         together = [g for g in groups if set(g[1]) & set(match.ported)]
@@ -110,7 +110,7 @@ def _fusions(ported: Recording) -> list[tuple[list[str], list[str]]]:
 
 
 def _pooled(tensors: list[Tensor]) -> Tensor:
-    """Several tensors as one: the mean and deviation of all their values."""
+    """Describes several tensors as one, with the mean and deviation of all their values."""
     if len(tensors) == 1:
         return tensors[0]
     sizes = [max(1, math.prod(t.shape)) for t in tensors]
@@ -130,11 +130,11 @@ def _pooled(tensors: list[Tensor]) -> Tensor:
 def _is_other_distribution(a: Tensor, b: Tensor) -> bool:
     count = max(1, min(math.prod(a.shape), math.prod(b.shape)))
     spread = max(a.deviation, b.deviation)
-    if a.kind == "buffer" and spread:  # a table, not a draw: only its rounding may differ
+    if a.kind == "buffer" and spread:  # computed, not drawn: it may differ by rounding only
         return max(abs(a.mean - b.mean), abs(a.deviation - b.deviation)) > 1e-5 * spread
     if spread <= 1e-6 * max(abs(a.mean), abs(b.mean)):  # constants on both sides
         return not math.isclose(a.mean, b.mean, rel_tol=1e-5, abs_tol=1e-12)
-    if min(a.deviation, b.deviation) <= 1e-6 * spread and count > 1:  # a constant on one of them
+    if min(a.deviation, b.deviation) <= 1e-6 * spread and count > 1:  # constant on one side only
         return True
     if count < 8:  # too few to tell two draws from two distributions
         return False
@@ -144,9 +144,9 @@ def _is_other_distribution(a: Tensor, b: Tensor) -> bool:
 
 
 def same_batch(mine: Step, theirs: Step, perturbed: Step | None = None) -> bool:
-    """Whether one script's tensors are all among the other's, in whatever layout; the rest may be left unread.
+    """Whether all tensors of one script's batch are in the other's, in any layout; extra tensors may be unused.
 
-    What another rounding in the weights changes (`perturbed`) was computed, such as what a generator made, and is no data.
+    Tensors that differ in the `perturbed` run depend on the weights, such as a generator's output: they are no data and not compared.
     """
     a, b = list(mine.batch), list(theirs.batch)
     if perturbed is not None:
@@ -157,7 +157,7 @@ def same_batch(mine: Step, theirs: Step, perturbed: Step | None = None) -> bool:
             like = [o for o in b if math.prod(o.shape) == size and not any(same_values(o, d) for d in a)]
             b = [o for o in b if o not in like[:1]]
     if not a or not b:
-        return True  # nothing to hold against each other
+        return True  # nothing to compare
     return _all_among(a, b) or _all_among(b, a) or _same_sums(a, b)
 
 
@@ -180,7 +180,7 @@ def same_values(a: TensorDigest, b: TensorDigest) -> bool:
 
 
 def _same_sums(a: list[TensorDigest], b: list[TensorDigest]) -> bool:
-    """The same values cut otherwise, as when a batch is taken in parts whose gradients add up."""
+    """Whether both hold the same values split into different tensors, as with gradient accumulation."""
     sizes = [sum(math.prod(d.shape) for d in side) for side in (a, b)]
     totals = [math.fsum(d.total for d in side) for side in (a, b)]
     squares = [math.fsum(d.square for d in side) for side in (a, b)]
@@ -196,7 +196,7 @@ def _close_sums(total: float, other_total: float, square: float, other_square: f
 
 
 def dropped(draws: Iterable[Draw]) -> dict[float, int]:
-    """How many values dropout was asked to look at, by its rate: however the calls are cut."""
+    """How many values dropout was applied to, by its rate, summed over its calls."""
     counts: Counter[float] = Counter()
     for draw in draws:
         if draw.rate:
@@ -211,12 +211,12 @@ class OptionDifference:
     option: str
     original: Any
     ported: Any
-    parameters: tuple[str, ...]  # in the original's names and order
+    parameters: tuple[str, ...]  # with the original's names, in its order
     same_class: bool
 
 
 def option_differences(mine: Step, theirs: Step, ported: Recording) -> list[OptionDifference]:
-    """Options of one step that differ, the learning rate first, and parameters that only one side updates."""
+    """Options of one step that differ, the learning rate first; last, parameters that the port does not update."""
     a, b = _options_by_parameter(mine), _options_by_parameter(theirs)
     same_class = _plain_class(mine.optimizer) == _plain_class(theirs.optimizer)
     found: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Scripts that name a GPU, where there is none: what they ask of it is done on the CPU, and later on the target's device."""
+"""Runs scripts that name a GPU without one: on the CPU, and when replayed on the target's device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TO = (Tensor.to, Tensor.type)
 def on_the_cpu(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call that names CUDA, as it would be with the CPU; Tensor.cuda is a matter of whoever installs us."""
+    """Changes CUDA to CPU in a call's arguments; the caller replaces Tensor.cuda."""
     device = kwargs.get("device")
     if _is_cuda(device):
         kwargs = {**kwargs, "device": "cpu"}
@@ -30,7 +30,7 @@ def _is_cuda(value: Any) -> bool:
 
 
 class NoAccelerator:
-    """torch.accelerator as it answers where there is none, for a torch that does not have it yet."""
+    """Stands in for torch.accelerator on versions of torch without it, and answers that there is none."""
 
     @staticmethod
     def is_available() -> bool:
@@ -46,7 +46,7 @@ class NoAccelerator:
 
 
 class OnDevice(TorchFunctionMode):
-    """Inside a step: a device that the script chose where it ran, CPU or GPU, means the one that the step is on."""
+    """Inside a step: replaces CPU and GPU, as the script names them, by the device of the step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""The first difference of two runs, its likely culprit, and what it looks like in plain words."""
+"""Finds the first difference of two runs, its likely cause, and describes it in plain words."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from portwright.verify.compare import Comparison, Held, StepFacts
+from portwright.verify.compare import CheckedDistance, Comparison, StepFacts
 from portwright.verify.compare_exact import lost_statistics
 from portwright.verify.diagnose_batch import describe_batch, diagnose_batch
 from portwright.verify.diagnose_forward import Located, forward_order, locate, locate_around
@@ -14,7 +14,7 @@ from portwright.verify.difference import Difference, Where, count, listing, numb
 
 
 def first_difference(comparison: Comparison) -> Difference | None:
-    """The cause that stands first in the first step in which anything differs; None where nothing does."""
+    """The first cause in the first step that differs; None if no step does."""
     for step in range(1, comparison.steps + 1):
         found = _in_step(comparison, step)
         if found is not None:
@@ -28,7 +28,7 @@ def _in_step(comparison: Comparison, step: int) -> Difference | None:
     if lost is not None:
         return lost
     beyond = comparison.beyond(step)
-    # Another batch or another dropout that leaves every number as it was is none: a loader may yield what nobody reads.
+    # Another batch or dropout that changes no number is no difference: the model may not use it.
     if beyond and not facts.same_batch:
         return _batch(comparison, step)
     if not facts.same_dropout and (beyond or comparison.ported.dropout == "off"):
@@ -96,7 +96,7 @@ def _dropout(facts: StepFacts) -> Difference:
 
 
 def _forward(comparison: Comparison, step: int) -> Difference | None:
-    """Another loss, or other outputs behind gradients that differ."""
+    """A difference in the forward pass, seen in the loss or, where gradients differ, in the outputs."""
     losses, gradients = comparison.beyond(step, "loss"), comparison.beyond(step, "gradient")
     if not losses and not gradients:
         return None
@@ -105,19 +105,19 @@ def _forward(comparison: Comparison, step: int) -> Difference | None:
     place = locate(comparison, step)
     if place is None and not losses:
         return None
-    held = losses[0] if losses else max(gradients, key=lambda h: h.share)
-    if place is None or (place.parameter is None and place.module.startswith("<")):  # a criterion
-        return _at_loss(comparison, step, held, place)
-    return _at_module(comparison, step, held, place)
+    checked = losses[0] if losses else max(gradients, key=lambda h: h.share)
+    if place is None or (place.parameter is None and place.module.startswith("<")):  # a loss module
+        return _at_loss(comparison, step, checked, place)
+    return _at_module(comparison, step, checked, place)
 
 
 def _backwards(comparison: Comparison, step: int) -> Difference | None:
-    """Another number of backward passes in the step, and other losses with it."""
+    """A different number of backward passes in the step."""
     mine, theirs = (len(r.steps[step - 1].losses) for r in (comparison.original, comparison.ported))
     if mine == theirs:
         return None
     order = forward_order(comparison.original)
-    found = _held(
+    found = _numeric_difference(
         comparison,
         step,
         comparison.beyond(step, "loss")[0],
@@ -130,14 +130,14 @@ def _backwards(comparison: Comparison, step: int) -> Difference | None:
     return replace(found, original=mine, ported=theirs, distance=None, bound=None)
 
 
-def _at_module(comparison: Comparison, step: int, held: Held, place: Located) -> Difference:
+def _at_module(comparison: Comparison, step: int, checked: CheckedDistance, place: Located) -> Difference:
     line = place.ported.line if place.ported else ""
     name = f"'{place.module}'" if place.module else "the model"
     before = f", or on the way to it from '{place.before}'" if place.before else ""
     other = place.ported.kind if place.ported and place.ported.kind != place.kind else ""
     quantity: Where = "loss"
-    values = (held.measure.original, held.measure.ported, held.measure.distance, held.bound.value)
-    if held.measure.quantity != "loss":  # what little it does to the loss is within its bound
+    values = (checked.measure.original, checked.measure.ported, checked.measure.distance, checked.bound.value)
+    if checked.measure.quantity != "loss":  # the loss differs too, but within its bound
         quantity = "output"
         squares = [o.square for o in (place.original, place.ported) if o is not None]
         values = (math.sqrt(squares[0]), math.sqrt(squares[-1]), place.distance, place.bound)
@@ -145,15 +145,17 @@ def _at_module(comparison: Comparison, step: int, held: Held, place: Located) ->
         step, quantity, place.parameter or next(iter(forward_order(comparison.original)[-1:]), None),
         f"The first output that differs is that of {name} ({place.kind}{f', in the port {other}' if other else ''}): "
         f"the forward pass differs in it{before}.",
-        *values, held.bound.decided_by, "forward", place.module, line,
+        *values, checked.bound.decided_by, "forward", place.module, line,
         parameters=tuple(h.measure.name for h in comparison.beyond(step, "gradient")),
     )  # fmt: skip
 
 
-def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | None) -> Difference:
-    """The outputs of all layers agree, so what is made of them does not."""
+def _at_loss(
+    comparison: Comparison, step: int, checked: CheckedDistance, place: Located | None
+) -> Difference:
+    """The outputs of all layers agree, so the loss is computed differently."""
     order = forward_order(comparison.original)
-    a, b = held.measure.original, held.measure.ported
+    a, b = checked.measure.original, checked.measure.ported
     gradient = scale_of("gradient", comparison.original, comparison.ported, step, order)
     ratio = b / a if a and math.isfinite(a) and math.isfinite(b) else None
     word, sentence = (
@@ -178,7 +180,9 @@ def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | Non
             f"The loss is {ratio:.6g} times the original's: look at its reduction (sum or mean), its weight, and what it is "
             "divided by."
         )
-    found = _held(comparison, step, held, "loss", order[-1] if order else None, word, sentence)
+    found = _numeric_difference(
+        comparison, step, checked, "loss", order[-1] if order else None, word, sentence
+    )
     if place is None:
         return found
     return replace(found, module=place.module, line=place.ported.line if place.ported else "")
@@ -187,13 +191,13 @@ def _at_loss(comparison: Comparison, step: int, held: Held, place: Located | Non
 def _gradient(comparison: Comparison, step: int) -> Difference:
     beyond = {h.measure.name: h for h in comparison.beyond(step, "gradient")}
     order = forward_order(comparison.original)
-    bounds = {name: held.bound.value for name, held in beyond.items()}
+    bounds = {name: checked.bound.value for name, checked in beyond.items()}
     word, sentence, culprit = diagnose_gradient(comparison.original, comparison.ported, step, bounds, order)
-    return _held(comparison, step, beyond[culprit], "gradient", culprit, word, sentence)
+    return _numeric_difference(comparison, step, beyond[culprit], "gradient", culprit, word, sentence)
 
 
 def _optimizer(comparison: Comparison, facts: StepFacts, is_beyond: bool) -> Difference | None:
-    """Options are held against each other exactly; those of another class of optimizer only explain other numbers."""
+    """Differing options; with another class of optimizer they count only where numbers differ."""
     counted = [d for d in facts.options if is_beyond or (d.same_class and d.option != "parameters")]
     if not counted:
         return None
@@ -222,35 +226,34 @@ def _update(comparison: Comparison, step: int) -> Difference | None:
     buffers = comparison.beyond(step, "buffer")
     if updates:
         names = [t.name for t in comparison.original.tensors if t.name in updates]
-        everything = [t.name for t in comparison.original.tensors if t.kind == "parameter"]
-        word, sentence = diagnose_update(comparison.original, comparison.ported, step, names, everything)
+        word, sentence = diagnose_update(comparison.original, comparison.ported, step, names)
         mine, theirs = (r.steps[step - 1].optimizer for r in (comparison.original, comparison.ported))
         if mine.lower() != theirs.lower():
             word = "optimizer-class"
             sentence = f"The port updates with {theirs or 'code of its own'} where the original has {mine or 'code of its own'}. {sentence}"
-        return _held(comparison, step, updates[names[0]], "update", names[0], word, sentence)
+        return _numeric_difference(comparison, step, updates[names[0]], "update", names[0], word, sentence)
     if buffers:
         first = buffers[0]
         sentence = "Loss, gradients and weights agree, and this buffer does not: look at the momentum or mode of its layer."
         if not first.measure.ported:
             sentence = "The port leaves this buffer as it is: its layer does not run in training mode."
-        return _held(comparison, step, first, "buffer", first.measure.name, "buffer", sentence)
+        return _numeric_difference(comparison, step, first, "buffer", first.measure.name, "buffer", sentence)
     return None
 
 
-def _held(
+def _numeric_difference(
     comparison: Comparison,
     step: int,
-    held: Held,
+    checked: CheckedDistance,
     quantity: str,
     parameter: str | None,
     word: str,
     sentence: str,
 ) -> Difference:
-    same = comparison.beyond(step, held.measure.quantity)
+    same = comparison.beyond(step, checked.measure.quantity)
     return Difference(
         step, quantity, parameter, sentence,  # type: ignore[arg-type]
-        held.measure.original, held.measure.ported, held.measure.distance, held.bound.value, held.bound.decided_by,
+        checked.measure.original, checked.measure.ported, checked.measure.distance, checked.bound.value, checked.bound.decided_by,
         word, parameters=tuple(h.measure.name for h in same if h.measure.name),
     )  # fmt: skip
 
@@ -266,7 +269,7 @@ def _too_few_steps(comparison: Comparison) -> Difference | None:
 
 
 def _statistics(comparison: Comparison) -> Difference | None:
-    """No number of a training step shows it, and every evaluation does."""
+    """Running statistics that the port lacks, which only evaluation would show."""
     names = tuple(lost_statistics(comparison.original, comparison.ported))
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""What happened to a batch that is not the original's: shifted, cut otherwise, in another order, or changed."""
+"""Diagnoses a batch that differs from the original's: shifted, of another size, in another order, or with other values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portwright.verify.recording import Recording, Step, TensorDigest
 
 
 def diagnose_batch(original: Recording, ported: Recording, step: int) -> tuple[str, str]:
-    """A word and a sentence."""
+    """The diagnosis as a word and as a sentence."""
     mine, theirs = original.steps[step - 1], ported.steps[step - 1]
     ratio = _size_ratio(mine, theirs)
     if ratio != 1:
@@ -53,7 +53,7 @@ def describe_batch(step: Step) -> list[dict[str, Any]]:
 
 
 def _size_ratio(mine: Step, theirs: Step) -> float:
-    """By which one factor all tensors of the batch have grown; 1 where there is no such factor."""
+    """The factor by which all tensors of the batch are larger; 1 where they do not share one."""
     if len(mine.batch) != len(theirs.batch):
         return 1.0
     ratios = {

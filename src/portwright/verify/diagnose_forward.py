@@ -1,4 +1,4 @@
-"""Where in the forward pass two runs part: the first module, in the order of the calls, whose output is another one."""
+"""Finds the first module, in the order of the calls, whose output differs between two runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Located:
     module: str
     kind: str
     before: str | None
-    parameter: str | None  # its first, or the first behind it where it has none; None behind all of them
+    parameter: str | None  # the module's first parameter, or else that of the next module with one
     original: ModuleOutput
     ported: ModuleOutput | None
     distance: float
@@ -30,7 +30,7 @@ class Located:
 
 
 def forward_order(recording: Recording) -> list[str]:
-    """Parameters in the order in which the first step used them; those of no called module stand where registered."""
+    """Parameters in the order in which the first step used them; those of modules that are never called follow the one registered before them."""
     names = [t.name for t in recording.tensors if t.kind == "parameter"]
     first: dict[str, int] = {}
     for step in recording.steps[:1]:
@@ -45,12 +45,12 @@ def forward_order(recording: Recording) -> list[str]:
 
 
 def locate(comparison: Comparison, step: int) -> Located | None:
-    """The first module that computes something else in this step; None where all outputs that can be paired agree."""
+    """The first innermost module whose output differs in this step; None where all paired outputs agree."""
     return _first_apart(comparison, step, _innermost)
 
 
 def locate_around(comparison: Comparison, step: int) -> Located | None:
-    """The same among modules that hold others: theirs is what is computed behind the last layer inside."""
+    """The same among modules that contain others, whose own code runs around the layers inside."""
     return _first_apart(comparison, step, _around)
 
 
@@ -71,7 +71,7 @@ def _first_apart(comparison: Comparison, step: int, choose: Callable[[Step], set
 
 
 def output_distance(a: ModuleOutput, b: ModuleOutput) -> float:
-    """From sums that are free of layout, each relative to the size that it can have."""
+    """The relative distance of two outputs, estimated from sums that do not depend on layout."""
     if not all(map(math.isfinite, (a.total, a.square, b.total, b.square))):
         return 0.0 if math.isfinite(a.square) == math.isfinite(b.square) else math.inf
     square = max(a.square, b.square)
@@ -101,7 +101,7 @@ def _pairs(
         found = calls.get(names.get(output.module, output.module), [])
         other = found[number] if number < len(found) and len(found) == mine_calls[output.module] else None
         if other is None or other.size != output.size:
-            # Renamed without parameters, or called otherwise: any output of the port that is the same will do.
+            # Renamed without parameters, or called another number of times: pair it with any equal output of the port.
             other = next(
                 (o for o in theirs.outputs if o.size == output.size and output_distance(output, o) < 1e-5),
                 None,
@@ -127,16 +127,17 @@ def _innermost(step: Step) -> set[str]:
 
 
 def _around(step: Step) -> set[str]:
-    """Modules in which others are called; a model that is all one module is not: it has no layers to look at instead."""
+    """Modules in which others are called."""
     names = {o.module for o in step.outputs}
-    held = [name.split(".") for name in names if name and not name.startswith("<")]  # "<Loss>" stands outside
+    # "<Loss>" is outside the model
+    paths = [name.split(".") for name in names if name and not name.startswith("<")]
     return names & (
-        {".".join(parts[:n]) for parts in held for n in range(1, len(parts))} | ({""} if held else set())
+        {".".join(parts[:n]) for parts in paths for n in range(1, len(parts))} | ({""} if paths else set())
     )
 
 
 def _module_names(ported: Recording) -> dict[str, str]:
-    """The port's name of each module of the original, as far as their tensors say so without doubt."""
+    """The port's name of each module of the original whose matched tensors all lie in one module of the port."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for match in ported.matches:
         found[_owner(match.original)].update(_owner(name) for name in match.ported)

@@ -1,4 +1,4 @@
-"""What became of gradients and updates, read from sketches: they are linear, so sums and multiples can be recognised."""
+"""Diagnoses gradients and updates that differ. Sketches are linear, so they show sums and multiples of tensors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from portwright.verify.measure import Vector, change, norm, weights_before
 from portwright.verify.recording import Recording
 
-_EXPLAINED = 0.02  # of a difference may stay unexplained by a diagnosis that explains it
+_EXPLAINED = 0.02  # largest share of a difference that a diagnosis may leave unexplained
 
 
 def _stacked(recording: Recording, what: str, step: int, names: Sequence[str]) -> Vector:
-    """The sketches of many tensors, one behind the other; zeros where there is none."""
+    """Concatenates the sketches of tensors; zeros where a sketch is missing."""
     parts = []
     for name in names:
         found = change(recording, step, name) if what == "update" else recording.sketch(what, step, name)
@@ -27,7 +27,7 @@ def _size(recording: Recording) -> int:
 
 
 def factor(mine: Vector, theirs: Vector) -> float | None:
-    """The one number by which `theirs` is a multiple of `mine`, if it is."""
+    """The factor c with `theirs` = c * `mine`, or None if `theirs` is no such multiple."""
     square = float(mine @ mine)
     if not square or not np.isfinite(theirs).all():
         return None
@@ -47,8 +47,8 @@ def diagnose_gradient(
 ) -> tuple[str, str, str]:
     """A word, a sentence and the culprit for gradients that differ though the loss does not.
 
-    `beyond` has the bound of each gradient that differs; `order` is that of the forward pass. The backward pass starts at its
-    end, so that what differs last there differs first.
+    `beyond` has the bound of each gradient that differs; `order` is that of the forward pass. The backward pass runs
+    in reverse, so the culprit is the last one in that order.
     """
     names = [n for n in order if n in beyond]
     mine, theirs = (_stacked(r, "gradient", step, order) for r in (original, ported))
@@ -84,7 +84,7 @@ _NOT_CLEARED = (
 def _odd_ones(
     original: Recording, ported: Recording, step: int, beyond: Mapping[str, float], names: Sequence[str]
 ) -> tuple[float, list[str]]:
-    """The one factor that most gradients share, as clipping by norm leaves it, and those that it does not explain."""
+    """The factor that most gradients share, as after clipping by norm, and the gradients that it does not explain."""
     pairs = {n: [_stacked(r, "gradient", step, [n]) for r in (original, ported)] for n in names}
     factors = {n: float(a @ b) / float(a @ a) if a.any() else 0.0 for n, (a, b) in pairs.items()}
 
@@ -95,7 +95,7 @@ def _odd_ones(
             if norm(b - c * a) > 2 * beyond[n] * max(norm(a), norm(b)) + _EXPLAINED * abs(1 - c) * norm(a)
         ]
 
-    # That of the last, which nothing upstream can touch, or that which explains most.
+    # The factor that explains most gradients; among equals that of the last, which the backward pass computes first.
     best = min((c for n in reversed(names) if (c := factors[n]) > 0), key=lambda c: len(odd(c)), default=1.0)
     return best, odd(best)
 
@@ -119,7 +119,7 @@ def _without_gradient(ported: Recording, step: int, names: list[str]) -> tuple[s
 def _scaled_gradient(original: Recording, step: int, names: Sequence[str], c: float) -> tuple[str, str]:
     norms = [norm(_stacked(original, "gradient", s.index, names)) for s in original.steps]
     whole = is_whole(c) or (c > 0 and is_whole(1 / c))
-    # Clipped norms lie at one limit, as far as sketches tell it, and the port's lies above.
+    # With clipping lost, the original's norms lie near one limit (sketches are estimates), and the port's lies above.
     limit, here = max(norms), norms[step - 1]
     at_limit = sum(n >= 0.88 * limit for n in norms) >= 3 and here >= 0.88 * limit
     if at_limit and c * here > 1.05 * limit and not whole:
@@ -134,14 +134,14 @@ def _scaled_gradient(original: Recording, step: int, names: Sequence[str], c: fl
 
 
 def is_whole(value: float) -> bool:
-    """Whether a factor is a count, such as that of samples or of accumulated batches."""
+    """Whether a factor is a whole number above 1, such as a number of samples or of accumulated batches."""
     return value > 1.5 and math.isclose(value, round(value), rel_tol=1e-4)
 
 
 def diagnose_update(
-    original: Recording, ported: Recording, step: int, names: Sequence[str], all_names: Sequence[str]
+    original: Recording, ported: Recording, step: int, names: Sequence[str]
 ) -> tuple[str, str]:
-    """A word and a sentence for weights that change otherwise though their gradients are the same."""
+    """A word and a sentence for weights whose updates differ though their gradients agree."""
     still = [n for n in names if not norm(change(ported, step, n)) and norm(change(original, step, n))]
     if len(still) == len(names):
         return (
@@ -174,7 +174,7 @@ def diagnose_update(
 
 
 def _projected(difference: Vector, along: Vector) -> float | None:
-    """The multiple of `along` that a difference is, if it is one."""
+    """The factor by which `difference` is a multiple of `along`, or None if it is none."""
     square = float(along @ along)
     if not square:
         return None

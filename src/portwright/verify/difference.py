@@ -1,4 +1,4 @@
-"""The first place where two runs part, as data and in words."""
+"""The first difference of two runs, as data and in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# In the order of causes within a step: what comes first explains what comes after.
+# In the order of causes within a step: an earlier one explains the later ones.
 Where = Literal[
     "crash",
     "parameter",
@@ -20,14 +20,15 @@ Where = Literal[
     "update",
     "buffer",
     "steps",
+    "run",  # outside the steps: data, schedule, evaluation, checkpoints
 ]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part.
+    """The first difference of two runs.
 
-    `parameter` is the first whose numbers part, in the order in which they are computed: forward for outputs, backward
+    `parameter` is the first that differs, in the order of computation: forward for outputs, backward
     for gradients, as registered for updates. It is None where no parameter is concerned (batches, dropout, the number of steps).
     """
 
@@ -49,13 +50,13 @@ class Difference:
     rule_reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON form; what JSON has no number for becomes text."""
+        """The documented JSON form; NaN and infinities become text."""
         rows = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: plain(value) for name, value in rows.items()}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Converts a value to what JSON can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, (tuple, list)):
@@ -66,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> str:
-    """A number as people read it; anything else as it is."""
+    """Formats a number to six digits, and any other value with str."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "none" if value is None else f"{value}"
     return f"{value:.6g}"
@@ -77,6 +78,6 @@ def count(many: int, noun: str) -> str:
 
 
 def listing(names: tuple[str, ...], most: int = 3) -> str:
-    """A few names, and how many more there are."""
+    """Joins the first names, and says how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

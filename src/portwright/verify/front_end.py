@@ -1,7 +1,7 @@
-"""Asks a vendor's own front end what it says to the training step of a user's script, as it stands.
+"""Asks a vendor's own compiler front end whether it accepts the training step of an unmodified user script.
 
-The script runs in the vendor's environment on the CPU, up to its first update; the modules, the loss, the backward pass and the
-optimizer that it used there are then traced and lowered. No torch and no vendor's software is imported here.
+The script runs on the CPU in the vendor's environment up to its first update; the step that it made is then traced and
+lowered there. This module imports neither torch nor the vendor's software.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from portwright.discover import find_targets, peek_target
-from portwright.errors import UnsupportedError, UserError, suggest
-from portwright.job.hand_over import make_env, where
-from portwright.job.vendor_env import Known, VendorEnvironment, explain_missing
+from portwright.discover import find_target, find_targets, peek_target, suggest_target
+from portwright.errors import UnsupportedError, UserError
+from portwright.job.vendor_env import Known, VendorEnvironment, explain_missing, find_usable, make_env
 from portwright.verify.command import Command, parse_command
 
 _MOST_OPTIMIZERS = 4
-# What pip calls a module of another name.
+# Modules whose pip package has another name.
 _DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
     "PIL": "pillow",
@@ -40,16 +40,16 @@ _DISTRIBUTIONS = {
 
 @dataclass(frozen=True)
 class FrontEndVerdict:
-    """What a vendor's front end said to a script's training step: accepted means lowered, not placed on a machine."""
+    """A vendor front end's verdict on a training step; `accepted` means lowered, not placed on a machine."""
 
     target: str
     accepted: bool
     sdk: str  # version of the vendor's software
     stage: str  # build, loader, forward, backward, update, lowering
-    words: str  # the front end's own, of its first error, behind the user's line where there is one
+    words: str  # of the front end's first error, after file:line of the user's code if known
     ops: int
     cirh_bytes: int
-    asked: str  # what was asked, and what was not
+    asked: str  # which parts of the step were asked about
     op: str = ""
     module: str = ""  # its path in the script's model
     file: str = ""
@@ -69,39 +69,39 @@ class FrontEndVerdict:
         return f"{title} refuses, {self.stage}: {self.words} (asked: {self.asked})"
 
     def as_dict(self) -> dict[str, Any]:
-        """For a proof: what it says first, then its parts."""
+        """The JSON form for a proof."""
         rows = {name: value for name, value in asdict(self).items() if name != "details"}
         return {"says": self.says, **rows}
 
 
 def ask_front_end(
     command: str | Sequence[str],
-    target: str = "csx",
+    target: str | None = None,
     folder: Path | None = None,
     python_path: Sequence[Path] = (),
     timeout_seconds: float = 600.0,
 ) -> FrontEndVerdict:
-    """The verdict on `command`, run from `folder` (default: here) with `python_path` in front of what it imports.
+    """The verdict of a target's front end (default: the first available) on `command`, run from `folder` (default: here) with `python_path` before its import path.
 
-    A `run.py TARGET ...` of Portwright's own is asked with its --validate_only. A script that needs more than the vendor's
-    environment has, crashes or never trains is a UserError: then nothing was asked.
+    A `run.py TARGET ...` of Portwright's own is asked with its --validate_only. A script that crashes, never trains or imports
+    what the vendor's environment lacks is a UserError.
     """
-    name, environment, known = _find_environment(target)
+    name, environment, known = _find_environment(target or _askable()[0])
     folder = Path.cwd() if folder is None else folder
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} to run in.", "Give one that exists.")
     parsed = parse_command(command, folder)
-    place = _Place(name, environment, known, folder, tuple(python_path), timeout_seconds)
+    runner = _Runner(name, environment, known, folder, tuple(python_path), timeout_seconds)
     if peek_target(parsed.words[1:]) is not None and Path(parsed.words[0]).name == "run.py":
-        return _ask_layout(parsed, place)
-    verdict, num_optimizers = _ask_script(parsed, place, 0)
+        return _ask_layout(parsed, runner)
+    verdict, num_optimizers = _ask_script(parsed, runner, 0)
     if verdict.stage == "loader":
-        return _with_rest(verdict, _ask_script(parsed, place, 0, captures_odd=True)[0])
+        return _with_rest(verdict, _ask_script(parsed, runner, 0, captures_odd=True)[0])
     for number in range(1, min(num_optimizers, _MOST_OPTIMIZERS)):
         if not verdict.accepted:
             break
         try:
-            other, _ = _ask_script(parsed, place, number)
+            other, _ = _ask_script(parsed, runner, number)
         except _NoTraining:
             skipped = f"{verdict.asked}; optimizer {number + 1} of {num_optimizers} was not seen to update"
             verdict = replace(verdict, asked=skipped)
@@ -119,7 +119,7 @@ def ask_front_end(
 
 
 def require_front_end(target: str) -> None:
-    """Raises now what `ask_front_end` would raise for a target that has none, or whose software is not here."""
+    """Raises the error of `ask_front_end` for a target without a front end, or whose software is not installed."""
     _find_environment(target)
 
 
@@ -128,7 +128,7 @@ class _NoTraining(UserError):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Runner:
     target: str
     environment: VendorEnvironment
     known: Known
@@ -137,7 +137,7 @@ class _Place:
     timeout_seconds: float
 
     def run(self, words: Sequence[str], command: Command) -> tuple[int, str, str]:
-        """Status, standard output and the rest of what a program of the vendor's environment said."""
+        """Runs python of the vendor's environment, and returns status, stdout and stderr."""
         env = make_env(self.environment, {**os.environ, **command.environment})
         lent = [str(path.absolute()) for path in self.python_path]
         env["PYTHONPATH"] = os.pathsep.join([*lent, *filter(None, [env.get("PYTHONPATH", "")])])
@@ -160,25 +160,30 @@ class _Place:
             ) from error
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # what the script started goes too
+                os.killpg(process.pid, signal.SIGKILL)  # kills its child processes too
             process.wait()
         return process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
 def _find_environment(target: str) -> tuple[str, VendorEnvironment, Known]:
-    targets = find_targets()
-    found = targets.get(target.upper())
+    found = find_target(target)
     if found is None:
-        raise UserError(f"'{target}' is no target.", suggest(target.lower(), (n.lower() for n in targets)))
+        names = [name.lower() for name in find_targets()]
+        raise UserError(f"'{target}' is no target.", suggest_target(target, names))
     if found.environment is None or not _can_ask(found.name.lower()):
         raise UnsupportedError(
-            f"{found.name} has no front end that can be asked about a script.", "Use --front-end csx."
+            f"{found.name} has no front end that can be asked about a script.",
+            f"Use --front-end {' or '.join(_askable())}.",
         )
-    known = where(found.environment)
+    known = find_usable(found.environment)
     if known is None:
         reason = explain_missing(found.environment) or f"{found.environment.title} is not installed here."
         raise UnsupportedError(reason, found.environment.cure)
     return found.name.lower(), found.environment, known
+
+
+def _askable() -> list[str]:
+    return [name.lower() for name in find_targets() if _can_ask(name.lower())]
 
 
 def _can_ask(name: str) -> bool:
@@ -189,43 +194,43 @@ def _can_ask(name: str) -> bool:
 
 
 def _with_rest(verdict: FrontEndVerdict, rest: FrontEndVerdict) -> FrontEndVerdict:
-    """A batch that the loader refuses hides the step: what is said to the rest of it is told beside."""
+    """Adds the verdict on the rest of the step to one that refused the batch already."""
     if rest.stage == "loader":
         return verdict
-    told = f"accepted, {rest.ops} ops" if rest.accepted else f"refused, {rest.stage}: {rest.words}"
+    outcome = f"accepted, {rest.ops} ops" if rest.accepted else f"refused, {rest.stage}: {rest.words}"
     return replace(
         verdict,
-        words=f"{verdict.words} With such tensors captured, the rest of the step is {told}",
+        words=f"{verdict.words} With such tensors captured, the rest of the step is {outcome}",
         details={**verdict.details, "rest": rest.as_dict()},
     )
 
 
 def _ask_script(
-    command: Command, place: _Place, number: int, *, captures_odd: bool = False
+    command: Command, runner: _Runner, number: int, *, captures_odd: bool = False
 ) -> tuple[FrontEndVerdict, int]:
     with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
         answer = Path(scratch) / "answer.json"
-        words = ["-m", f"portwright.targets.{place.target}.script_step"]
+        words = ["-m", f"portwright.targets.{runner.target}.script_step"]
         words += ["--answer", str(answer), "--update", str(number)]
         words += ["--capture-odd"] if captures_odd else []
         words += ["--", *command.words]
-        status, output, errors = place.run(words, command)
+        status, output, errors = runner.run(words, command)
         if not answer.is_file():
             raise _crash(command, _last_line(errors, output), f"status {status}")
         document = json.loads(answer.read_text(encoding="utf-8"))
     failed = document.get("failed")
     if failed is not None:
-        if str(document.get("words", "")).startswith("SystemExit"):  # what it printed says why
+        if str(document.get("words", "")).startswith("SystemExit"):  # the printed output has the reason
             document["words"] = _last_line(output, errors)
-        raise _explain(failed, document, command, place)
-    return _verdict(document, place), int(document["num_optimizers"])
+        raise _explain(failed, document, command, runner)
+    return _verdict(document, runner), int(document["num_optimizers"])
 
 
-def _verdict(document: Mapping[str, Any], place: _Place) -> FrontEndVerdict:
-    file, line = _shown(document.get("file") or "", place.folder), int(document.get("line") or 0)
+def _verdict(document: Mapping[str, Any], runner: _Runner) -> FrontEndVerdict:
+    file, line = _shown(document.get("file") or "", runner.folder), int(document.get("line") or 0)
     words = str(document["words"])
     return FrontEndVerdict(
-        place.target,
+        runner.target,
         bool(document["accepted"]),
         str(document["sdk"]),
         str(document["stage"]),
@@ -243,7 +248,7 @@ def _verdict(document: Mapping[str, Any], place: _Place) -> FrontEndVerdict:
 
 
 def _shown(file: str, folder: Path) -> str:
-    """As the user, who stands in the folder, would write it."""
+    """The path relative to the user's folder, if it lies inside."""
     whole, root = Path(file), folder.resolve()
     return str(whole.relative_to(root)) if file and whole.is_relative_to(root) else file
 
@@ -260,7 +265,7 @@ def _asked(document: Mapping[str, Any]) -> str:
     return "; ".join([*parts, *document["notes"]])
 
 
-def _explain(failed: str, document: Mapping[str, Any], command: Command, place: _Place) -> UserError:
+def _explain(failed: str, document: Mapping[str, Any], command: Command, runner: _Runner) -> UserError:
     words = str(document.get("words", ""))
     if failed == "no training":
         return _NoTraining(
@@ -269,19 +274,21 @@ def _explain(failed: str, document: Mapping[str, Any], command: Command, place: 
         )
     if failed == "no module":
         module = str(document["module"]).partition(".")[0]
-        package = _DISTRIBUTIONS.get(module, module)
-        title, python = place.environment.title, place.known.python
-        return UserError(
-            f"'{command.shown}' imports {module}, which the environment of {title} lacks.",
-            # Without its own torch named, pip would bring a newer one.
-            f"Install it there: {python} -m pip install {package} torch=={_torch_of(python)}",
+        package = _DISTRIBUTIONS.get(module) or next(
+            iter(packages_distributions().get(module, ())), "PACKAGE"
         )
+        title, python = runner.environment.title, runner.known.python
+        # Without naming the installed torch, pip would install a newer one.
+        cure = f"Install it there: {python} -m pip install {package} torch=={_torch_of(python)}"
+        if package == "PACKAGE":
+            cure += f", with the package that the script's README or requirements name: one called '{module}' can be somebody else's."
+        return UserError(f"'{command.shown}' imports {module}, which the environment of {title} lacks.", cure)
     if failed == "not asked":
         return UserError(f"'{command.shown}': {words}", str(document.get("cure", "")))
     error = _crash(command, words, "an error")
     if "module 'torch" in words and "has no attribute" in words:
-        version = _torch_of(place.known.python)
-        error.cure = f"{place.environment.title} brings torch {version}: take what that version has."
+        version = _torch_of(runner.known.python)
+        error.cure = f"{runner.environment.title} brings torch {version}: take what that version has."
     return error
 
 
@@ -302,16 +309,16 @@ def _last_line(*texts: str) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
-def _ask_layout(command: Command, place: _Place) -> FrontEndVerdict:
-    """A folder of Portwright's layout has a way of its own to ask: run.py with --validate_only."""
+def _ask_layout(command: Command, runner: _Runner) -> FrontEndVerdict:
+    """Asks about a project in Portwright's layout through its run.py with --validate_only."""
     script, _, *rest = command.words
     flags = [word for word in rest if word not in ("--validate_only", "--json")]
-    asked = f"the step of {command.shown}, through run.py {place.target.upper()} --validate_only"
+    asked = f"the step of {command.shown}, through run.py {runner.target.upper()} --validate_only"
     with tempfile.TemporaryDirectory(prefix="portwright-front-end-") as scratch:
-        words = [script, place.target.upper(), *_without_model_dir(flags), "--model_dir", scratch]
-        dump = place.folder / "ltc_unsupported.graph"  # the SDK leaves it where it stands
+        words = [script, runner.target.upper(), *_without_model_dir(flags), "--model_dir", scratch]
+        dump = runner.folder / "ltc_unsupported.graph"  # the SDK writes it to the working directory
         was_there = dump.exists()
-        _, output, errors = place.run([*words, "--validate_only", "--json"], command)
+        _, output, errors = runner.run([*words, "--validate_only", "--json"], command)
         if not was_there:
             dump.unlink(missing_ok=True)
         try:
@@ -331,7 +338,7 @@ def _ask_layout(command: Command, place: _Place) -> FrontEndVerdict:
         found = {**refused, "stage": refused["phase"], "words": refused["reason"], "ops": 0}
     verdict = _verdict(
         {**empty, **found, "accepted": validated["accepted"], "sdk": validated["sdk"], "cirh_bytes": size},
-        place,
+        runner,
     )
     return replace(verdict, asked=asked, details=validated)
 

@@ -1,19 +1,20 @@
-"""Puts the recorder into torch, before a script imports it."""
+"""Hooks the recorder into torch before the script runs."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from portwright.verify.hooks_dropout import hook_dropout, without_dropout
-from portwright.verify.hooks_losses import hook_losses
 from portwright.verify.record_seeds import Streams
 from portwright.verify.record_steps import Watch
 
@@ -29,7 +30,7 @@ def install(watch: Watch, dropout_off: bool) -> None:
 
 
 def _hook_construction(watch: Watch) -> None:
-    """Every class of modules draws its weights from a stream of its own, and is known from then on."""
+    """Initialises each module from its own random stream, and tells the watch of each new module."""
     streams = watch.streams
     base_init = nn.Module.__init__
 
@@ -98,8 +99,10 @@ def _hook_calls(watch: Watch, dropout_off: bool) -> None:
                 result = call(self, *args, **kwargs)
         finally:
             watch.depth -= 1
+        if is_root:
+            watch.leave_root(self, result)
         if watch.counts and torch.is_grad_enabled():
-            watch.leave(self, result, _line_of_caller(2))
+            watch.leave(self, result, line_of_caller(2))
         return result
 
     nn.Module.__call__ = recorded_call  # type: ignore[method-assign]
@@ -107,19 +110,27 @@ def _hook_calls(watch: Watch, dropout_off: bool) -> None:
 
 _LIBRARIES = (
     "/torch/",
+    "/site-packages/",
+    sysconfig.get_path("stdlib") + "/",
     *(f"/portwright/{part}/" for part in ("verify", "layers", "losses", "runtime", "targets")),
 )
 
 
-def _line_of_caller(depth: int) -> str:
+def line_of_caller(depth: int) -> str:
     """file:line of the nearest code that is the user's: neither torch's nor ours."""
     frame: Any = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith("<") and not any(part in file for part in _LIBRARIES):
+        if is_users(file):
             return f"{_absolute(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's: not a library's, and not ours."""
+    return not file.startswith("<") and not any(part in file for part in _LIBRARIES)
 
 
 @functools.cache
@@ -130,7 +141,7 @@ def _absolute(file: str) -> str:
 def _hook_backward(watch: Watch) -> None:
     backward, grad = torch.autograd.backward, torch.autograd.grad
     tensor_backward: Any = torch.Tensor.backward
-    unscaled: dict[int, torch.Tensor] = {}  # by the scaled loss: a scale is no part of the loss
+    unscaled: dict[int, torch.Tensor] = {}  # by id of the scaled loss
 
     def around(losses: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         if watch.is_paused or watch.in_backward:
@@ -219,7 +230,7 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _leave_uncompiled() -> None:
-    """A compiled step has no modules to watch, and rounds in another way."""
+    """Turns compilation off: a compiled step calls no modules to watch, and rounds differently."""
 
     def compile_nothing(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         return model if model is not None else lambda function: function
@@ -228,3 +239,26 @@ def _leave_uncompiled() -> None:
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
     scripting: Any = torch.jit
     scripting.script = scripting.trace = compile_nothing
+
+
+_LOSSES = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss",
+)  # fmt: skip
+
+
+def hook_losses(watch: Watch) -> None:
+    """Records the targets of torch's loss functions, which belong to the batch of a script without a loader."""
+    for name in _LOSSES:
+        setattr(F, name, _watched(watch, getattr(F, name)))
+
+
+def _watched(watch: Watch, function: Any) -> Any:
+    @functools.wraps(function)
+    def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        # Inside a module the target was recorded as the module's input.
+        if watch.depth == 0 and isinstance(target, torch.Tensor):
+            watch.fed(target)
+        return function(input, target, *args, **kwargs)
+
+    return loss

@@ -1,4 +1,4 @@
-"""Notes what is dropped at random, and lets nothing be dropped where that was asked."""
+"""Records dropout calls, and turns dropout off where asked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hook_dropout(watch: Watch, off: bool) -> None:
     def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
                *args: Any, **kwargs: Any) -> Any:  # fmt: skip
         if dropout_p:
-            # Of the weights, which no other form of attention need have in this shape.
+            # Counts attention weights, which other forms of attention may not have in this shape.
             watch.draw(
                 "scaled_dot_product_attention", dropout_p, query.numel() // query.shape[-1] * key.shape[-2]
             )
@@ -71,7 +71,7 @@ def _functional(watch: Watch, name: str, function: Any, off: bool) -> Any:
         watch.draw(name, given["p"], given["input"].numel())
         if off:
             return given["input"]
-        watch.in_dropout = True  # it may be made of another of them
+        watch.in_dropout = True  # one dropout function may call another
         try:
             return function(*args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""A script that was written for float32 computes in float64, so that what is left of a difference is no rounding."""
+"""Runs a script written for float32 in float64, so that a remaining difference is not rounding."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import safetensors.torch  # noqa: F401 - its table of dtypes has to be made before float32 is another name
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from portwright.runtime.batches import map_tensors
+from portwright.watching.trees import map_tensors
 
 _SINGLE, _DOUBLE = torch.float32, torch.float64
 
 
 def hook_float64() -> None:
-    """Lets every way to float32 that a script may name lead to float64; half precision stays what it is."""
+    """Makes every way to name float32 mean float64; half precision stays as it is."""
     torch.set_default_dtype(_DOUBLE)
     torch.set_default_dtype = lambda d: None
     names: Any = torch
@@ -42,7 +43,7 @@ def hook_float64() -> None:
 
 
 def widen(tree: Any) -> Any:
-    """The same tree with float64 wherever it has float32."""
+    """Converts float32 tensors of a tree to float64."""
     return map_tensors(tree, _widen)
 
 
@@ -59,3 +60,48 @@ def _widened(function: Any) -> Any:
         return widen(function(*args, **kwargs))
 
     return wide
+
+
+_SINGLE, _DOUBLE = torch.float32, torch.float64
+
+
+class _InFloat64(TorchFunctionMode):
+    """Makes float32 mean float64 in calls of torch, and widens float32 results."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {key: _widened_name(value) for key, value in (kwargs or {}).items()}
+        args = tuple(_widened_name(value) for value in args)
+        if func is Tensor.float:
+            func = Tensor.double
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.dtype is _SINGLE and not _takes_single(args):
+            return result.double()
+        return result
+
+
+def _widened_name(value: Any) -> Any:
+    if value is _SINGLE:
+        return _DOUBLE
+    if isinstance(value, str) and value in ("torch.FloatTensor", "torch.float32"):
+        return value.replace("FloatTensor", "DoubleTensor").replace("float32", "float64")
+    return value
+
+
+def _takes_single(args: tuple[Any, ...]) -> bool:
+    """Whether an argument is a float32 tensor, whose views and in-place changes must keep their dtype."""
+    return any(isinstance(arg, Tensor) and arg.dtype is _SINGLE for arg in args)
+
+
+def compute_in_float64() -> None:
+    """Switches the whole process to float64: the default dtype, float32 by name, and tensors from numpy arrays."""
+    torch.set_default_dtype(_DOUBLE)
+    torch.set_default_dtype = lambda d: None
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment, misc, unused-ignore]
+    from_numpy = torch.from_numpy
+
+    def widened(array: Any) -> Tensor:
+        tensor = from_numpy(array)
+        return tensor.double() if tensor.dtype is _SINGLE else tensor
+
+    torch.from_numpy = widened  # type: ignore[assignment]
+    _InFloat64().__enter__()  # type: ignore[no-untyped-call]

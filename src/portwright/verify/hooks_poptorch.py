@@ -1,7 +1,7 @@
-"""Steps that PopTorch's executor makes: recorded where it is the emulator, counted where it is the real package.
+"""Hooks PopTorch's executor: records the steps of the emulator, counts those of the real package.
 
-The emulator's step has a loss, gradients and weights of its own, which are read beside the host's; the host's stay as stale as the
-script left them. Of a real IPU's step the host sees nothing but the call.
+The emulator keeps loss, gradients and weights apart from the host's tensors, which stay as the script left them.
+Of a step on a real IPU the host sees only the call.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ TRAINING_CALLS = "poptorch.trainingModel"
 
 def record_emulated(watch: Watch) -> None:
     """Records each training call of the emulator's executors as a step."""
-    from portwright.emulate.poptorch import _run, _update
+    from portwright.emulate.poptorch import _update
+    from portwright.emulate.poptorch._executable import Run
     from portwright.emulate.poptorch._poplar_executor import PoplarExecutor
 
     seen = _Seen()
-    keep, apply = _run.Run._keep, _update.UpdateRule.apply
+    keep, apply = Run._keep, _update.UpdateRule.apply
 
     @functools.wraps(keep)
     def noting_loss(self: Any, run: int, replica: int, results: Any, gradients: Any, weights: Any) -> None:
@@ -44,7 +45,7 @@ def record_emulated(watch: Watch) -> None:
         seen.gradients.append({name: g.detach().float() / scale for name, g in grads.items()})
         apply(self, weights, grads)
 
-    _run.Run._keep = noting_loss  # type: ignore[method-assign]
+    Run._keep = noting_loss  # type: ignore[method-assign]
     _update.UpdateRule.apply = noting_gradients  # type: ignore[method-assign]
     call = PoplarExecutor.__call__
 
@@ -53,15 +54,15 @@ def record_emulated(watch: Watch) -> None:
         if watch.is_paused:
             return call(self, *args, **kwargs)
         if not self._training:
-            with _looking_away(watch, None):
+            with _paused(watch, None):
                 return call(self, *args, **kwargs)
         watch.vendor_calls[TRAINING_CALLS] = watch.vendor_calls.get(TRAINING_CALLS, 0) + 1
         with torch.enable_grad():
             watch.enter_root(self._user_model, args, kwargs)
         if self.isCompiled() and not watch.steps:
-            self.copyWeightsToDevice()  # the original's values have just been put into the host's
+            self.copyWeightsToDevice()  # the original's values were just copied into the host's weights
         seen.clear()
-        with _looking_away(watch, None):
+        with _paused(watch, None):
             result = call(self, *args, **kwargs)
         _close_step(watch, self, seen)
         return result
@@ -70,7 +71,7 @@ def record_emulated(watch: Watch) -> None:
 
     @functools.wraps(compile_plain)
     def compiled(self: Any, parsed: Any) -> None:
-        with _looking_away(watch, seen.draws_of(self) if self._training else None):
+        with _paused(watch, seen.draws_of(self) if self._training else None):
             compile_plain(self, parsed)
 
     PoplarExecutor.__call__ = recorded  # type: ignore[method-assign]
@@ -78,12 +79,12 @@ def record_emulated(watch: Watch) -> None:
 
 
 class _Seen:
-    """What went on inside of one call of an executor."""
+    """What happened inside one call of an executor."""
 
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []
         self.gradients: list[dict[str, torch.Tensor]] = []
-        self._draws: dict[int, list[Draw]] = {}  # of the one trace of each executor
+        self._draws: dict[int, list[Draw]] = {}  # by id of the executor; each is traced once
 
     def clear(self) -> None:
         self.losses.clear()
@@ -105,8 +106,8 @@ class _Seen:
 
 
 @contextmanager
-def _looking_away(watch: Watch, draws: list[Draw] | None) -> Iterator[None]:
-    """What the emulator calls to trace a model is no step of the host's; only what the model drops at random is noted."""
+def _paused(watch: Watch, draws: list[Draw] | None) -> Iterator[None]:
+    """Pauses recording while the emulator traces a model; only its dropout calls are kept, in `draws`."""
     before, draw = watch.is_paused, watch.draw
     watch.is_paused = True
     if draws is not None:
@@ -137,7 +138,7 @@ def _close_step(watch: Watch, executor: Any, seen: _Seen) -> None:
         parameter.grad = None if gradient is None else gradient.to(parameter.dtype).reshape(parameter.shape)
     watch.before_update(optimizer, False)
     executor._image.write_host(host)
-    watch.after_update(optimizer, False)  # does not return where this was the last step
+    watch.after_update(optimizer, False)  # does not return after the last step
     with torch.no_grad():
         for name, tensor in host.items():
             tensor.data.copy_(kept[name])
@@ -145,8 +146,8 @@ def _close_step(watch: Watch, executor: Any, seen: _Seen) -> None:
         parameter.grad = None
 
 
-def when_lent(watch: Watch) -> None:
-    """Records the emulator's steps also where the script itself asks for it, as `run.py IPU --emulate` does."""
+def record_when_loaded(watch: Watch) -> None:
+    """Records the emulator's steps when the script itself loads it, as `run.py IPU --emulate` does."""
     from portwright import emulate
 
     lend, done = emulate.lend, set[str]()
@@ -163,13 +164,13 @@ def when_lent(watch: Watch) -> None:
 
 
 def count_real(watch: Watch) -> None:
-    """Counts training calls of a real PopTorch, should the script import one."""
+    """Counts the training calls of the real PopTorch if the script imports it."""
     if "poptorch" not in sys.modules:
         sys.meta_path.insert(0, _WhenImported(watch))
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Lets the package be found as it is, and looks at it once it is there."""
+    """Hooks the package right after it is imported."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

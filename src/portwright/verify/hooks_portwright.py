@@ -1,7 +1,8 @@
-"""Portwright's own run() and loader under the recorder: a scratch run directory, and the batches that the original sees."""
+"""Hooks Portwright's own run(): gives it a scratch run directory and the original's order of batches."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from torch.utils.data import DataLoader
 from portwright.data import loader as loaders
 from portwright.data.source import Numbered, Shared, Source
 from portwright.data.split import count_samples
+from portwright.runtime import optimizer_state
+from portwright.runtime.inputs import Inputs
 from portwright.verify.record_refusal import refuse
+from portwright.verify.record_steps import Watch
 
 
-class _AsWritten:
-    """The batches of a user's DataLoader as iterating over it gives them, in place of the resumable order."""
+class _PlainOrder:
+    """Reads a user's DataLoader by plain iteration, in place of run()'s resumable order."""
 
     def __init__(self, data: DataLoader[Any], source: Source) -> None:
         self._data, self._source = data, source
@@ -37,12 +41,14 @@ class _AsWritten:
         return None
 
 
-def hook_portwright(scratch: Path) -> None:
+def hook_portwright(watch: Watch, scratch: Path) -> None:
+    _keep_inputs(watch)
+    _leave_out_stand_ins(watch)
     opened = loaders.open_source
 
     def open_source(data: Any, shared: Shared) -> Any:
         source = opened(data, shared)
-        return _AsWritten(data, source) if isinstance(data, DataLoader) else source
+        return _PlainOrder(data, source) if isinstance(data, DataLoader) else source
 
     loaders.open_source = open_source
     import portwright.job.command
@@ -51,7 +57,7 @@ def hook_portwright(scratch: Path) -> None:
     command: Any = portwright.job.command
     run: Any = portwright.runtime.run
 
-    def stay_here(environment: Any, words: Sequence[str], note: Any) -> None:
+    def stay_local(environment: Any, words: Sequence[str], note: Any) -> None:
         if environment is None or environment.is_here():
             return
         refuse(
@@ -60,25 +66,54 @@ def hook_portwright(scratch: Path) -> None:
             "Verify the port on the CPU: python run.py CPU --mode train ...",
         )
 
-    command.hand_over_if_elsewhere = stay_here
-    run.go_where_the_target_is = _check_first(run.go_where_the_target_is, stay_here)
+    command.hand_over_if_elsewhere = stay_local
+    run.continue_in_target_environment = _check_target(run.continue_in_target_environment, stay_local)
     run.find_model_dir = lambda arguments, params: scratch / "model_dir"
 
 
-def _check_first(go: Any, stay_here: Any) -> Any:
-    """The command line as a whole is the recorder's, so that run() would take itself for a call inside a program."""
+def _keep_inputs(watch: Watch) -> None:
+    """Keeps the inputs of the run, to read its evaluation data and learning rates after the steps."""
+    made = Inputs.__init__
+
+    @functools.wraps(made)
+    def kept_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        watch.inputs = self
+
+    Inputs.__init__ = kept_init  # type: ignore[method-assign]
+
+
+def _leave_out_stand_ins(watch: Watch) -> None:
+    """Pauses recording during the step on stand-in tensors by which a checkpoint learns the optimizer's state."""
+    module: Any = optimizer_state
+    step = module._step_on_stand_in
+
+    @functools.wraps(step)
+    def unseen_step(*args: Any) -> Any:
+        before, watch.is_paused = watch.is_paused, True
+        try:
+            return step(*args)
+        finally:
+            watch.is_paused = before
+
+    module._step_on_stand_in = unseen_step
+
+
+def _check_target(go: Any, stay_local: Any) -> Any:
+    """Checks the target here: the command line is the recorder's, so run() takes itself for a call inside a program."""
 
     def check(argv: Sequence[str]) -> None:
         from portwright.discover import peek_target
 
         target = peek_target(argv)
         if target is not None:
-            if target.name == "CSX" and "--on_cpu" not in argv and "--on-cpu" not in argv:
+            on_host = [name for flag in target.flags if flag.runs_on_host for name in flag.names]
+            if on_host and not set(on_host).intersection(argv):
                 refuse(
-                    "on CSX a step runs on the system, where its weights and gradients cannot be read step by step.",
-                    "Verify with --on_cpu, or on the CPU: python run.py CPU --mode train ...",
+                    f"on {target.name} a step runs on the system, where its weights and gradients cannot be read step by step.",
+                    f"Verify with {on_host[0]}, or on the CPU: python run.py CPU --mode train ...",
                 )
-            stay_here(target.environment, argv, None)
+            stay_local(target.environment, argv, None)
         go(argv)
 
     return check

@@ -1,4 +1,4 @@
-"""What a recorded script does beyond its own process: further processes, and files that it saves."""
+"""Hooks further processes and saved files of a recorded script."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 import torch.multiprocessing as torch_processes
 
 from portwright.verify.record_refusal import refuse
+from portwright.verify.record_run import describe_saved
 from portwright.verify.record_steps import Watch
 
 
 def hook_processes(watch: Watch) -> None:
-    """One process that is spawned to train becomes a call; in any other child nothing is recorded."""
+    """Replaces spawning one training process by a call; nothing is recorded in other child processes."""
 
     def pause() -> None:
         watch.is_paused = True
@@ -43,7 +44,7 @@ def hook_processes(watch: Watch) -> None:
 
 
 def hook_saving(watch: Watch, scratch: Path) -> None:
-    """What is saved goes to a scratch folder and is loaded from there: a recording must not overwrite a checkpoint."""
+    """Redirects saved files to a scratch folder, so that a recording overwrites no checkpoint."""
     save, load = torch.save, torch.load
     saved: dict[str, Path] = {}
 
@@ -53,8 +54,12 @@ def hook_saving(watch: Watch, scratch: Path) -> None:
             path = str(Path(f).resolve())
             if path not in saved:
                 saved[path] = scratch / f"saved_{len(saved)}"
-                watch.notes.append(f"{os.fspath(f)} was not written: a recording saves nothing.")
+                if not watch.rest.is_on:
+                    watch.notes.append(f"{os.fspath(f)} was not written: a recording saves nothing.")
             f = saved[path]
+        keys = describe_saved(obj)
+        if keys not in watch.saved:
+            watch.saved.append(keys)
         save(obj, f, *args, **kwargs)
 
     @functools.wraps(load)

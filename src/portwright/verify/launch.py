@@ -1,4 +1,4 @@
-"""Runs a training script under the recorder, in a process of its own, and reads what it left."""
+"""Runs a training script under the recorder in its own process, and reads the recording."""
 
 from __future__ import annotations
 
@@ -26,37 +26,45 @@ from portwright.verify.record_refusal import MARK
 from portwright.verify.recording import Recording, load
 
 PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
-NEVER_TRAINED = "The script ended and never updated a weight."
+FAILED_AT = "failed_at"  # also there: the line of the user's code that failed
 _TAIL_LINES = 25
 _TAIL_CHARS = 4000
 _POLL_SECONDS = 0.05
 _START_SECONDS = 300.0
-# The recorder's module, with nothing of the user's folder on the path while it is imported.
+# Starts the recorder without the user's folder on sys.path while it is imported.
 _START = "import sys; sys.path[:1] = []; from portwright.verify.record import main; main()"
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """What to record and under which conditions; the same for both scripts, but for `against` and `perturb`."""
+    """What to record and how; both scripts share all of it but `against`, `perturb` and `emulate`."""
 
     steps: int = 20
     seed: int = 0
     dropout: Literal["drawn", "off"] = "drawn"
     perturb: float = 0.0  # relative size of noise on the initial weights
     against: Path | None = None  # folder of the original's recording, when this is a port
-    timeout_seconds: float = 600  # without a further step
+    timeout_seconds: float = 600  # longest wait for the next step
     python: Path | None = None
     dtype: Literal["as written", "float64"] = "as written"
-    emulate: str = ""  # the target whose vendor's package is lent to the script
+    emulate: str = ""  # the target whose package is emulated for the script
 
 
 class ScriptFailed(UserError):
-    """The script crashed, hung, or never trained; `num_steps` were recorded before, and `tail` ends its output."""
+    """The script crashed, hung, or never trained; `num_steps` were recorded before, and `tail` is the end of its output.
 
-    def __init__(self, message: str, cure: str, tail: str, num_steps: int) -> None:
+    `line` is the file:line of the user's code, where one is known. `is_refused` means that the script cannot be
+    recorded, whether or not it is correct.
+    """
+
+    def __init__(
+        self, message: str, cure: str, tail: str, num_steps: int, line: str = "", is_refused: bool = False
+    ) -> None:
         super().__init__(message, cure, {"tail": tail, "steps": num_steps})
         self.tail = tail
         self.num_steps = num_steps
+        self.line = line
+        self.is_refused = is_refused
 
 
 def record(
@@ -74,12 +82,14 @@ def record(
     parsed = parse_command(command, folder)
     into = into.resolve()
     into.mkdir(parents=True, exist_ok=True)
-    for name in ("recording.json", "arrays.safetensors", "initial.safetensors", PROGRESS):
+    for name in ("recording.json", "arrays.safetensors", "initial.safetensors", PROGRESS, FAILED_AT):
         (into / name).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="portwright-verify-") as scratch:
         outcome = _watch(parsed, into, options, folder, Path(scratch))
-    if outcome.failure is None and outcome.status == 0 and (into / "recording.json").exists():
-        return load(into)
+    if (into / "recording.json").exists():
+        recording = load(into)
+        if (outcome.failure is None and outcome.status == 0) or recording.run["rest"]:
+            return recording  # the steps are whole even if the process failed after them
     raise _explain(outcome, parsed, into)
 
 
@@ -131,7 +141,7 @@ def _follow(process: subprocess.Popen[bytes], into: Path, timeout_seconds: float
 
 @contextmanager
 def _terminal_at_its_end() -> Iterator[int]:
-    """A terminal of 80 columns on which nobody types: scripts ask it for its size, and whoever reads meets the end."""
+    """A terminal of 80 columns as stdin: scripts can ask its size, and reads meet the end of input."""
     try:
         ours, theirs = os.openpty()
     except OSError:
@@ -148,9 +158,9 @@ def _terminal_at_its_end() -> Iterator[int]:
 
 def _make_env(command: Command, python: Path) -> dict[str, str]:
     env = {**os.environ, **command.environment}
-    env["PYTHONHASHSEED"] = "0"  # the order of a set may decide what a script draws first
+    env["PYTHONHASHSEED"] = "0"  # the order of a set may decide the order of random draws
     env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    env["PYTHONUNBUFFERED"] = "1"  # what a killed script has said must not be lost
+    env["PYTHONUNBUFFERED"] = "1"  # keeps the output of a killed script
     if python.absolute() != Path(sys.executable).absolute():
         source = str(Path(portwright.__file__).resolve().parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (source, env.get("PYTHONPATH", ""))))
@@ -158,9 +168,9 @@ def _make_env(command: Command, python: Path) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: float) -> bool:
-    """Waits until the process ends; False when no step came for too long.
+    """Waits until the process ends; False when the next step took too long.
 
-    Until the script itself begins, and progress is there to be read, torch is being imported, which may take its time.
+    The wait for the first progress is longer, since torch is imported before.
     """
     last, since = b"", time.monotonic()
     while True:
@@ -178,14 +188,14 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: flo
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends what the script started, too: it is a session of its own."""
+    """Kills the script with the processes that it started, which share its session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 class _Tail:
-    """The end of what a script prints, however much that is."""
+    """Reads all that a script prints, and keeps the end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._chunks: deque[bytes] = deque(maxlen=64)
@@ -205,7 +215,7 @@ class _Tail:
 
 
 def _last_words(tail: str) -> str:
-    """The line that says most: the error of the last traceback, or else the last line."""
+    """The error line of the last traceback, or else the last line."""
     lines = [line for line in tail.splitlines() if line.strip()]
     starts = [n for n, line in enumerate(lines) if line.startswith("Traceback ")]
     for line in lines[starts[-1] + 1 :] if starts else ():
@@ -218,8 +228,11 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     progress = into / PROGRESS
     num_steps = int(progress.read_text() or 0) if progress.exists() else 0
     where = f"after {num_steps} recorded step(s)" if num_steps else "before its first step"
+    failed_at = into / FAILED_AT
+    line = failed_at.read_text(encoding="utf-8") if failed_at.exists() else ""
     last = _last_words(outcome.tail)
     shown = command.shown
+    is_refused = False
     if outcome.failure == "hung":
         message = f"'{shown}' made no step for too long, {where}; the last it said: {last}"
         cure = "Give a longer --timeout, or a command that trains at once on little data."
@@ -230,12 +243,16 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     elif "EOFError" in last:
         message = f"'{shown}' asks for input, and a recording has none to give: {last}"
         cure = "Give it its answers on the command line."
-    elif outcome.status == 0 or outcome.tail.endswith(NEVER_TRAINED):
-        message = f"'{shown}' ended without a single step of training."
-        cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
     elif outcome.tail.rpartition("\n")[2].startswith(MARK):
-        message, _, cure = outcome.tail.rpartition("\n")[2].removeprefix(MARK).partition(" | ")
+        is_refused = True
+        said, _, cure = outcome.tail.rpartition("\n")[2].removeprefix(MARK).partition(" | ")
+        message = f"'{shown}' cannot be recorded: {said}"
+    elif outcome.status == 0:
+        message = f"'{shown}' ended without a single step of training by PyTorch."
+        cure = "Give the command that trains: a step is an optimizer's step, or a backward where weights are set by hand."
     else:
-        message = f"'{shown}' failed {where}, with exit status {outcome.status}: {last}"
+        at = f" at {line}" if line else ""
+        message = f"'{shown}' failed {where}{at}, with exit status {outcome.status}: {last}"
         cure = "Run it alone from the same folder, and mend it first."
-    return ScriptFailed(message, cure, outcome.tail, num_steps)
+    tail = outcome.tail.rpartition("\n")[0] if is_refused else outcome.tail
+    return ScriptFailed(message, cure, tail, num_steps, line, is_refused)

@@ -1,7 +1,7 @@
-"""Finds which tensors of a port are which of the original's, across renames, other orders and other layouts.
+"""Matches the tensors of a port with the original's, across renames, other orders and other layouts.
 
-In the order of certainty: equal values that are no constants (unless they went round among the same names), equal names, parts of a fused tensor, and at last the
-likeliest alignment of what is left, by shape, name, neighbours and the order in which modules are called.
+In the order of certainty: equal values that are no constants (unless layers of the same names swapped their values), equal names,
+parts of a fused tensor, and last the likeliest alignment by shape, name, neighbours and the order of calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def match_tensors(originals: list[Known], ported: list[Known]) -> list[Link]:
 
 
 class _Matching:
-    """What is matched so far, and what is left of both sides."""
+    """The links found so far, and the unmatched tensors of both sides."""
 
     def __init__(self, originals: list[Known], ported: list[Known]) -> None:
         self.originals, self.ported = list(originals), list(ported)
@@ -86,59 +86,58 @@ class _Matching:
         for ours, theirs in groups.values():
             if not ours or not theirs:
                 continue
-            # Copies of one layer have equal weights: their numbers, or else their order, tell which is which.
+            # Copies of one layer have equal weights, so values alone do not decide.
             by: MatchedBy = "values" if len(ours) == 1 and len(theirs) == 1 else "order"
             for original, other in _pair_copies(ours, theirs):
                 layout = find_layout(original.values, other.values)
                 if layout is not None and original.kind == other.kind:
                     links.append(Link(original.name, (other.name,), layout, by))
-        self.add(self._in_turn(links))
+        self.add(self._undo_swaps(links))
 
-    def _in_turn(self, links: list[Link]) -> list[Link]:
-        """Values that changed places among the same names: the lines that make the layers stand in another order.
+    def _undo_swaps(self, links: list[Link]) -> list[Link]:
+        """Replaces links between layers that swapped values, because the port creates them in another order.
 
-        Each then drew what another one had drawn. The names decide, unless only the values keep the order of the calls,
-        as they do where names were exchanged.
+        Then names decide, unless only the links by value keep the order of the calls: there the names were swapped.
         """
         ours = {known.plain_names[0]: known for known in self.originals}
         theirs = {known.plain_names[0]: known for known in self.ported}
         mine = {link.original: self._known[link.original].plain_names[0] for link in links}
-        leads = {
+        moved_to = {
             mine[link.original]: self._theirs[link.ported[0]].plain_names[0]
             for link in links
             if link.by == "values"
         }
-        turned: dict[str, Link] = {}
-        for cycle in _cycles(leads):
+        unswapped: dict[str, Link] = {}
+        for cycle in _cycles(moved_to):
             by_name = {name: fits_by_shape(ours[name], theirs[name]) for name in cycle if name in theirs}
             if len(by_name) < len(cycle) or None in by_name.values():
                 continue
             calls = [ours[name].called for name in cycle]
-            if _keep_order(calls, [theirs[leads[name]].called for name in cycle]) and not _keep_order(
+            if _keep_order(calls, [theirs[moved_to[name]].called for name in cycle]) and not _keep_order(
                 calls, [theirs[name].called for name in cycle]
             ):
                 continue
             for name, layout in by_name.items():
                 if layout is not None:
-                    turned[name] = Link(ours[name].name, (theirs[name].name,), layout, "order")
-        return [turned.get(mine[link.original], link) for link in links]
+                    unswapped[name] = Link(ours[name].name, (theirs[name].name,), layout, "order")
+        return [unswapped.get(mine[link.original], link) for link in links]
 
 
-def _cycles(leads: dict[str, str]) -> Iterable[list[str]]:
-    """Names that lead to one another and back, each ring once; leads that go out of the names end nowhere."""
+def _cycles(moved_to: dict[str, str]) -> Iterable[list[str]]:
+    """The cycles of more than one name in a mapping of names, each once."""
     seen: set[str] = set()
-    for start in leads:
-        ring, name = [start], leads[start]
-        while name in leads and name not in ring and name not in seen:
-            ring.append(name)
-            name = leads[name]
-        if name == start and len(ring) > 1:
-            yield ring
-        seen.update(ring)
+    for start in moved_to:
+        cycle, name = [start], moved_to[start]
+        while name in moved_to and name not in cycle and name not in seen:
+            cycle.append(name)
+            name = moved_to[name]
+        if name == start and len(cycle) > 1:
+            yield cycle
+        seen.update(cycle)
 
 
 def _keep_order(calls: list[int], others: list[int]) -> bool:
-    """Whether both lists are sorted by the same order; never called (-1) says nothing."""
+    """Whether the same order sorts both lists; False if any module was never called (-1)."""
     if min(*calls, *others) < 0:
         return False
     return sorted(range(len(calls)), key=calls.__getitem__) == sorted(
@@ -153,7 +152,7 @@ def _layout_of(original: Known, other: Known) -> Layout | None:
 
 
 def _pair_copies(ours: list[Known], theirs: list[Known]) -> Iterable[tuple[Known, Known]]:
-    """By the order of their calls where all were called, or else by the numbers in their names, or their order."""
+    """Pairs equal tensors by the order of their calls, or else by the numbers in their names, or else as listed."""
     if all(known.called >= 0 for known in (*ours, *theirs)):
         return zip(sorted(ours, key=lambda k: k.called), sorted(theirs, key=lambda k: k.called), strict=False)
     left, right = {known.numbers: known for known in ours}, {known.numbers: known for known in theirs}

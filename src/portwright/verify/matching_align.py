@@ -1,4 +1,4 @@
-"""The likeliest alignment of tensors that neither values nor names decide."""
+"""Pairs tensors that neither values nor names match, by the likeliest alignment."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from portwright.verify.matching_known import Known, Link, Modules, in_order
 from portwright.verify.matching_layout import Layout, fits_by_shape
 from portwright.verify.recording import MatchedBy
 
-_MOST_ALIGNED = 4_000_000  # pairs; beyond, each takes the best that is left
+_MOST_ALIGNED = 4_000_000  # pairs; above that, the best pairs are taken one by one
 
-_CONTRADICTED = 20  # more than all else together: such a pair is made only when nothing else is left
+_CONTRADICTED = 20  # penalty above all other scores: such a pair is made only when nothing else is left
 
 Offers = dict[tuple[int, int], tuple[float, Layout]]
 
 
 def align(originals: list[Known], ported: list[Known], modules: Modules) -> list[Link]:
-    """Pairs in the order of the calls (or of registration), with the highest sum of what speaks for each pair."""
+    """Pairs tensors in the order of the calls (or of registration), with the highest total score."""
     ours, theirs = in_order(originals), in_order(ported)
     links: list[Link] = []
-    for _ in range(3):  # each round knows more modules than the one before
+    for _ in range(3):  # each round knows more pairs of modules than the last
         offers = _offers(ours, theirs, modules)
         if not offers:
             break
@@ -90,7 +90,7 @@ def _score(original: Known, ported: Known, layout: Layout, modules: Modules) -> 
 
 
 def _best_in_order(num_rows: int, num_columns: int, offers: Offers) -> list[tuple[int, int]]:
-    """The pairs of an alignment that keeps both orders and has the highest total."""
+    """The pairs of the alignment that keeps both orders and has the highest total score."""
     if num_rows * num_columns > _MOST_ALIGNED:
         return _greedy(offers)
     scores = np.zeros((num_rows, num_columns))

@@ -1,4 +1,4 @@
-"""Queries, keys and values (or a gate and its up-projection) that are one tensor here and several there."""
+"""Matches fused tensors with their parts, such as queries, keys and values, or a gate and its up-projection."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from portwright.verify.matching_known import Known, Link, Modules, in_order
 from portwright.verify.matching_layout import Layout
 from portwright.verify.recording import MatchedBy
 
-# In the order in which fused tensors have them.
+# The parts, in their order in fused tensors.
 _ROLES = (
     (r"q|query|queries", r"k|key|keys", r"v|value|values"),
     (r"q|query|queries", r"kv|key_value"),
     (r"gate", r"up"),
     (r"w1", r"w3"),
 )
-Fit = tuple[tuple[int, ...] | None, int]  # the turn that the port's tensors need, and an axis of the original
+Fit = tuple[tuple[int, ...] | None, int]  # permutation of the port's tensors, and an axis of the original
 _EDGE = r"(?:^|[._]|to_|w)"
 
 
 def match_rows(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
-    """Tensors whose values are, as they are, a run of rows or columns of one on the other side."""
+    """Links tensors whose values are a slice of rows or columns of one tensor on the other side."""
     yield from _joined_by_values(originals, ported)
     yield from _cut_by_values(originals, ported)
 
@@ -54,7 +54,7 @@ def _cut_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link
             for part in parts:
                 size = part.shape[axis] if permutation is None else part.shape[1 - axis]
                 cut = (axis, start, start + size)
-                if permutation is not None:  # of the port's tensor, which is turned before it is cut
+                if permutation is not None:  # axis of the port's tensor, which is permuted before it is cut
                     cut = (1 - axis, start, start + size)
                 yield Link(part.name, (whole.name,), Layout(permutation=permutation, cut=cut), "values")
                 start += size
@@ -64,7 +64,7 @@ def _cut_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link
 def _find_parts(
     whole: Known, parts: list[Known], axis: int, used: set[str]
 ) -> tuple[list[Known], tuple[int, ...] | None] | None:
-    """Parts that, one behind the other along an axis, are the whole; turned all alike, or none."""
+    """Parts that concatenate to the whole along an axis, all transposed or none; None if there are none."""
     if whole.is_constant or whole.kind != "parameter":
         return None
     for permutation in (None, (1, 0)) if len(whole.shape) == 2 else (None,):
@@ -77,7 +77,7 @@ def _find_parts(
             rows = [size for number, size in enumerate(whole.shape) if number != axis]
             if across == rows and values.shape[axis] < whole.shape[axis]:
                 fitting.append((part, values.detach().cpu()))
-        # Copies of one layer have the same values; the one of the same number is meant.
+        # Copies of one layer have the same values; prefer the one of the same number.
         fitting.sort(key=lambda item: item[0].numbers[:1] != whole.numbers[:1])
         chosen: list[Known] = []
         start = 0
@@ -100,7 +100,7 @@ def _find_parts(
 
 
 def match_fused(originals: list[Known], ported: list[Known], modules: Modules) -> list[Link]:
-    """Fused tensors by the names of their parts, where the values are others."""
+    """Links fused tensors by the names of their parts, where values differ."""
     originals, ported = in_order(originals), in_order(ported)
     links: list[Link] = []
     for whole, parts, (permutation, axis), by in _pair(originals, _groups(ported), modules, True):
@@ -122,7 +122,7 @@ def match_fused(originals: list[Known], ported: list[Known], modules: Modules) -
 
 
 def _groups(knowns: Sequence[Known]) -> list[list[Known]]:
-    """Sets of siblings that play the roles of a fused tensor's parts, in its order; all three before two of them."""
+    """Groups of siblings whose names mark them as parts of a fused tensor, in its order; larger groups first."""
     found: dict[tuple[str, str, int], dict[int, Known]] = {}
     for known in knowns:
         for family, roles in enumerate(_ROLES):
@@ -154,7 +154,7 @@ def _pair(
             near = modules.nearness(*pair)
             same = whole.numbers == first.numbers or whole.numbers[:1] == first.numbers[:1]
             offers.append((len(group), near + same, number, place, whole, group, fit))
-    # Among equally likely pairs the first goes with the first, in the order of the calls.
+    # Equally likely pairs are made in the order of the calls.
     offers.sort(key=lambda offer: (-offer[0], -offer[1], offer[2], offer[3]))
     for *_, whole, group, fit in offers:
         names = {whole.name, *(part.name for part in group)}
@@ -165,7 +165,7 @@ def _pair(
 
 
 def _fit(whole: Known, group: list[Known], parts_are_ported: bool) -> Fit | None:
-    """How parts make up a whole: the turn that the port's tensors need, and the axis (of the original) they lie along."""
+    """How parts make up a whole: the permutation of the port's tensors, and the axis (of the original) of the parts."""
     kinds = {known.leaf for known in (whole, *group)}
     if whole.kind != group[0].kind or len(kinds) > 1 or len({len(part.shape) for part in group}) > 1:
         return None
@@ -175,7 +175,7 @@ def _fit(whole: Known, group: list[Known], parts_are_ported: bool) -> Fit | None
     for permutation in ((1, 0), None) if turned else (None, (1, 0)):
         if permutation is not None and len(whole.shape) != 2:
             continue
-        # Both are looked at as the original has them: the port's side is the one that is turned.
+        # Compares shapes in the original's layout: the port's side is permuted.
         turn_whole = permutation is not None and not parts_are_ported
         turn_parts = permutation is not None and parts_are_ported
         shape = whole.shape[::-1] if turn_whole else whole.shape

@@ -1,4 +1,4 @@
-"""What is known of a tensor that is to be matched, and which modules were found to be each other's."""
+"""What is known of a tensor to be matched, and which modules correspond."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from portwright.verify.matching_layout import Layout
 from portwright.verify.recording import MatchedBy
 
-# What wrappers put into names; torch's, and those that scripts and our own runtime use around a whole model.
+# Words that wrappers add to names: torch's, and those for a whole model.
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 _OUTER = {"model", "net", "network", "module", "_model", "backbone"}
 _SAME_LEAF = {"gamma": "weight", "scale": "weight", "kernel": "weight", "w": "weight", "beta": "bias", "shift": "bias",
@@ -22,7 +22,7 @@ _SAME_LEAF = {"gamma": "weight", "scale": "weight", "kernel": "weight", "w": "we
 
 @dataclass(frozen=True)
 class Link:
-    """One of the original's tensors, and where its values are in the port."""
+    """One of the original's tensors, and the port's tensors that hold its values."""
 
     original: str
     ported: tuple[str, ...]
@@ -32,7 +32,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Known:
-    """A tensor of one of the two scripts, with what may tell which it is."""
+    """A tensor of one of the two scripts, with what helps to identify it."""
 
     name: str
     values: torch.Tensor
@@ -47,7 +47,7 @@ class Known:
 
     @cached_property
     def plain_names(self) -> list[str]:
-        """Its names without what wrappers add; the most certain first."""
+        """Its names without the words of wrappers; the most certain first."""
         found: dict[str, None] = {}
         for name in (self.name, *self.aliases):
             tokens = [token for token in name.split(".") if token not in _WRAPPERS]
@@ -81,7 +81,7 @@ class Known:
 
     @cached_property
     def fingerprint(self) -> int:
-        """Of the values in any order: equal ones are most certainly the same numbers."""
+        """A hash of the values that does not depend on their order."""
         return fingerprint(self.values)
 
     def has_values_of(self, other: Known) -> bool:
@@ -101,7 +101,7 @@ def fingerprint(values: torch.Tensor) -> int:
 
 
 def in_order(knowns: list[Known]) -> list[Known]:
-    """By when their modules are called; one that is never called by itself comes with the module around it."""
+    """Sorts by when modules are first called; one that is never called follows the module around it."""
     called = {known.module: known.called for known in knowns if known.called >= 0}
     if not called:
         return list(knowns)
@@ -117,7 +117,7 @@ def in_order(knowns: list[Known]) -> list[Known]:
 
 
 class Modules:
-    """Which modules of the port were found to be which of the original's, and so which folders of them."""
+    """Counts which modules of the port correspond to which of the original, and which parents of them."""
 
     def __init__(self) -> None:
         self._votes: dict[str, Counter[str]] = {}
@@ -129,14 +129,14 @@ class Modules:
             self._back.setdefault(theirs, Counter())[ours] += 1
 
     def agree(self, original: Known, ported: Known) -> bool | None:
-        """Whether their modules are each other's; None where nothing is known of either."""
+        """Whether their modules correspond; None where neither has been paired."""
         ours, theirs = self._votes.get(original.module), self._back.get(ported.module)
         if ours is None and theirs is None:
             return None
         return bool(ours and ours[ported.module])
 
     def nearness(self, original: Known, ported: Known) -> float:
-        """How many of the folders around them are each other's: 1 all, 0 none is known, -1 one is known to be another's."""
+        """Share of their parent modules that correspond: 1 all, 0 none is known, -1 one corresponds to another."""
         known, score = 0, 0.0
         for ours, theirs in _folders(original.module, ported.module):
             votes, back = self._votes.get(ours), self._back.get(theirs)
@@ -149,9 +149,9 @@ class Modules:
 
 
 def _folders(ours: str, theirs: str) -> set[tuple[str, str]]:
-    """Folders around two modules that would be each other's if the modules were.
+    """Pairs of parent modules that correspond if the two modules do.
 
-    They are compared up to each number, since a numbered layer may have another depth in the port.
+    Names are compared up to each number, since a numbered layer may have another depth in the port.
     """
     left, right = _numbered(ours), _numbered(theirs)
     pairs = set(zip(left, right, strict=False))

@@ -1,4 +1,4 @@
-"""How tensors of a port are laid out as one of the original's, and the way back."""
+"""Converts between the layouts of the port's tensors and of the original's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes put into another order, a part cut out, parts joined, and a shape: in that order, each of them optional."""
+    """Permute, cut, join, reshape: applied in this order to the port's tensors, each optional."""
 
     permutation: tuple[int, ...] | None = None  # of each ported tensor's axes
-    cut: tuple[int, int, int] | None = None  # along which axis, from, to
-    joined: int | None = None  # along which axis
-    shape: tuple[int, ...] | None = None  # of the original, where the numbers stand in the same order
+    cut: tuple[int, int, int] | None = None  # axis, start, stop
+    joined: int | None = None  # axis
+    shape: tuple[int, ...] | None = None  # of the original; the order of the values stays
 
     def to_original(self, ported: Sequence[torch.Tensor]) -> torch.Tensor:
         turned = [t if self.permutation is None else t.permute(self.permutation) for t in ported]
@@ -29,7 +29,7 @@ class Layout:
         return whole if self.shape is None else whole.reshape(self.shape)
 
     def set_ported(self, original: torch.Tensor, ported: Sequence[torch.Tensor]) -> None:
-        """Writes the original's values where they belong in the port's tensors."""
+        """Writes the original's values into the port's tensors."""
         views = [t if self.permutation is None else t.permute(self.permutation) for t in ported]
         if self.cut is not None:
             axis, start, stop = self.cut
@@ -61,7 +61,7 @@ SAME = Layout()
 
 
 class Shaped(Protocol):
-    """What tells how a tensor is laid out when its values do not."""
+    """A tensor whose layout is judged by shape and class."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -70,7 +70,7 @@ class Shaped(Protocol):
 
 
 def find_layout(original: torch.Tensor, ported: torch.Tensor) -> Layout | None:
-    """The layout in which the port's values are the original's; None where they are not in any that is tried."""
+    """The layout in which the port's values equal the original's; None if no permutation does."""
     if original.numel() != ported.numel():
         return None
     original, ported = original.to(torch.float64), ported.detach().to(torch.float64).cpu()
@@ -86,7 +86,7 @@ def find_layout(original: torch.Tensor, ported: torch.Tensor) -> Layout | None:
 
 
 def fits_by_shape(original: Shaped, ported: Shaped) -> Layout | None:
-    """The likeliest layout by shapes and classes alone: HuggingFace's Conv1D keeps a Linear's weight turned."""
+    """The likeliest layout by shapes and classes alone: HuggingFace's Conv1D stores a Linear's weight transposed."""
     ours, theirs = original.shape, ported.shape
     if prod(ours) != prod(theirs):
         return None

@@ -1,4 +1,4 @@
-"""Distances between two recordings, tensor by tensor and step by step; what they mean is decided elsewhere."""
+"""Measures the distances between two recordings, tensor by tensor and step by step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import numpy.typing as npt
 from portwright.verify.recording import Recording, Step, Tensor
 
 Quantity = Literal["loss", "gradient", "update", "buffer"]
+TELLING: tuple[Quantity, ...] = ("loss", "gradient")
 QUANTITIES: tuple[Quantity, ...] = ("loss", "gradient", "update", "buffer")
 Vector = npt.NDArray[np.float64]
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-# A tensor whose true gradient is zero (a bias before batch normalisation, a key's bias) holds rounding of the others.
-_SHARE_OF_ALL = 0.01
-_INFINITE = 1e300  # stays a number in JSON, and larger than any bound
+# Part of the norm of all gradients added to each scale: a true gradient of zero (a bias before batch norm) is all rounding.
+SHARE_OF_ALL = 0.01
+_INFINITE = 1e300  # larger than any bound, and still a number in JSON
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,15 @@ class Measure:
     distance: float
     original: float  # the loss, or the norm of the tensor
     ported: float
-    rounding: float = 0.0  # part of the distance that the storage of the values alone can make
+    rounding: float = 0.0  # part of the distance that storing the values can cause
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.original), abs(self.ported))
+
+    @property
+    def is_no_number(self) -> bool:
+        return not math.isfinite(self.original) and not math.isfinite(self.ported)
 
 
 def epsilon(dtype: str) -> float:
@@ -42,7 +51,7 @@ def epsilon(dtype: str) -> float:
 
 
 def measure(original: Recording, other: Recording) -> list[Measure]:
-    """All distances over the steps that both have, in the order of the steps."""
+    """All distances over the steps that both recordings have, in order."""
     count = min(len(original.steps), len(other.steps))
     typical_loss = statistics.median([abs(_total(s)) for s in original.steps[:count]] or [0.0])
     absent = set(other.missing)
@@ -60,7 +69,7 @@ def _total(step: Step) -> float:
 
 
 def _losses(mine: Step, theirs: Step, typical: float) -> Iterator[Measure]:
-    """One by one, or their sums where a script calls backward() once for what the other did in parts."""
+    """The worst distance of the losses of a step; sums are compared where the numbers of backward() calls differ."""
     if len(mine.losses) == len(theirs.losses):
         pairs = list(zip(mine.losses, theirs.losses, strict=True))
     else:
@@ -70,7 +79,7 @@ def _losses(mine: Step, theirs: Step, typical: float) -> Iterator[Measure]:
         if math.isfinite(a) and math.isfinite(b):
             scale = max(abs(a), abs(b), 0.01 * typical if math.isfinite(typical) else 0.0)
             distance = abs(a - b) / scale if scale else 0.0
-        else:  # the same kind of failure at the same step is the same computation
+        else:  # both NaN, or the same infinity: no distance
             distance = 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else _INFINITE
         if worst is None or distance > worst.distance:
             worst = Measure(mine.index, "loss", "", distance, a, b)
@@ -84,11 +93,11 @@ def _gradients(original: Recording, other: Recording, step: int, names: list[str
     for name, (a, b) in pairs.items():
         if a is None and b is None:
             continue
-        yield _vectors(step, "gradient", name, a, b, _SHARE_OF_ALL * whole)
+        yield _vectors(step, "gradient", name, a, b, SHARE_OF_ALL * whole)
 
 
 def _changes(original: Recording, other: Recording, step: int, tensors: list[Tensor]) -> Iterator[Measure]:
-    """What the step added to each weight: relative to the weights themselves a wrong learning rate would hide."""
+    """Compares what the step added to each tensor, since a wrong learning rate hardly shows in the weights themselves."""
     for tensor in tensors:
         name = tensor.name
         a, b = change(original, step, name), change(other, step, name)
@@ -118,13 +127,13 @@ def _vectors(
 
 
 def change(recording: Recording, step: int, name: str) -> Vector | None:
-    """The sketch of what a step added to a tensor, which is the difference of the sketches around it."""
+    """The sketch of what a step added to a tensor."""
     after, before = recording.sketch("weight", step, name), weights_before(recording, step, name)
     return None if after is None or before is None else after - before
 
 
 def weights_before(recording: Recording, step: int, name: str) -> Vector | None:
-    """The tensor as the step found it: after the last earlier step that recorded it, or initially."""
+    """The sketch before a step: after the last earlier step that recorded it, or initially."""
     for earlier in range(step - 1, 0, -1):
         found = recording.sketch("weight", earlier, name)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Where the steps of a port really ran, held against the target that its command asked for."""
+"""Compares where the steps of a port really ran with the target that its command asked for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from portwright.discover import find_targets
 from portwright.verify.recording import Recording
-
-_EMULATED = {"poptorch": "IPU"}
-# The device type that torch shows for a target that it knows itself.
-_TORCH_DEVICES = {"CPU": ("cpu",), "GPU": ("cuda", "xpu", "mps"), "HPU": ("hpu",)}
 
 
 @dataclass
 class Place:
-    """`on_target` is None where the command asked for no target: then the proof is about the machine that it ran on."""
+    """Where the steps ran; `on_target` is None where the command named no target."""
 
     target: str = ""
     on_target: bool | None = None
@@ -24,12 +21,13 @@ class Place:
 
 
 def find_place(ported: Recording) -> Place:
-    """What was asked, what was seen, and one sentence on what the proof is worth there."""
+    """Finds where the steps ran, with one sentence on what the proof is worth there."""
     devices = sorted({device.partition(":")[0] for step in ported.steps for device in step.devices})
     ran_on: dict[str, Any] = {"devices": devices, **ported.ran_on}
     target = ported.target.upper()
     if not target and ported.ran_on.get("vendor_calls"):
-        target = next((_EMULATED[p] for p in ported.ran_on.get("emulated") or () if p in _EMULATED), "")
+        lent = ported.ran_on.get("emulated") or ()
+        target = next((t.name for t in find_targets().values() if t.emulator in lent), "")
     shown = _words(devices)
     if not target:
         return Place(
@@ -38,8 +36,9 @@ def find_place(ported: Recording) -> Place:
             ran_on,
             f"Both scripts ran on this machine's {shown}: the proof is about what they compute there.",
         )
-    if target in _TORCH_DEVICES:
-        is_there = bool(devices) and all(d in _TORCH_DEVICES[target] for d in devices)
+    known = find_targets().get(target)
+    if known is not None and known.device_types:
+        is_there = bool(devices) and set(devices) <= set(known.device_types)
         says = (
             f"The port's steps ran on {shown}, as its command asks ({target})."
             if is_there
@@ -69,7 +68,7 @@ def find_place(ported: Recording) -> Place:
 
 
 def _emulated(ported: Recording, target: str, ran_on: dict[str, Any]) -> Place:
-    """Every step must have been made by the executor: one on the host is a wrapper that got lost."""
+    """The place of an emulated port, whose executor must have made every step."""
     title = _words(ported.ran_on["emulated"].values())
     made = sum((ported.ran_on.get("vendor_calls") or {}).values())
     if made >= len(ported.steps) > 0:

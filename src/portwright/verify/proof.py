@@ -1,4 +1,4 @@
-"""The proof: a verdict with everything that it rests on, as data."""
+"""The proof: a verdict with all its evidence, as data."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from portwright.verify.measure import QUANTITIES
 from portwright.verify.place import Place
 
 FORMAT = 1
+Verdict = Literal["equal", "different", "cannot tell"]
 Settled = Literal["identical", "dtype", "noise", "float64"]
 
 
 @dataclass
 class Proof:
-    """What `portwright verify` found. `equal` alone is not enough: `is_good` also asks where the port ran.
+    """What `portwright verify` found. `is_good` also requires that the port ran on its target.
 
-    `settled_by` says what decided that distances count as rounding: none were seen (identical), the dtype's tolerance, the
+    `settled_by` says why the runs count as equal: no distances (identical), the dtype's tolerance, the
     measured noise of the original, or a repetition of both runs in float64.
     """
 
-    equal: bool
+    verdict: Verdict
     steps: int
     asked_steps: int
     first_difference: Difference | None
     commands: dict[str, str]
     losses: dict[str, list[list[float]]]
-    distances: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # worst of each quantity in each step, with its bound
-    worst: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each quantity over all steps
+    # the worst distance of each quantity in each step, with its bound
+    distances: list[dict[str, Any]] = field(default_factory=list)
+    worst: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same over all steps
+    unsure: str = ""  # the reason for the verdict "cannot tell"
+    bound: float | None = None  # the largest relative distance that would have counted as equal
+    bound_quantity: str = ""  # its quantity
+    nothing_ported: bool = False  # both programs ran the same files
     settled_by: Settled | None = None
-    float64: dict[str, Any] | None = None  # the same worst distances when both were run in float64
+    float64: dict[str, Any] | None = None  # worst distances of the repetition in float64
     matches: list[dict[str, Any]] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -52,8 +56,13 @@ class Proof:
     scripts: dict[str, dict[str, str]] = field(default_factory=dict)  # path and sha256 of each
     optimizers: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    beyond_steps: list[dict[str, Any]] = field(default_factory=list)  # as `compare_run.Part`
     bisected: dict[str, Any] | None = None
     front_end: dict[str, Any] | None = None  # what the vendor's own front end said of the ported step
+
+    @property
+    def equal(self) -> bool:
+        return self.verdict == "equal"
 
     @property
     def is_good(self) -> bool:
@@ -68,7 +77,12 @@ class Proof:
         rows: dict[str, Any] = {
             "format": FORMAT,
             "portwright": __version__,
+            "verdict": self.verdict,
             "equal": self.equal,
+            "why_unsure": self.unsure or None,
+            "bound": self.bound,
+            "bound_quantity": self.bound_quantity or None,
+            "nothing_ported": self.nothing_ported,
             "is_proof": self.is_good,
             "steps": self.steps,
             "asked_steps": self.asked_steps,
@@ -84,6 +98,7 @@ class Proof:
             "settled_by": self.settled_by,
             "tolerances": self.worst,
             "distances": self.distances,
+            "beyond_steps": self.beyond_steps,
             "noise": self.noise,
             "float64": self.float64,
             "matches": self.matches,
@@ -105,20 +120,20 @@ class Proof:
 
 
 def worst_by_step(comparison: Comparison) -> list[dict[str, Any]]:
-    """For each step and quantity the distance that takes most of its bound."""
+    """For each step and quantity the distance with the largest share of its bound."""
     rows = []
     for step in range(1, comparison.steps + 1):
         for quantity in QUANTITIES:
-            held = comparison.worst(quantity, step)
-            if held is not None:
+            checked = comparison.worst(quantity, step)
+            if checked is not None:
                 rows.append(
                     {
                         "step": step,
                         "quantity": quantity,
-                        "name": held.measure.name,
-                        "distance": held.measure.distance,
-                        "bound": held.bound.value,
-                        "decided_by": held.bound.decided_by,
+                        "name": checked.measure.name,
+                        "distance": checked.measure.distance,
+                        "bound": checked.bound.value,
+                        "decided_by": checked.bound.decided_by,
                     }
                 )
     return rows
@@ -128,14 +143,14 @@ def worst_of_all(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """For each quantity the step and tensor that came nearest to its bound."""
     rows: dict[str, dict[str, Any]] = {}
     for quantity in QUANTITIES:
-        held = comparison.worst(quantity)
-        if held is not None:
+        checked = comparison.worst(quantity)
+        if checked is not None:
             rows[quantity] = {
-                "worst_distance": held.measure.distance,
-                "bound": held.bound.value,
-                "decided_by": held.bound.decided_by,
-                "step": held.measure.step,
-                "name": held.measure.name,
-                "compared": sum(h.measure.quantity == quantity for h in comparison.held),
+                "worst_distance": checked.measure.distance,
+                "bound": checked.bound.value,
+                "decided_by": checked.bound.decided_by,
+                "step": checked.measure.step,
+                "name": checked.measure.name,
+                "compared": sum(h.measure.quantity == quantity for h in comparison.checked),
             }
     return rows

@@ -1,35 +1,27 @@
-"""A proof as one HTML page: nothing fetched, no script, readable in light and dark and on paper."""
+"""Renders a proof as one HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
-from importlib.resources import files
+import math
 from pathlib import Path
 from typing import Any
 
-from portwright import __version__
-from portwright.job.atomic import atomic_write_text
-from portwright.verify.difference import Difference, count
-from portwright.verify.proof import Proof
-from portwright.verify.proof_charts import distance_panel, loss_curves
-from portwright.verify.proof_text import (
-    SETTLED,
-    dropout_words,
-    front_end_words,
-    matched_words,
-    subject,
-    values_words,
-)
+from markupsafe import Markup
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+from portwright.job.atomic import atomic_write_text
+from portwright.report.page import render_page
+from portwright.report.svg import Chart, round_values
+from portwright.verify import proof_text
+from portwright.verify.difference import Difference
+from portwright.verify.proof import Proof
+
 _PANELS = {
     "loss": "loss",
     "gradient": "gradients, the worst parameter of each step",
     "update": "updates of the weights, the worst parameter",
     "buffer": "buffers, the worst",
 }
-_MOST_MATCHES = 400
+_FLOOR = 1e-17  # distances below are shown as zero
 
 
 def write_page(proof: Proof, path: Path) -> None:
@@ -37,202 +29,93 @@ def write_page(proof: Proof, path: Path) -> None:
 
 
 def make_page(proof: Proof) -> str:
-    """The page as text: the verdict first, then the curves, the distances, the matches and what was run."""
-    style = files(__package__).joinpath("proof.css").read_text(encoding="utf-8")
-    title, kind, summary = _verdict(proof)
-    parted = proof.first_difference.step if proof.first_difference else None
-    sections = [
-        _difference(proof.first_difference, proof) if proof.first_difference else "",
-        _section(
-            "Loss of each step",
-            '<p class="legend"><span class="key original"></span>original <span class="key ported"></span>port'
-            f"{' <span class=key-parted></span>where they part' if parted else ''}</p>"
-            + loss_curves(proof.losses, parted),
-        ),
-        _distances(proof),
-        _matches(proof),
-        _front_end(proof),
-        _conditions(proof),
-    ]
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header class="{kind}">
-<p class="small">portwright verify</p>
-<h1>{escape(title)}</h1>
-<p>{escape(summary)}</p>
-<p class="small">{escape(proof.place.says)}</p>
-</header>
-<main>
-{"".join(sections)}
-</main>
-<footer class="small">Made by portwright {escape(__version__)}. Distances are relative, between linear sketches of whole tensors.</footer>
-</body>
-</html>
-"""
+    title, summary = _verdict(proof)
+    found, asked = proof.first_difference, proof.front_end
+    return render_page(
+        "proof.html.j2",
+        proof=proof,
+        headline=title,
+        summary=summary,
+        values=(proof_text.values_words(found) or _sides(found)) if found else "",
+        curves=_loss_curves(proof.losses, found.step if found else None),
+        panels=[chart for quantity in _PANELS if (chart := _distances(proof.distances, quantity))],
+        matched=proof_text.matched_words(proof.matches),
+        asked=proof_text.front_end_words(asked) if asked else "",
+        dropout=proof_text.dropout_words(proof) if proof.dropout == "off" else "drawn alike in both",
+    )
 
 
-def _verdict(proof: Proof) -> tuple[str, str, str]:
+def _verdict(proof: Proof) -> tuple[str, str]:
     if proof.place.on_target is False:
+        says = proof_text.headline(proof)
         return (
             "Not a proof",
-            "bad",
-            f"The two runs are {'equal' if proof.equal else 'not equal'}, but elsewhere than asked.",
+            f"The two runs were made elsewhere than asked. Their comparison there says: {says}.",
         )
     if proof.equal:
-        title = f"Equal over {count(proof.steps, 'step')}"
-        settled = SETTLED[proof.settled_by or "dtype"]
-        return title, "good", f"{settled[0].upper()}{settled[1:]}."
-    found = proof.first_difference
-    where = f" at step {found.step}: {subject(found)}" if found else ""
-    return f"Not equal{where}", "bad", found.reason if found else ""
+        return _sentence(
+            proof_text.headline(proof)
+        ), f"{_sentence(proof_text.SETTLED[proof.settled_by or 'dtype'])}."
+    if proof.first_difference is not None:
+        return _sentence(proof_text.headline(proof)), proof.first_difference.reason
+    return "Cannot tell", _sentence(proof.unsure)
 
 
-def _section(heading: str, body: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{body}</section>\n"
-
-
-def _difference(found: Difference, proof: Proof) -> str:
-    rows = [
-        ("step", str(found.step)),
-        ("quantity", found.quantity + (f", {found.option}" if found.option else "")),
-        ("parameter", found.parameter or "none concerned"),
-        ("module", found.module),
-        ("values", values_words(found) or _sides(found)),
-        ("diagnosis", found.diagnosis),
-        (
-            "decided by",
-            {"dtype": "tolerance of the dtype", "noise": "measured noise"}.get(
-                found.decided_by, found.decided_by
-            ),
-        ),
-        ("place", found.line),
-        ("likely rule", f"{found.rule}, {found.rule_reason}" if found.rule else None),
-        ("bisected", proof.bisected["says"] if proof.bisected else None),
-        ("also there", _others(found)),
-    ]
-    return _section("Where they part", _table([(name, value) for name, value in rows if value]))
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _sides(found: Difference) -> str:
-    if isinstance(found.original, (list, dict)) or found.original is None:
+    if found.original is None or isinstance(found.original, list | dict):
         return ""
     return f"{found.original} in the original, {found.ported} in the port"
 
 
-def _others(found: Difference) -> str:
-    others = [name for name in found.parameters if name != found.parameter]
-    return (
-        f"{', '.join(others[:6])}{f' and {len(others) - 6} more' if len(others) > 6 else ''}"
-        if others
-        else ""
-    )
+def _loss_curves(losses: dict[str, list[list[float]]], parted_at: int | None) -> Markup | None:
+    """Draws the original's curve wide and the port's narrow on top, so that both are seen where they agree."""
+    curves = {
+        who: [math.fsum(step) if step and all(map(math.isfinite, step)) else None for step in steps]
+        for who, steps in losses.items()
+    }
+    values = [value for curve in curves.values() for value in curve if value is not None]
+    if not values:
+        return None
+    low, high = min(values), max(values)
+    pad = 0.06 * (high - low) or 0.5
+    chart = Chart("loss of each step in both runs", max(map(len, curves.values())), low - pad, high + pad)
+    chart.grid(round_values(chart.low, chart.high), lambda value: f"{value:.4g}")
+    if parted_at is not None and 1 <= parted_at <= chart.steps:
+        chart.line([(parted_at, chart.low), (parted_at, chart.high)], "parted")
+    for who, radius in (("original", 5), ("ported", 2.5)):
+        run: list[tuple[float, float]] = []
+        for step, value in enumerate([*curves.get(who, []), None], 1):
+            if value is not None:
+                run.append((step, value))
+                if chart.steps <= 100:
+                    chart.dot(step, value, who, f"step {step}: {value:.8g}", radius)
+            elif run:  # a step without a finite loss is a gap
+                chart.line(run, who)
+                run = []
+    return chart.finish()
 
 
-def _distances(proof: Proof) -> str:
-    panels = "".join(distance_panel(proof.distances, quantity, label) for quantity, label in _PANELS.items())
-    if not panels:
-        return ""
-    rows = "".join(
-        f"<tr><th scope=row>{escape(quantity)}</th><td class=num>{row['worst_distance']:.2e}</td><td class=num>{row['bound']:.2e}</td>"
-        f"<td>{'measured noise' if row['decided_by'] == 'noise' else 'dtype'}</td><td class=num>{row['step']}</td>"
-        f"<td><code>{escape(row['name'] or '—')}</code></td><td class=num>{row['compared']:,}</td></tr>"
-        for quantity, row in proof.worst.items()
-    )
-    numbers = {"worst distance", "bound", "step", "compared"}
-    head = "".join(
-        f"<th scope=col{' class=num' if h in numbers else ''}>{h}</th>"
-        for h in ("", "worst distance", "bound", "bound from", "step", "tensor", "compared")
-    )
-    noise = ""
-    if proof.noise:
-        noise = (
-            f"<p class=small>Bounds from measured noise are {proof.noise['factor']:g} times what the original itself moved when its "
-            f"initial weights were off by {proof.noise['relative']:.1e}.</p>"
-        )
-    if proof.float64:
-        worst = ", ".join(f"{q} {row['worst_distance']:.1e}" for q, row in proof.float64.items())
-        noise += f"<p class=small>Both runs repeated in float64: worst distances {escape(worst)}.</p>"
-    return _section(
-        "Distance of each step from the original, and its bound",
-        f'<div class="panels">{panels}</div><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{noise}',
-    )
-
-
-def _matches(proof: Proof) -> str:
-    if not proof.matches:
-        return ""
-    rows = "".join(
-        f"<tr><td><code>{escape(m['original'])}</code></td><td><code>{escape(', '.join(m['ported']))}</code></td>"
-        f"<td>{escape(m['layout'])}</td><td>{escape(m['by'])}</td><td>{escape(m['initial'])}</td></tr>"
-        for m in proof.matches[:_MOST_MATCHES]
-    )
-    head = "".join(
-        f"<th scope=col>{h}</th>" for h in ("original", "port", "layout", "matched by", "initial values")
-    )
-    rest = len(proof.matches) - _MOST_MATCHES
-    more = f"<p class=small>{rest} more are in the JSON.</p>" if rest > 0 else ""
-    left = "".join(
-        f"<p class=small>{words}: {escape(', '.join(names))}.</p>"
-        for words, names in (("Only in the original", proof.missing), ("Only in the port", proof.unmatched))
-        if names
-    )
-    return _section(
-        "Tensors of both",
-        f"<p>{escape(matched_words(proof.matches))}.</p>{left}<details><summary>All {len(proof.matches)} matches</summary>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</details>',
-    )
-
-
-def _front_end(proof: Proof) -> str:
-    if proof.front_end is None:
-        return _section(
-            "The vendor's front end", "<p>Was not asked: this proof is about what the code computes.</p>"
-        )
-    verdict = {k: v for k, v in proof.front_end.items() if k != "details" and v not in ("", None)}
-    words = f"<p>{escape(front_end_words(proof.front_end))}.</p>"
-    return _section(
-        "The vendor's front end", words + _table([(k.replace("_", " "), str(v)) for k, v in verdict.items()])
-    )
-
-
-def _conditions(proof: Proof) -> str:
-    rows: list[tuple[str, Any]] = []
-    for who in ("original", "ported"):
-        script = proof.scripts.get(who, {})
-        versions = ", ".join(f"{k} {v}" for k, v in proof.versions.get(who, {}).items())
-        rows += [
-            (f"{who}: command", proof.commands.get(who, "")),
-            (
-                f"{who}: script",
-                f"sha256 {script['sha256']}" if "sha256" in script else script.get("module", ""),
-            ),
-            (f"{who}: versions", versions),
-            (f"{who}: optimizer", ", ".join(proof.optimizers.get(who, []))),
-        ]
-    rows += [
-        ("steps", f"{proof.steps} of {proof.asked_steps} asked for"),
-        ("seed", str(proof.seed)),
-        ("dropout", dropout_words(proof) if proof.dropout == "off" else "drawn alike in both"),
-        ("target asked for", proof.place.target or "none"),
-        ("ran on", ", ".join(proof.place.ran_on.get("devices", []))),
-    ]
-    notes = "".join(f"<pre>{escape(note)}</pre>" for note in proof.notes)
-    return _section(
-        "What was run", _table([row for row in rows if row[1]]) + (f"<h3>Notes</h3>{notes}" if notes else "")
-    )
-
-
-def _table(rows: Sequence[tuple[str, Any]]) -> str:
-    body = "".join(f"<tr><th scope=row>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in rows)
-    return f"<table class=facts><tbody>{body}</tbody></table>"
+def _distances(rows: list[dict[str, Any]], quantity: str) -> Chart | None:
+    """Charts one quantity on a logarithmic scale: its worst distance in each step as dots, its bound as a line."""
+    rows = [row for row in rows if row["quantity"] == quantity]
+    if not rows:
+        return None
+    shown = [d for row in rows for d in (row["distance"], row["bound"]) if d > _FLOOR]
+    low = math.floor(math.log10(min(shown, default=1e-8))) - 1
+    high = math.ceil(math.log10(min(max(shown, default=1.0), 1e6))) + 1
+    chart = Chart(_PANELS[quantity], max(row["step"] for row in rows), low, high)
+    powers = range(low + 1, high + 1, max(1, (high - low) // 5))
+    chart.grid([low, *powers], lambda power: "0" if power == low else f"1e{power}")
+    bounds = [(row["step"], min(high, math.log10(max(row["bound"], 10.0**low)))) for row in rows]
+    chart.line([(bounds[0][0], high), *bounds, (bounds[-1][0], high)], "beyond", "polygon")
+    chart.line(bounds, "bound")
+    for row in rows:
+        power = min(float(high), math.log10(row["distance"])) if row["distance"] > _FLOOR else low
+        name = f", {row['name']}" if row["name"] else ""
+        title = f"step {row['step']}{name}: {row['distance']:.3g} of {row['bound']:.3g} ({row['decided_by']})"
+        chart.dot(row["step"], power, "bad" if row["distance"] > row["bound"] else "within", title, 3.2)
+    return chart

@@ -1,4 +1,4 @@
-"""A proof in a few lines for people."""
+"""Renders a proof as a few lines of text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from portwright.verify.difference import Difference, count, number
 from portwright.verify.proof import Proof
 
 SETTLED = {
-    "identical": "every number is the same, bit for bit as far as it was recorded",
+    "identical": "every number is the same",
     "dtype": "distances are within the rounding of the dtype",
     "noise": "distances are within what one rounding in the weights does to the original itself",
     "float64": "distances are rounding: in float64 both runs agree",
 }
+_ONE = {"loss": "a loss", "gradient": "a gradient", "update": "an update", "buffer": "a buffer's change"}
 _NAMES = {"loss": "loss", "gradient": "gradients", "update": "updates", "buffer": "buffers"}
 
 
 def render(proof: Proof) -> str:
-    """The verdict first, then what it rests on."""
-    lines = _equal(proof) if proof.equal else _different(proof)
+    """The verdict first, then its evidence."""
+    lines = _different(proof) if proof.first_difference else _agreeing(proof)
+    lines += beyond_lines(proof)
     if proof.place.on_target is False:
         lines.insert(0, f"NOT A PROOF: {proof.place.says}")
     elif proof.place.says:
@@ -31,7 +33,7 @@ def render(proof: Proof) -> str:
 
 
 def front_end_words(verdict: dict[str, Any]) -> str:
-    """What the vendor's front end said to the port's step, in its own words where it refused."""
+    """The verdict of the vendor's front end on the port's step."""
     who = f"{str(verdict.get('target', '')).upper()} {verdict.get('sdk', '')}".strip()
     if verdict.get("accepted"):
         return f"{who} lowers the port's step ({verdict.get('ops', 0):,} ops); nothing ran on such a machine"
@@ -39,8 +41,42 @@ def front_end_words(verdict: dict[str, Any]) -> str:
     return f"{who} refuses it in {verdict.get('stage', 'a stage')}: {verdict.get('words', '')}{cure}"
 
 
-def _equal(proof: Proof) -> list[str]:
-    lines = [f"equal over {count(proof.steps, 'step')}: {SETTLED[proof.settled_by or 'dtype']}"]
+def beyond_lines(proof: Proof) -> list[str]:
+    """What was compared outside the steps, and what was not seen."""
+    lines = [
+        f"  {p['what']}: {p['state']}, {p['says']}" for p in proof.beyond_steps if p["state"] != "not seen"
+    ]
+    unseen = [p["what"] for p in proof.beyond_steps if p["state"] == "not seen"]
+    return lines + ([f"  not seen in {count(proof.steps, 'step')}: {', '.join(unseen)}"] if unseen else [])
+
+
+def headline(proof: Proof) -> str:
+    """The verdict with its largest bound, or with the first difference."""
+    found = proof.first_difference
+    if found is not None and found.quantity == "crash":
+        when = f"after {count(found.step - 1, 'step')}" if found.step > 1 else "before its first step"
+        return f"different: the port fails {when}{f', at {found.line}' if found.line else ''}"
+    if found is not None and found.quantity == "run":
+        return f"different beside the {count(proof.steps, 'step')}: {found.reason.partition(':')[0]}"
+    if found is not None:
+        return f"different: they part at step {found.step}, {subject(found)}"
+    if not proof.equal:
+        return f"cannot tell: {proof.unsure}"
+    if proof.settled_by == "identical":
+        text = f"equal over {count(proof.steps, 'step')}, bit for bit as far as it was recorded"
+    else:
+        text = f"equal over {count(proof.steps, 'step')}; largest bound {proof.bound:.2g} of {_ONE[proof.bound_quantity]}"
+    return text + (
+        ", and nothing was ported: both programs ran the same files" if proof.nothing_ported else ""
+    )
+
+
+def _agreeing(proof: Proof) -> list[str]:
+    lines = [headline(proof)]
+    if not proof.worst:
+        return lines
+    if proof.equal:
+        lines.append(f"  {SETTLED[proof.settled_by or 'dtype']}")
     lines.append(f"  loss {show_losses(proof, 0)} to {show_losses(proof, -1)}")
     lines += [_distance_line(quantity, row) for quantity, row in proof.worst.items()]
     if proof.settled_by == "float64" and proof.float64:
@@ -65,7 +101,7 @@ def _distance_line(quantity: str, row: dict[str, Any]) -> str:
 
 
 def show_losses(proof: Proof, place: int) -> str:
-    # The second of two optimizers has a step of its own, without a backward pass.
+    # The second of two optimizers makes its own step, without a loss.
     steps = [losses for losses in proof.losses["original"][: proof.steps] if losses]
     return "+".join(number(v) for v in steps[place]) if steps else "none"
 
@@ -91,19 +127,18 @@ def matched_words(matches: list[dict[str, Any]]) -> str:
 
 def _different(proof: Proof) -> list[str]:
     found = proof.first_difference
-    if found is None:
-        return [f"not equal over {count(proof.steps, 'step')}"]
-    lines = [f"not equal: they part at step {found.step}, {subject(found)}", f"  {found.reason}"]
+    assert found is not None
+    lines = [headline(proof), f"  {found.reason}"]
     values = values_words(found)
     if values:
         lines.append(f"  {values}")
-    if found.line:
+    if found.line and found.quantity != "crash":
         lines.append(f"  at {found.line}")
     if found.rule:
         lines.append(f"  likely rule: {found.rule}{f', {found.rule_reason}' if found.rule_reason else ''}")
     if proof.bisected:
         lines.append(f"  bisected: {proof.bisected['says']}")
-    if proof.steps and found.step > 1:
+    if proof.steps and found.step > 1 and found.quantity != "run":
         lines.append(f"  the {count(found.step - 1, 'step')} before agree")
     return lines
 
@@ -124,6 +159,7 @@ def subject(found: Difference) -> str:
         "update": f"update{name}",
         "buffer": f"buffer {found.parameter}",
         "steps": "the number of steps",
+        "run": "what is beside the steps",
     }
     return words[found.quantity]
 

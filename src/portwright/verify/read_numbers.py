@@ -1,4 +1,4 @@
-"""Numbers that a script read from a tensor, and what it computed of them: they remember the tensor."""
+"""Numbers that remember the tensor from which a script read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from portwright.graph.graph import Place
+from portwright.watching.place import Place
 
 _UNARY = ("__neg__", "__abs__", "__pos__")
 _BINARY = tuple(
@@ -18,22 +18,22 @@ _BINARY = tuple(
 
 
 class ReadNumber:
-    """Mixed into a number; nothing but arithmetic passes it on, so a number that is only printed is forgotten."""
+    """Mixin for a number read from `source`; arithmetic passes the source on to its results."""
 
     source: Tensor
     place: Place | None
 
 
 class ReadFloat(ReadNumber, float):
-    """A float that `item` gave."""
+    """A float read by `item`."""
 
 
 class ReadInt(ReadNumber, int):
-    """An int that `item` gave."""
+    """An int read by `item`."""
 
 
 def follow_number(value: Any, source: Tensor, place: Place | None) -> Any:
-    """The same number, that remembers where it is from; anything that is no number is returned as it is."""
+    """The number with its source attached; a value that is no number is returned unchanged."""
     if type(value) not in (float, int):
         return value
     number: ReadFloat | ReadInt = ReadFloat(value) if type(value) is float else ReadInt(value)
@@ -42,7 +42,7 @@ def follow_number(value: Any, source: Tensor, place: Place | None) -> Any:
 
 
 def iter_read_numbers(value: Any) -> Iterator[ReadNumber]:
-    """Such numbers among arguments."""
+    """Numbers with a source among arguments."""
     if isinstance(value, ReadNumber):
         yield value
     elif isinstance(value, Mapping):

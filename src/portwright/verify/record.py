@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import sys
 import traceback
@@ -17,51 +18,65 @@ import torch
 import portwright
 from portwright.discover import peek_target
 from portwright.emulate import PACKAGES, is_emulated, lend
-from portwright.verify.hooks import install
-from portwright.verify.hooks_dtype import hook_float64, widen
-from portwright.verify.hooks_float64 import compute_in_float64
-from portwright.verify.hooks_poptorch import count_real, record_emulated, when_lent
+from portwright.job.main_script import run_as_main
+from portwright.verify.hooks import install, is_users
+from portwright.verify.hooks_dtype import compute_in_float64, hook_float64, widen
+from portwright.verify.hooks_poptorch import count_real, record_emulated, record_when_loaded
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
-from portwright.verify.launch import NEVER_TRAINED, PROGRESS
-from portwright.verify.record_data import hook_loaders
+from portwright.verify.launch import FAILED_AT, PROGRESS
+from portwright.verify.record_data import Loading, hook_loaders
 from portwright.verify.record_links import Links
 from portwright.verify.record_names import Names
 from portwright.verify.record_refusal import refuse
-from portwright.verify.record_script import run_as_main
+from portwright.verify.record_rest import speed_up_clocks
+from portwright.verify.record_run import describe_run, describe_schedulers, hook_run
 from portwright.verify.record_seeds import Streams
 from portwright.verify.record_steps import Watch
 from portwright.verify.recording import Recording, Tensor
 
+_OTHER_FRAMEWORKS = {"tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet", "paddle": "PaddlePaddle"}
+
 
 def main() -> NoReturn:
     options, words = _parse(sys.argv[1:])
-    options.folder = Path.cwd()  # the script may go elsewhere
-    _settle_torch()
+    options.folder = Path.cwd()  # the script may change the working directory
+    _make_deterministic()
     streams = Streams(options.seed)
     links = Links(streams, options.against, options.perturb)
-    watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words), options.steps)
+    watch = Watch(Names(), streams, links, lambda: _step_done(watch, options, words, loading), options.steps)
     install(watch, options.dropout == "off")
-    hook_loaders(watch, widen if options.dtype == "float64" else None)
+    loading = hook_loaders(watch, widen if options.dtype == "float64" else None)
     _watch_vendor(watch, options)
-    hook_portwright(options.scratch)
+    hook_run(watch)
+    hook_portwright(watch, options.scratch)
     hook_processes(watch)
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
         compute_in_float64()
     if options.dtype == "float64":
         hook_float64()
+    watch.rest.hook_printing()
+    if options.perturb:
+        speed_up_clocks()
     streams.start("process")
     streams.guard_seeding()
     (options.into / PROGRESS).write_text("0")
     status, ended = 0, "script ended"
+    ours = set(sys.modules)
     try:
         run_as_main(words)
     except SystemExit as stop:
         status, ended = _exit_status(stop), f"script ended with {stop.code!r}"
+        if status:
+            _note_line(stop.__cause__ or stop, options.into)
     except BaseException as error:
         status, ended = 1, f"{type(error).__name__}: {error}"
+        _note_line(error, options.into)
         _print_error(error)
+    if watch.rest.is_on:
+        watch.rest.failure, watch.rest.is_over = ended if status else "", True
+        _finish(watch, options, words, "steps", 0, loading)
     watch.end_script()
     if not watch.steps and not status:
         sys.stdout.flush()
@@ -75,9 +90,14 @@ def main() -> NoReturn:
                 f"the script trained on a vendor's device ({_counted(watch.vendor_calls)}), where a recorder on the host sees no step.",
                 "Verify under the vendor's rules instead: portwright verify ... --emulate ipu.",
             )
-        print(NEVER_TRAINED, file=sys.stderr)
-        status = 1
-    _finish(watch, options, words, ended, status)
+        others = [title for name, title in _OTHER_FRAMEWORKS.items() if name in set(sys.modules) - ours]
+        if others:
+            refuse(
+                f"it imports {' and '.join(others)} and updated no weight of PyTorch; {others[0]} is not recorded, and "
+                "verify compares PyTorch programs.",
+                "Compare the losses that both programs print.",
+            )
+    _finish(watch, options, words, ended, status, loading)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -96,10 +116,10 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _watch_vendor(watch: Watch, options: argparse.Namespace) -> None:
-    """Lends the emulator that was asked for, and records its steps; else counts those of a vendor's real package."""
+    """Loads the emulator that was asked for and records its steps; else counts the steps of a vendor's real package."""
     if not options.emulate:
         count_real(watch)
-        when_lent(watch)
+        record_when_loaded(watch)
         return
     if options.dtype == "float64":
         refuse("an IPU has no float64.", "Nothing: what float64 would have settled stays open.")
@@ -107,8 +127,8 @@ def _watch_vendor(watch: Watch, options: argparse.Namespace) -> None:
     record_emulated(watch)
 
 
-def _settle_torch() -> None:
-    """One thread and the algorithms that repeat, whatever the script says later."""
+def _make_deterministic() -> None:
+    """Fixes one thread and deterministic algorithms, even if the script sets others."""
     torch.set_num_threads(1)
     torch.set_num_threads = lambda nthreads: None
     choose = torch.use_deterministic_algorithms
@@ -117,10 +137,18 @@ def _settle_torch() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _step_done(watch: Watch, options: argparse.Namespace, words: list[str]) -> None:
+def _step_done(watch: Watch, options: argparse.Namespace, words: list[str], loading: Loading) -> None:
     (options.into / PROGRESS).write_text(str(len(watch.steps)))
-    if len(watch.steps) >= options.steps:
-        _finish(watch, options, words, "steps", 0)
+    if len(watch.steps) < options.steps:
+        return
+    # these steps come from no loop of the script, whose epochs could be shortened
+    if watch.inputs is not None or options.emulate or watch.vendor_calls:
+        _finish(watch, options, words, "steps", 0, loading)
+    watch.schedules = describe_schedulers(watch.schedulers)
+    watch.rest.failure = "the process ended without a word"  # overwritten if the process goes on
+    _write(watch, options, words, "steps", None)
+    watch.is_paused, watch.rest.failure = False, ""
+    watch.rest.begin(lambda: _finish(watch, options, words, "steps", 0, loading))
 
 
 def _exit_status(stop: SystemExit) -> int:
@@ -133,18 +161,33 @@ def _exit_status(stop: SystemExit) -> int:
 
 
 def _print_error(error: BaseException) -> None:
-    """The script's own frames, as the interpreter would show them."""
+    """Prints the traceback without the recorder's frames."""
     shown = error.__traceback__
     while shown is not None and "/portwright/verify/" in shown.tb_frame.f_code.co_filename:
         shown = shown.tb_next
     traceback.print_exception(type(error), error, shown)
 
 
-def _finish(watch: Watch, options: argparse.Namespace, words: list[str], ended: str, status: int) -> NoReturn:
-    """Writes the recording and ends the process at once, so that no handler of the script's can go on."""
+def _note_line(error: BaseException, into: Path) -> None:
+    """Writes down the innermost line of the user's code in the traceback."""
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_users(frame.filename)
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"{error.filename}:{error.lineno}")
+    if lines:
+        (into / FAILED_AT).write_text(lines[-1], encoding="utf-8")
+
+
+def _finish(
+    watch: Watch, options: argparse.Namespace, words: list[str], ended: str, status: int, loading: Loading
+) -> NoReturn:
+    """Writes the recording and ends the process at once, so that no exit handler of the script runs."""
     try:
         if watch.steps:
-            _write(watch, options, words, ended)
+            _write(watch, options, words, ended, loading)
     except BaseException:
         traceback.print_exc()
         status = status or 1
@@ -154,7 +197,10 @@ def _finish(watch: Watch, options: argparse.Namespace, words: list[str], ended: 
     os._exit(status)
 
 
-def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: str) -> None:
+def _write(
+    watch: Watch, options: argparse.Namespace, words: list[str], ended: str, loading: Loading | None
+) -> None:
+    """Writes the recording; `loading` is None if the script goes on afterwards, and then the state of its loaders is left alone."""
     from safetensors.torch import save_file
 
     watch.is_paused = True
@@ -194,12 +240,22 @@ def _write(watch: Watch, options: argparse.Namespace, words: list[str], ended: s
         dropout=options.dropout,
         dtype=options.dtype,
         perturbed=options.perturb,
+        sources=_project_sources(),
+        run=describe_run(watch, loading.at if loading else None, options.against),
         ended=ended,
         notes=[*watch.notes, *links.notes(watch.is_trained)],
         arrays={**{f"initial/{name}": sketch for name, sketch in links.sketches.items()}, **watch.arrays},
     )
     save_file(links.initial, options.into / "initial.safetensors")
     recording.save(options.into)
+
+
+def _project_sources() -> list[str]:
+    """Checksums of the user's files that were imported: equal lists mean that nothing was ported."""
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    ours = str(Path(portwright.__file__).parent)
+    found = [Path(f) for f in files if f.endswith(".py") and not f.startswith(ours) and is_users(f)]
+    return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in found if file.is_file())
 
 
 def _versions() -> dict[str, str]:

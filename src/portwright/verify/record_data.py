@@ -1,23 +1,25 @@
-"""Loaders of a recorded script: one process, an order that depends on epoch and length alone, each batch told to the watch."""
+"""Hooks torch's loaders: one process, an order that depends only on epoch and length, and each batch is reported to the watch."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data import dataloader as torch_loaders
 
+from portwright.verify.record_batches import Pass
 from portwright.verify.record_steps import Watch
 
 _FORCED = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
 
 
 class Loading:
-    """Epochs of each data set, and the one that is being read."""
+    """Counts the epochs of each data set, and knows the one that is being read."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -26,20 +28,28 @@ class Loading:
         self.depth = 0
 
     def begin(self, dataset: Any) -> int:
-        """The number of this pass; one in which nothing was trained does not count."""
-        num_steps = len(self._watch.steps)
-        held, epoch, began = self._begun.get(id(dataset), (dataset, -1, -1))
+        """The epoch of a new pass; a pass without training does not count."""
+        num_steps = self._watch.num_updates
+        kept, epoch, began = self._begun.get(id(dataset), (dataset, -1, -1))
         epoch = max(epoch, 0) if began == num_steps or epoch < 0 else epoch + 1
-        self._begun[id(dataset)] = (held, epoch, num_steps)
+        self._begun[id(dataset)] = (kept, epoch, num_steps)
         return epoch
 
+    @contextmanager
+    def at(self, epoch: int) -> Iterator[None]:
+        """Makes samplers give the order of this epoch."""
+        self.epoch = epoch
+        with self._watch.streams.own("loader", epoch):
+            yield
 
-def hook_loaders(watch: Watch, convert: Callable[[Any], Any] | None = None) -> None:
-    """Takes over torch's loaders; `convert` is applied to every batch."""
+
+def hook_loaders(watch: Watch, convert: Callable[[Any], Any] | None = None) -> Loading:
+    """Hooks torch's loaders; `convert` is applied to every batch."""
     loading = Loading(watch)
     _hook_loader()
     _hook_iterator(watch, loading, convert)
     _hook_shuffling(watch, loading)
+    return loading
 
 
 def _hook_loader() -> None:
@@ -62,6 +72,7 @@ def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any]
 
     def begin(self: Any, loader: Any) -> None:
         self._recorded_epoch, self._recorded_batch = loading.begin(loader.dataset), 0
+        self.recorded_pass = Pass(loader, seeded=torch.get_rng_state().numpy().tobytes())
 
     @functools.wraps(made)
     def recorded_init(self: Any, loader: Any, *args: Any) -> None:
@@ -81,6 +92,9 @@ def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any]
         loading.epoch = self._recorded_epoch
         loading.depth += 1
         try:
+            if watch.rest.is_on and self.recorded_pass.has_trained:
+                watch.rest.is_cut = True
+                raise StopIteration
             with watch.streams.own("batch", self._recorded_epoch, self._recorded_batch):
                 batch = fetch(self)
         except StopIteration:
@@ -100,7 +114,7 @@ def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any]
 
 
 def _hook_shuffling(watch: Watch, loading: Loading) -> None:
-    """One order for an epoch and a length, whoever shuffles: a port may do so by other means than the original."""
+    """Makes every way to shuffle give the same order for an epoch and a length, since a port may use another one."""
     drawn, randperm, num_permuted = RandomSampler.__iter__, torch.randperm, Counter[int]()
 
     def permute(num_samples: int, epoch: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ MOST_SORTED = 2**18  # values of a tensor; sorting more would take longer than t
 
 
 def walk(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Every tensor and numeric array in a tree of containers, as far as they have values that can be read."""
+    """Every tensor and numeric array in a tree of containers, if its values can be read."""
     if isinstance(tree, torch.Tensor):
         if _has_values(tree):
             yield tree
@@ -37,7 +37,7 @@ def walk(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
-    """Not on the meta device, and not inside of vmap or another transform."""
+    """False on the meta device, and inside vmap or another transform."""
     return tensor.device.type != "meta" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -57,8 +57,16 @@ def sums(tensor: torch.Tensor) -> tuple[float, float]:
     return float(flat.sum()), float(torch.dot(flat, flat))
 
 
+def sample_sums(tensors: Sequence[torch.Tensor]) -> float:
+    """The sum of squares of each sample's total over all tensors, which does not depend on order or layout."""
+    if not tensors:
+        return 0.0
+    whole = sum(_plain(t).reshape(len(t), -1).to(torch.float64).sum(1) for t in tensors)
+    return float(torch.dot(whole, whole))  # type: ignore[arg-type]
+
+
 def hash_values(tensor: torch.Tensor) -> str:
-    """The same for the same values in any order and dtype; "" where there are too many to sort."""
+    """A hash of the values that ignores order and dtype; "" where there are too many to sort."""
     if tensor.numel() > MOST_SORTED:
         return ""
     ordered = np.sort(_plain(tensor).reshape(-1).to(torch.float64).numpy())

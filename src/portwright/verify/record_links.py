@@ -1,4 +1,4 @@
-"""Lets a port be recorded under the original's names and layouts, starting from the original's weights."""
+"""Records a port under the original's names and layouts, and starts it from the original's weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Links:
-    """Which watched tensors are which of the original's; without an original each is its own."""
+    """Links watched tensors to the original's; in a recording of the original each tensor keeps its name."""
 
     def __init__(self, streams: Streams, against: Path | None, perturb: float) -> None:
         self._streams, self._perturb = streams, perturb
@@ -42,9 +42,9 @@ class Links:
             self._values = load_file(against / "initial.safetensors")
 
     def begin(self, fresh: list[Named], rehearse: Rehearsal | None = None) -> None:
-        """Takes further tensors before anything was computed with them.
+        """Adds tensors before anything is computed with them.
 
-        `rehearse` tells in which order modules are called, by calling them once; it is asked only where that decides.
+        `rehearse` finds the order in which modules are called, by calling them once; it is used only if the order decides.
         """
         for named in fresh:
             self._named[named.name] = named
@@ -67,9 +67,9 @@ class Links:
         self._is_settled = False
 
     def refresh(self) -> None:
-        """Takes those weights anew that the script has loaded or drawn again since, before anything was trained.
+        """Adds weights again that the script has loaded or drawn anew before training.
 
-        Not buffers: a forward pass that belongs to the step changes them rightly.
+        Buffers are left out: the forward pass of the step changes them.
         """
         changed = [
             named
@@ -95,7 +95,7 @@ class Links:
         self._remember(changed)
 
     def _remember(self, fresh: list[Named]) -> None:
-        """Keeps what the tensors are given to start with, to see whether the script changes it."""
+        """Keeps the initial values, to see later whether the script changes them."""
         for named in fresh:
             initial = self.initial[named.name]
             self._given[named.name] = initial if _is_as(named.tensor, initial) else _copy(named.tensor)
@@ -105,12 +105,11 @@ class Links:
         noise = torch.randn(named.tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             disturbed = named.tensor.detach().double().cpu() * (1 + self._perturb * noise)
-            named.tensor.data.copy_(
-                disturbed.to(named.tensor.dtype)
-            )  # weights of no module are met after their forward
+            # weights of no module are found only after their forward pass
+            named.tensor.data.copy_(disturbed.to(named.tensor.dtype))
 
     def settle(self, called: Mapping[int, int]) -> None:
-        """Decides again what started equal, such as norms, now that the order of the calls is known."""
+        """Matches tensors of equal initial values again, such as those of norms, now that the order of the calls is known."""
         self._given.clear()
         if self._is_settled or self._original is None:
             return
@@ -130,7 +129,7 @@ class Links:
         before = list(self._links)
         self._links, self.matches = [link for link, _ in kept], [match for _, match in kept]
         found = self._find(called)
-        # Held against what they started with: running statistics have moved on since.
+        # Compares initial values, since running statistics have changed.
         started = all(self._is_equal(link, self.initial) for link in found)
         if {link.original for link in found} < doubtful or not started:
             found = [link for link in before if link.original in doubtful]
@@ -168,7 +167,7 @@ class Links:
         return match_tensors(originals, ported)
 
     def _take(self, link: Link) -> None:
-        # Not detached, but out of autograd's sight: a tensor that turns up late may be a part of a graph already.
+        # .data hides the change from autograd: a tensor that is found late may be in a graph already.
         tensors = [self._named[name].tensor.data for name in link.ported]
         values = self._values[link.original]
         initial: Literal["identical", "copied"] = "identical"
@@ -181,15 +180,15 @@ class Links:
         self.sketches[link.original] = self._sketch(link.layout.to_original(tensors))
 
     def unmatched(self, is_trained: Callable[[Named], bool]) -> list[str]:
-        """Trained weights and running statistics of the port that the original has not."""
+        """Trained weights and running statistics of the port that the original lacks."""
         return [named.name for named in self._left() if is_trained(named) or _is_statistic(named.name)]
 
     def missing(self) -> list[str]:
-        """Trained weights and running statistics of the original that the port has not."""
+        """Trained weights and running statistics of the original that the port lacks."""
         return [tensor.name for tensor in self._lost() if tensor.trained or _is_statistic(tensor.name)]
 
     def notes(self, is_trained: Callable[[Named], bool]) -> list[str]:
-        """Tables, masks and frozen weights that only one of the two keeps: no difference, but worth a word."""
+        """Tables, masks and frozen weights that only one script has, which is no difference."""
         counted = {*self.unmatched(is_trained), *self.missing()}
         lost = [tensor.name for tensor in self._lost() if tensor.name not in counted]
         new = [named.name for named in self._left() if named.name not in counted]

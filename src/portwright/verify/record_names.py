@@ -1,4 +1,4 @@
-"""Which tensors a script trains, and what they are called: names come from the outermost modules that hold them."""
+"""Finds the tensors that a script trains, and names them by their path in the outermost module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -25,27 +25,27 @@ _WRAPPERS = {
 
 @dataclass
 class Named:
-    """A parameter or buffer that is watched. It may be replaced in its module, so that it is looked up each time it is read."""
+    """A parameter or buffer that is watched. Its module may replace it, so `tensor` looks it up each time."""
 
     name: str
     kind: str  # parameter or buffer
     owner: nn.Module | None
     attribute: str
-    held: torch.Tensor
+    latest: torch.Tensor
     aliases: list[str] = field(default_factory=list)
     root: int | None = None  # number of the root that holds it
 
     @property
     def tensor(self) -> torch.Tensor:
         if self.owner is not None:
-            held = self.owner._parameters if self.kind == "parameter" else self.owner._buffers
-            now = held.get(self.attribute)
+            tensors = self.owner._parameters if self.kind == "parameter" else self.owner._buffers
+            now = tensors.get(self.attribute)
             if now is not None:
                 return now
-        return self.held
+        return self.latest
 
     def is_or_was(self, tensor: torch.Tensor) -> bool:
-        return tensor is self.held or tensor is self.tensor
+        return tensor is self.latest or tensor is self.tensor
 
 
 class Names:
@@ -68,18 +68,18 @@ class Names:
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         name = self._by_id.get(id(tensor))
-        # A tensor that is gone may have left its number to another.
+        # A new tensor may have the id of a deleted one.
         return name if name is not None and self.tensors[name].is_or_was(tensor) else None
 
     def name_of_module(self, module: nn.Module) -> str:
-        """Its name under its root; one that holds no weights and stands outside, such as a criterion, has its class."""
+        """Its path in its root; its class in <> if it is in no named root, such as a loss module."""
         return self._module_names.get(id(module), f"<{type(module).__name__}>")
 
     def find_roots(self, called: nn.Module | None, trained: Iterable[torch.Tensor]) -> list[nn.Module]:
         """Outermost modules that hold weights and are called now or optimised, in the order in which they were made."""
         live = [module for ref in self._made if (module := ref()) is not None]
         if called is not None and not any(module is called for module in live):
-            live.append(called)  # a copy: only the original was made by its class
+            live.append(called)  # a copy, whose __init__ was not called
         parents: dict[int, list[nn.Module]] = {}
         for module in live:
             for child in module._modules.values():
@@ -103,7 +103,7 @@ class Names:
         return sorted(found, key=lambda root: order.get(id(root), len(live)))
 
     def add_roots(self, modules: list[nn.Module]) -> list[Named]:
-        """Names the tensors of further roots; gives those that had no name yet."""
+        """Names the tensors of further roots; returns the new ones."""
         several = len(self.roots) + len(modules) > 1
         fresh: list[Named] = []
         for module in modules:
@@ -119,7 +119,7 @@ class Names:
         return fresh
 
     def add_late(self) -> list[Named]:
-        """Names what was added to roots since they were named."""
+        """Names tensors that were added to the roots since."""
         fresh = []
         for number, (prefix, module) in enumerate(self.roots):
             self._known.update(id(part) for part in module.modules())
@@ -138,11 +138,11 @@ class Names:
         return named
 
     def replace_loose(self, tensor: torch.Tensor) -> bool:
-        """Takes a new tensor for one that had the same name in the step before, as in `w = w - rate * w.grad`."""
+        """Replaces a tensor by a new one of the same name, as after `w = w - rate * w.grad`."""
         known = self.tensors.get(_variable_name(tensor))
-        if known is None or known.owner is not None or known.held.shape != tensor.shape:
+        if known is None or known.owner is not None or known.latest.shape != tensor.shape:
             return False
-        known.held = tensor
+        known.latest = tensor
         self._by_id[id(tensor)] = known.name
         return True
 
@@ -169,7 +169,7 @@ class Names:
 
 
 def _unwrap(root: nn.Module) -> nn.Module:
-    """The model inside of what only stands around it."""
+    """The model inside its wrappers."""
     attribute = _WRAPPERS.get(type(root).__name__)
     inner = root._modules.get(attribute) if attribute else None
     return root if inner is None or root._parameters else _unwrap(inner)
@@ -197,7 +197,7 @@ def is_lazy(module: nn.Module) -> bool:
 
 
 def is_lazy_kind(module: nn.Module) -> bool:
-    """Whether it is, or was, a module that takes its shape from its first input."""
+    """Whether it is or was a lazy module, which takes its shape from its first input."""
     return isinstance(module, LazyModuleMixin) or hasattr(module, "_lazy_load_hook")
 
 
@@ -206,7 +206,7 @@ def _holds_weights(module: nn.Module) -> bool:
 
 
 def _variable_name(thing: Any) -> str:
-    """The name that the user's code gave: a local of a function on the stack, a global, or an attribute."""
+    """The name in the user's code: a local variable on the stack, an attribute, or a global."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -233,3 +233,41 @@ def _variable_name(thing: Any) -> str:
 def _is_ours_or_torchs(file: str) -> bool:
     place = file.replace("\\", "/")
     return "/torch/" in place or "/portwright/verify/" in place or "/portwright/runtime/" in place
+
+
+def rehearse(root: nn.Module, call: Callable[[], Any]) -> str | None:
+    """Calls the module without gradients, undoes the changes to its state, and returns the error if it failed.
+
+    Attributes and buffers get their values back.
+    """
+    modules = list(root.modules())
+    attributes = [dict(module.__dict__) for module in modules]
+    kept = {name: buffer.clone() for name, buffer in root.named_buffers() if not is_shapeless(buffer)}
+    failure = None
+    try:
+        with torch.no_grad():
+            call()
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        torch.clear_autocast_cache()  # weights that autocast cached here would pass on no gradient
+        _restore_buffers(root, kept)
+        for module, before in zip(modules, attributes, strict=True):
+            if not is_lazy_kind(module):
+                for name, value in before.items():
+                    if module.__dict__.get(name) is not value:
+                        module.__dict__[name] = value
+    return failure
+
+
+def _restore_buffers(root: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in root.named_buffers():
+            if is_shapeless(buffer):
+                continue
+            if name in kept and kept[name].shape == buffer.shape:
+                buffer.copy_(kept[name])
+            elif name.endswith("running_var"):
+                buffer.fill_(1)
+            elif name.endswith(("running_mean", "num_batches_tracked")):
+                buffer.zero_()

@@ -1,4 +1,4 @@
-"""Ends a recording that cannot be made, past whatever the script would catch."""
+"""Ends a process that cannot be recorded, in a way that the script cannot catch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-MARK = "CannotRecord: "  # `launch` finds the reason behind it
+MARK = "CannotRecord: "  # `launch` reads the reason after it
 
 
 def refuse(message: str, cure: str) -> NoReturn:

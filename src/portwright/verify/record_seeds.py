@@ -1,4 +1,4 @@
-"""Random numbers of a recorded script: each purpose draws from a stream of its own, whatever the others have drawn."""
+"""Random numbers of a recorded script: each purpose has its own stream, independent of the others."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Streams:
         self._num_inits = 0
         self._num_generators = 0
         self._first: dict[str, Any] = {}
-        self._own_depth = 0  # inside a stream of its own
+        self._own_depth = 0  # number of open `own` blocks
         self._init_depth = 0
 
     def derive(self, *parts: int | str) -> int:
         return derive_seed("verify", self._seed, *parts)
 
     def start(self, *parts: int | str) -> None:
-        """Lets the global generators begin a stream."""
+        """Seeds the global generators for a stream."""
         seed = self.derive(*parts)
         seed_process(seed)
         if self._has_cuda:
@@ -38,12 +38,12 @@ class Streams:
 
     @property
     def is_own(self) -> bool:
-        """Whether what is drawn now comes from a stream of its own."""
+        """Whether an `own` block is open."""
         return self._own_depth > 0
 
     @contextmanager
     def own(self, *parts: int | str) -> Iterator[None]:
-        """Draws inside come from a stream of their own, and leave the generators outside as they are."""
+        """Seeds the generators for the block, and restores their state after it."""
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if self._has_cuda else []
         self._own_depth += 1
@@ -60,7 +60,7 @@ class Streams:
 
     @contextmanager
     def initialising(self) -> Iterator[None]:
-        """Around whatever sets weights: the k-th outermost one that draws anything has the k-th stream."""
+        """Wraps code that initialises weights: the k-th outermost block that draws anything has the k-th stream."""
         if self._init_depth:
             yield
             return
@@ -77,10 +77,10 @@ class Streams:
             self._init_depth -= 1
 
     def guard_seeding(self) -> None:
-        """Takes over the functions that seed globally.
+        """Replaces the functions that seed globally.
 
-        The first value that a script seeds with stands for the recording's seed, since a port may keep its seed in
-        another place or under another value; every other value is what it is. Without a value the clock would decide.
+        The first seed of a script is replaced by the recording's, since a port may use another value; other seeds stay.
+        Seeding without a value uses a fixed one instead of the clock.
         """
         torch.manual_seed = torch.random.manual_seed = self._guard("torch", torch.manual_seed)
         np.random.seed = self._guard("numpy", np.random.seed)

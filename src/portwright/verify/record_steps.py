@@ -1,4 +1,4 @@
-"""Gathers what a script computes, step by step; hooks tell it what happens, and it says when there is enough."""
+"""Records what a script computes, step by step; the hooks call it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from torch import nn
 
 from portwright.verify.record_batches import Batches
 from portwright.verify.record_digest import digest, sums, walk
-from portwright.verify.record_graph import graph_of, leaves_of
 from portwright.verify.record_links import Links, Rehearsal
-from portwright.verify.record_names import Named, Names, is_lazy
-from portwright.verify.record_open import Mark, OpenStep
-from portwright.verify.record_options import plain_options
-from portwright.verify.record_rehearsal import rehearse
+from portwright.verify.record_names import Named, Names, is_lazy, rehearse
+from portwright.verify.record_open import Mark, OpenStep, graph_of, leaves_of, plain_options
+from portwright.verify.record_rest import Rest
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Draw, Group, ModuleOutput, Step
 from portwright.verify.sketch import Sketcher
 
-_BIG_BUFFER = 2**16  # elements; above, a buffer is read again only when torch says that it was written to
+_BIG_BUFFER = 2**16  # elements; a larger buffer is read again only if torch counts a write to it
 
 
 class Watch:
@@ -38,13 +36,13 @@ class Watch:
         self.steps: list[Step] = []
         self.arrays: dict[str, npt.NDArray[np.float64]] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.is_paused = False  # what the recorder itself calls is nobody's business
+        self.is_paused = False  # while the recorder itself calls torch
         self.depth = 0  # of module calls
         self.step_depth = 0  # of optimizer steps
         self.in_backward = False
         self.in_dropout = False
         self.called: dict[int, int] = {}  # modules in the order of their first call
-        self.rehearsed: dict[int, int] | None = None  # the order of calls while a module is tried out
+        self.rehearsed: dict[int, int] | None = None  # the order of calls during a rehearsal
         self.num_processes = 0  # that the script started
         self.vendor_calls: dict[str, int] = {}  # steps that a vendor's own software made
         self.notes: list[str] = []
@@ -52,9 +50,17 @@ class Watch:
         self._last_counted = False
         self._is_evaluation = False
         self._open = OpenStep()
-        self._spare = OpenStep()  # calls of modules in evaluation mode, which may turn out to be trained
+        self._spare = OpenStep()  # calls in evaluation mode, which may turn out to be training
         self.batches = Batches()
-        self._has_loader = False  # whether steps are fed by one
+        self.rest = Rest()
+        self.schedulers: list[Any] = []
+        # as described after the last recorded step
+        self.schedules: list[dict[str, Any]] | None = None
+        self.num_epochs = 0  # ended after the last recorded step
+        self.saved: list[dict[str, Any]] = []  # keys of the files that were saved
+        self.asked_for_accelerator: list[str] = []  # file:line of each call, where there is none
+        self.inputs: Any = None  # of Portwright's run()
+        self._has_loader = False  # whether a loader feeds the steps
         self._versions: dict[str, tuple[int, int]] = {}
         self._buffer_sketches: dict[str, npt.NDArray[np.float64]] = {}
 
@@ -70,12 +76,17 @@ class Watch:
             self.counts = self._last_counted
         if has_weights:
             self._last_counted = self.counts
-        if has_weights and not self.names.knows(module):
+        if has_weights and not self.rest.is_on and not self.names.knows(module):
             self.prepare(module, args, kwargs)
         if not self.counts or self._is_evaluation:
-            self.batches.evaluated()
+            self.batches.evaluated(has_weights, self.num_updates, (args, dict(kwargs)))
+            self.rest.has_evaluated |= has_weights
+        if self.rest.is_on:
+            self._enter_in_rest(args, kwargs)
         if not self.counts:
             return
+        if not self._is_evaluation:
+            self.rest.begin_training()
         if not self._is_evaluation and self._open.is_by_hand and has_weights:
             self._end_by_hand()
         if has_weights and not self.steps and not self._open.losses:
@@ -85,16 +96,36 @@ class Watch:
             into.has_begun = True
             self.streams.start("forward", len(self.steps))
         fed = [t for t in walk((args, dict(kwargs))) if t.grad_fn is None and not t.requires_grad]
-        # A float that is fed may be computed, such as a state kept from the step before: only its sums can be compared.
+        # Floats may be computed, such as a state from the step before, so only their sums are compared.
         into.inputs += [digest(t, with_values=not t.is_floating_point()) for t in fed]
         if not self._is_evaluation:
             into.batch += [digest(t) for t in self.batches.take(fed)]
         if has_weights and not self.steps:
             into.marks.append(Mark(len(into.outputs), len(into.inputs) - len(fed), len(into.draws)))
 
+    def _enter_in_rest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """After the recorded steps only the batch of a training call is noted."""
+        self.rest.check()
+        if self.counts and not self._is_evaluation:
+            self.rest.begin_training()
+            if not self.rest.has_batch:
+                self.rest.note_batch(self.batches.take(list(walk((args, dict(kwargs))))))
+        self.counts = False
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the weights, recorded or not."""
+        return len(self.steps) + len(self.rest.updates)
+
     def fed(self, target: torch.Tensor) -> None:
-        """A loss function that is no module is given a target."""
-        if self.is_paused or self.in_backward or self.rehearsed is not None or not self._last_counted:
+        """Records the target of a loss function outside modules."""
+        if (
+            self.is_paused
+            or self.in_backward
+            or self.rehearsed is not None
+            or not self._last_counted
+            or self.rest.is_on
+        ):
             return
         if torch.is_grad_enabled() and target.grad_fn is None and not target.requires_grad:
             self._target.inputs.append(digest(target, with_values=not target.is_floating_point()))
@@ -102,6 +133,12 @@ class Watch:
     @property
     def _target(self) -> OpenStep:
         return self._spare if self._is_evaluation else self._open
+
+    def leave_root(self, module: nn.Module, result: Any) -> None:
+        if self._is_evaluation and next(module.parameters(), None) is not None:
+            output = next(walk(result), None)
+            if output is not None:
+                self.batches.note_output(output)
 
     def leave(self, module: nn.Module, result: Any, line: str) -> None:
         self.called.setdefault(id(module), len(self.called))
@@ -115,11 +152,11 @@ class Watch:
         self._target.outputs.append(ModuleOutput(name, kind, output.numel(), total, square, line))
 
     def draw(self, function: str, rate: float, size: int) -> None:
-        if torch.is_grad_enabled() and not self.in_backward and not self.is_paused:
+        if torch.is_grad_enabled() and not self.in_backward and not self.is_paused and not self.rest.is_on:
             self._target.draws.append(Draw(function, float(rate), int(size)))
 
     def note_draw(self, draw: Draw) -> None:
-        """One that a traced step makes on a device, where it is not seen again."""
+        """Adds a draw of a step on a device, seen only when the step was traced."""
         self._open.draws.append(draw)
 
     # -- tensors -------------------------------------------------------------------------------------------
@@ -127,7 +164,7 @@ class Watch:
     def prepare(
         self, called: nn.Module | None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Names, matches and keeps the tensors of roots that are new."""
+        """Names and matches the tensors of new roots."""
         trained = [
             p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]
         ]
@@ -147,7 +184,7 @@ class Watch:
             self.links.begin(fresh, order)
 
     def _rehearse(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, int]:
-        """The order in which a module calls its parts; empty where it cannot be tried."""
+        """The order in which a module calls its parts; empty if the rehearsal fails."""
         called: dict[int, int] = {}
         outside, self.rehearsed = self.rehearsed, called
         try:
@@ -163,6 +200,10 @@ class Watch:
     # -- backward and update -------------------------------------------------------------------------------
 
     def before_backward(self, losses: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        if self.rest.is_on:
+            if not self.rest.has_batch:
+                self.rest.note_batch(self.batches.take([]))
+            return
         self.prepare(None)
         self._add_leaves(losses)
         if self._open.is_by_hand:
@@ -189,7 +230,7 @@ class Watch:
             self._open.loss_devices.append(str(value.device))
 
     def _adopt(self) -> None:
-        """The script trains in evaluation mode: what looked like an evaluation was the step."""
+        """Moves calls in evaluation mode into the step, since the script trains in that mode."""
         spare, now = self._spare, self._open
         now.outputs, now.draws, now.inputs, now.marks = spare.outputs, spare.draws, spare.inputs, spare.marks
         self._spare = OpenStep()
@@ -206,7 +247,9 @@ class Watch:
             self.links.begin(fresh)
 
     def after_backward(self) -> None:
-        if not self.optimizers:
+        if self.rest.is_on and not self.optimizers:
+            self._updated_in_rest()
+        elif not self.optimizers:
             self._read_gradients(None)
             self._open.is_by_hand = True
 
@@ -214,6 +257,8 @@ class Watch:
         self._open.asked += outputs
 
     def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        if self.rest.is_on:
+            return
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
         self.prepare(None)
@@ -223,17 +268,32 @@ class Watch:
         if not has_closure:
             self._read_gradients(optimizer)
 
+    def _updated_in_rest(self) -> None:
+        rates = {
+            float(group["lr"])
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            if "lr" in group
+        }
+        self.streams.start("step", self.num_updates + 1)
+        self.batches.step_done()
+        calls = [getattr(scheduler, "last_epoch", 0) for scheduler in self.schedulers]
+        self.rest.note_update(sorted(rates), calls, self.batches.num_epochs - self.num_epochs)
+
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        if self.rest.is_on:
+            self._updated_in_rest()
+            return
         if has_closure:
-            self._read_gradients(optimizer)  # only now is there one
+            self._read_gradients(optimizer)  # the closure computed them
         if not self._open.losses:
             self._add_losses(self._open.asked)
         number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         self._close(type(optimizer).__name__, number)
 
     def end_script(self) -> None:
-        """The script is over; a last update by hand may still wait to be read."""
-        if self._open.is_by_hand:
+        """Closes a last update by hand when the script is over."""
+        if self._open.is_by_hand and not self.rest.is_on:
             self._end_by_hand()
 
     def _end_by_hand(self) -> None:
@@ -296,23 +356,25 @@ class Watch:
         )
         self._open, self._spare = OpenStep(), OpenStep()
         self.streams.start("step", index)
+        self.batches.step_done()
+        self.num_epochs = self.batches.num_epochs
         self._done()
 
     def _trained_roots(self) -> set[int]:
-        """Of a teacher or an average, which no optimizer holds, the steps say nothing."""
-        held = self._held()
+        """Roots with a trained parameter; others, such as a teacher or an average, are not recorded."""
+        ids = self._optimised_ids()
         return {
             named.root
             for named in self.names.tensors.values()
-            if named.root is not None and self.is_trained(named, held)
+            if named.root is not None and self.is_trained(named, ids)
         }
 
-    def is_trained(self, named: Named, held: set[int] | None = None) -> bool:
+    def is_trained(self, named: Named, ids: set[int] | None = None) -> bool:
         if named.kind != "parameter" or not named.tensor.requires_grad:
             return False
-        return not self.optimizers or id(named.tensor) in (self._held() if held is None else held)
+        return not self.optimizers or id(named.tensor) in (self._optimised_ids() if ids is None else ids)
 
-    def _held(self) -> set[int]:
+    def _optimised_ids(self) -> set[int]:
         return {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
 
     def _sketch_weight(self, name: str, tensor: torch.Tensor) -> npt.NDArray[np.float64]:

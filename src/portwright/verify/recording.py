@@ -1,7 +1,7 @@
-"""What a training script computed in its first steps, as data: the recorder writes it, the comparison reads it.
+"""The data of a recording: what a training script computed in its first steps.
 
 A recording is a folder: `recording.json` (everything but arrays), `arrays.safetensors` (sketches, keys as below) and
-`initial.safetensors` (each parameter and buffer before the first step, by the recording's own names). No torch here.
+`initial.safetensors` (each parameter and buffer before the first step, by the recording's own names). This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from portwright.job.atomic import atomic_write_bytes, atomic_write_text
 FORMAT = 1
 SKETCH_SIZE = 64
 
-# How a tensor of the port became the original's, in the order of certainty.
+# How a tensor of the port was matched, the most certain way first.
 MatchedBy = Literal["name", "values", "shape", "order"]
 
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """A tensor that went into the step, whatever its layout: two with equal digests hold the same values in some order."""
+    """An input of the step; tensors with equal digests hold the same values, in any order."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,7 +38,7 @@ class TensorDigest:
 
 @dataclass(frozen=True)
 class ModuleOutput:
-    """One call of a module inside a step, in the order of the calls; sums are free of layout."""
+    """One call of a module inside a step, in the order of the calls; sums do not depend on layout."""
 
     module: str  # its name in the root module, "" for the root
     kind: str  # its class
@@ -62,9 +62,8 @@ class Group:
     """One group of an optimizer's parameters at an update."""
 
     parameters: tuple[str, ...]
-    options: Mapping[
-        str, float | bool | str | tuple[float, ...] | None
-    ]  # lr, weight_decay, momentum, betas, ...
+    # lr, weight_decay, momentum, betas, ...
+    options: Mapping[str, float | bool | str | tuple[float, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Step:
     index: int  # from 1
     optimizer: str  # class, "" where the script updates by hand
     optimizer_number: int  # which optimizer of the script, from 0
-    losses: tuple[float, ...]  # of each backward since the update before
+    losses: tuple[float, ...]  # of each backward since the last update
     loss_dtype: str
     batch: tuple[TensorDigest, ...]  # from the loader, or else what the modules were fed
     groups: tuple[Group, ...]
@@ -98,28 +97,27 @@ class Tensor:
     trained: bool = True
     owner: str = ""  # class of the module that holds it, "" where none does
     aliases: tuple[str, ...] = ()  # its other names, where weights are tied
-    called: int = -1  # when that module was first called, among all; -1: never by itself
+    called: int = -1  # place of that module in the order of first calls; -1: never called
 
 
 @dataclass(frozen=True)
 class Match:
     """Which tensors of the port are one of the original's, and how they are laid out there.
 
-    `layout` in words that people read: "same", "permuted 1 0", "rows 0-64 of", "joined along 0", "reshaped".
+    `layout` in words: "same", "permuted 1 0", "rows 0-64 of", "joined along 0", "reshaped".
     """
 
     original: str
     ported: tuple[str, ...]
     layout: str
     by: MatchedBy
-    initial: Literal[
-        "identical", "copied"
-    ]  # copied: the port had drawn other values and was given the original's
+    # copied: the port had drawn other values and was given the original's
+    initial: Literal["identical", "copied"]
 
 
 @dataclass
 class Recording:
-    """The steps of one script. In a port's recording sketches stand under the original's names where they were matched."""
+    """The steps of one script. A port's sketches have the original's names where tensors were matched."""
 
     command: list[str]
     folder: str
@@ -129,13 +127,16 @@ class Recording:
     tensors: list[Tensor]
     steps: list[Step]
     matches: list[Match] = field(default_factory=list)
-    unmatched: list[str] = field(default_factory=list)  # tensors of the port that are none of the original's
-    missing: list[str] = field(default_factory=list)  # tensors of the original that the port has not
-    target: str = ""  # asked for on the command line of a run.py: CPU, GPU, CSX, ...
+    unmatched: list[str] = field(default_factory=list)  # tensors of the port that the original lacks
+    missing: list[str] = field(default_factory=list)  # tensors of the original that the port lacks
+    target: str = ""  # named on the command line of a run.py: CPU, GPU, CSX, ...
     ran_on: dict[str, Any] = field(default_factory=dict)  # devices, vendor calls seen, ...
     dropout: Literal["drawn", "off"] = "drawn"
     dtype: Literal["as written", "float64"] = "as written"
     perturbed: float = 0.0  # relative size of the noise added to the initial weights
+    sources: list[str] = field(default_factory=list)  # checksums of the project's files that were run, sorted
+    # the run outside its steps, as `record_run` describes it
+    run: dict[str, Any] = field(default_factory=dict)
     ended: str = "steps"  # why the recording ended: "steps", "script ended", or an error
     notes: list[str] = field(default_factory=list)
     arrays: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict, repr=False)
@@ -154,7 +155,7 @@ class Recording:
 
 
 def load(folder: Path) -> Recording:
-    """Reads a recording; one of another format or a torn one is a UserError."""
+    """Reads a recording; an incomplete one or another format is a UserError."""
     from safetensors.numpy import load_file
 
     try:

@@ -1,4 +1,4 @@
-"""A planned step as one module: it can be put on another device and called, and does there what the script did."""
+"""Replays a planned step as one module, which can be moved to another device."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError
-from portwright.graph.graph import Place
 from portwright.verify.read_numbers import iter_read_numbers
 from portwright.verify.step_plan import StepPlan
 from portwright.verify.tape import Entry
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.watching.place import Place
 
 _PLAIN = re.compile(r"\W+")
 
 
 class ReplayedStep(nn.Module):
-    """Called with what the loader feeds, it gives the tensors on which backward is to be called, with their gradients.
+    """Takes what the loader feeds, and returns the tensors to call backward on, with their gradients.
 
-    It takes the script's own modules, not copies: whoever moves it, moves them.
+    It holds the script's own modules, not copies, so moving it moves them.
     """
 
     def __init__(self, plan: StepPlan, names: Sequence[str] = ()) -> None:
         super().__init__()
-        self._plan = [plan]  # in a list: no module, tensor or state of ours
+        self._plan = [plan]  # in a list, so that torch registers nothing of it
         for place, module in enumerate(plan.modules):
             name = names[place] if place < len(names) else type(module).__name__
-            self.add_module(self._free(name), module)
+            self.add_module(self._free_name(name), module)
         for place, tensor in enumerate(plan.constants):
             self.register_buffer(f"constant_{place}", tensor.detach())
         for place, tensor in enumerate(plan.parameters):
             self.register_parameter(f"parameter_{place}", _as_parameter(tensor))
         self._paths: dict[int, str] = {}
-        self._kept: list[Tensor] = []  # so that no other tensor gets the same id
+        self._kept: list[Tensor] = []  # keeps the ids of these tensors from being reused
         for tensor, path in self._state():
             self._paths.setdefault(id(tensor), path)
             self._kept.append(tensor)
@@ -48,7 +48,7 @@ class ReplayedStep(nn.Module):
         for place, tensor in enumerate(plan.parameters):
             self._paths[id(tensor)] = f"parameter_{place}"
 
-    def _free(self, name: str) -> str:
+    def _free_name(self, name: str) -> str:
         plain = _PLAIN.sub("_", name) or "module"
         number, free = 1, plain
         while hasattr(self, free):
@@ -63,7 +63,7 @@ class ReplayedStep(nn.Module):
             yield buffer, path
 
     def current(self) -> dict[int, Tensor]:
-        """What each tensor of the script's modules has become, by the identity that it had."""
+        """The current tensors of the script's modules, by the id of the originals."""
         now = {path: tensor for tensor, path in self._state()}
         return {identity: now[path] for identity, path in self._paths.items() if path in now}
 
@@ -103,7 +103,7 @@ def _as_parameter(tensor: Tensor) -> nn.Parameter:
 
 @contextmanager
 def _modes(entry: Entry) -> Iterator[None]:
-    """Each part trains or evaluates as it did when the script called it."""
+    """Sets each part to the training mode that it had when the script called it."""
     before = [(part, part.training) for part, _ in entry.training]
     for part, training in entry.training:
         part.training = training
@@ -115,7 +115,7 @@ def _modes(entry: Entry) -> Iterator[None]:
 
 
 def _find(entry: Entry) -> Callable[..., Any]:
-    """A function of torch as it is now: a vendor replaces some when a run begins."""
+    """Looks a torch function up again, since a vendor may have replaced it."""
     if entry.module is not None or not entry.name.startswith("torch."):
         return entry.call
     found: Any = importlib.import_module("torch")
@@ -130,7 +130,7 @@ _CALLERS: dict[tuple[str, int, str], Callable[..., Any]] = {}
 
 
 def call_from(place: Place | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls as if from a line of the script, so that whoever looks at the stack, a vendor's compiler too, finds that line."""
+    """Calls a function from a frame with the script's file and line, which a vendor's compiler reads from the stack."""
     if place is None:
         return function(*args, **kwargs)
     key = place.file, place.line, place.function

@@ -1,7 +1,8 @@
-"""The runs that a verdict rests on: each is made when it is first asked for, and once."""
+"""The runs behind a verdict: each is made once, when first needed."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass
 class Runs:
-    """Both commands under one seed; what is recorded is kept in `scratch`."""
+    """Runs both commands with one seed, and keeps the recordings in `scratch`."""
 
     original_command: str | Sequence[str]
     ported_command: str | Sequence[str]
@@ -29,15 +30,14 @@ class Runs:
     report: Report | None = None
     folder: Path | None = None
     label: str = "port"
-    emulate: str = ""  # the target under whose rules the port runs; the original never does
+    emulate: str = ""  # the target whose package is emulated for the port
     _originals: dict[tuple[Dropout, Dtype, float], Recording] = field(default_factory=dict)
     _ports: dict[tuple[Dropout, Dtype], Recording] = field(default_factory=dict)
-    _originals_lock: threading.RLock = field(
-        default_factory=threading.RLock
-    )  # ports may be judged side by side
+    # ports may be judged side by side
+    _originals_lock: threading.RLock = field(default_factory=threading.RLock)
 
     def of_another_port(self, command: str | Sequence[str], label: str) -> Runs:
-        """The same original, whose runs are shared, beside another port."""
+        """Runs of another port, which share those of the original."""
         return replace(self, ported_command=command, label=label, _ports={})
 
     def original(self, dropout: Dropout, dtype: Dtype = "as written", perturb: float = 0.0) -> Recording:
@@ -75,7 +75,7 @@ class Runs:
 
 @contextmanager
 def _followed(progress: Path, words: str, steps: int, report: Report | None) -> Iterator[None]:
-    """Tells how far a run is while it is under way."""
+    """Reports the progress of a run in the block."""
     if report is None:
         yield
         return
@@ -97,3 +97,38 @@ def _followed(progress: Path, words: str, steps: int, report: Report | None) -> 
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Report]:
+    """Shows progress: a bar on a terminal, one line a run elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, object] = {}
+
+        def report(words: str, done: int, total: int) -> None:
+            if words not in tasks:
+                tasks[words] = bars.add_task(words, total=total)
+            bars.update(tasks[words], completed=done)  # type: ignore[arg-type]
+
+        yield report
+
+
+class _Lines:
+    """Prints each run once, where output is no terminal."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            print(f"running the {words}, {total} steps", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A tensor as 64 numbers: the distance of two sketches estimates the distance of the tensors, and equal tensors have equal ones."""
+"""Reduces a tensor to 64 numbers, such that the distance of two sketches estimates the distance of the tensors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 from portwright.verify.recording import SKETCH_SIZE
 
-# A prime, so that no row, column or head of a weight falls into one bucket; the buckets behind it stay empty.
+# A prime, so that no row, column or head of a weight falls into one bucket; the last three numbers stay 0.
 _BUCKETS = 61
 _CHUNK = _BUCKETS * 2**15  # elements taken at once: a few megabytes as float64
 
 
 class Sketcher:
-    """A linear map to SKETCH_SIZE numbers: element i, in row-major order, is added with its sign to bucket i modulo 61.
+    """A linear map to SKETCH_SIZE numbers: element i, in row-major order, is added with a sign to bucket i modulo 61.
 
-    Signs are a hash of the index, so that they are the same in every process and on every version of torch.
+    Signs are a hash of the index, and so the same in every process and on every version of torch.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Sketcher:
         return sketch
 
     def _sign_of(self, start: int, count: int) -> torch.Tensor:
-        """The first chunk's signs serve all chunks, turned by a sign of each chunk's own."""
+        """The first chunk's signs, times one more sign for each chunk."""
         if self._signs.numel() < min(count, _CHUNK):
             size = min(_CHUNK, max(2 * self._signs.numel(), count))
             self._signs = torch.from_numpy(_hash_signs(np.arange(size, dtype=np.uint64)))
@@ -51,7 +51,7 @@ class Sketcher:
 
 
 def _hash_signs(index: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One bit of splitmix64 (Steele, Lea and Flood, 2014) a number, as 1.0 or -1.0."""
+    """One bit of splitmix64 (Steele, Lea and Flood, 2014) for each index, as 1.0 or -1.0."""
     with np.errstate(over="ignore"):
         mixed = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

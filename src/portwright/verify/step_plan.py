@@ -1,7 +1,7 @@
-"""What of a tape is the training step, and how each tensor that it begins with gets there.
+"""Finds the training step on a tape, and where each of its input tensors comes from.
 
-A tensor is fed by a loader, is captured as a constant, or is part of the model. A vendor's loader wants one first dimension
-for all that it feeds, so what does not have it, and does not change from step to step, such as a mask, is captured.
+A tensor is fed by a loader, captured as a constant, or part of the model. A vendor's loader needs one first dimension for
+all that it feeds, so a tensor with another one that stays the same in each step, such as a mask, is captured.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from portwright.verify.tape import Backward, Entry, Tape, memory_of, state_of
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """One update's forward and backward passes, ready to be done again."""
+    """One update's forward and backward passes, ready to be replayed."""
 
     entries: tuple[Entry, ...]
     backwards: tuple[Backward, ...]
     modules: tuple[nn.Module, ...]
     fed: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
-    parameters: tuple[Tensor, ...]  # trained, and part of no module that is called
+    parameters: tuple[Tensor, ...]  # trained, and in no module that is called
     batch_size: int | None
-    constant_uses: tuple[
-        tuple[str, int], ...
-    ] = ()  # where each comes in: name of the entry, number of the input
-    doubtful: tuple[int, ...] = ()  # constants that may be data, by their place
+    # first use of each constant: name of the entry, number of the input
+    constant_uses: tuple[tuple[str, int], ...] = ()
+    doubtful: tuple[int, ...] = ()  # indices of constants that may be data
     notes: tuple[str, ...] = ()
 
 
 def plan_step(tape: Tape, trained: Iterable[Tensor] = (), *, captures_odd: bool = False) -> StepPlan:
-    """The entries that the backward passes need, and their beginnings; `trained` are the optimizer's parameters.
+    """Plans the entries that the backward passes need, and their inputs; `trained` are the optimizer's parameters.
 
-    `captures_odd` captures what a loader gave with another first dimension than the rest, too.
+    `captures_odd` also captures tensors from a loader that have another first dimension than the rest.
     """
     if not tape.backwards:
         raise UnsupportedError("the script updated its weights without a backward pass.")
     trained = list(trained)
-    state = _state(tape) | {id(tensor): tensor for tensor in trained}
+    state = state_of(tape.modules) | tape.trained | {id(tensor): tensor for tensor in trained}
     backwards, entries, notes = _distinct(tape, state)
     batch_size = _batch_size(tape, entries, state)
     modules = _called(tape, entries)
@@ -91,7 +90,7 @@ def plan_step(tape: Tape, trained: Iterable[Tensor] = (), *, captures_odd: bool 
 
 
 def feed_what_changes(plan: StepPlan, kept: Sequence[Tensor], later: StepPlan) -> StepPlan:
-    """The plan, with those doubtful constants fed that have other values in a later step; `kept` are their values in this one."""
+    """Feeds the doubtful constants whose values differ in a later step; `kept` has their values in this one."""
     values = dict(zip(later.constant_uses, later.constants, strict=True))
     changed = [
         place
@@ -123,17 +122,13 @@ def _use_of(tensor: Tensor, entries: Sequence[Entry]) -> tuple[str, int]:
 def _same(left: Tensor, right: Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype or left.layout != right.layout:
         return False
-    if left.layout is not torch.strided:  # which torch does not compare
+    if left.layout is not torch.strided:  # torch.equal needs dense tensors
         left, right = left.to_dense(), right.to_dense()
     return bool(torch.equal(left, right))
 
 
-def _state(tape: Tape) -> dict[int, Tensor]:
-    return state_of(tape.modules) | tape.trained
-
-
 def _distinct(tape: Tape, state: dict[int, Tensor]) -> tuple[list[Backward], list[Entry], list[str]]:
-    """Backward passes that differ, and their entries: gradients added up over batches are one pass, several times."""
+    """Backward passes that differ, and their entries: repeated passes that accumulate gradients count once."""
     seen: dict[tuple[str, ...], int] = {}
     backwards: list[Backward] = []
     kept: dict[int, Entry] = {}
@@ -157,7 +152,7 @@ def _own_entries(tape: Tape, backward: Backward, state: dict[int, Tensor]) -> li
 
 
 def _needed(entries: Sequence[Entry], backward: Backward, state: dict[int, Tensor]) -> list[int]:
-    """Entries behind the tensors of a backward pass, in order; what writes into a tensor that is read later counts."""
+    """Indices of the entries that a backward pass depends on, with those that write into a tensor that is read later."""
     tensors = [*backward.tensors, *(t for t in backward.grad_tensors if t is not None)]
     wanted = {id(tensor) for tensor in tensors}
     memory = {memory_of(tensor) for tensor in tensors}
@@ -194,7 +189,7 @@ def _batch_size(tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor]) 
 def _without_preparation(
     tape: Tape, entries: Sequence[Entry], state: dict[int, Tensor], batch_size: int | None
 ) -> list[Entry]:
-    """Without what a loader would do: taking a batch out of a larger store of data, or making a tensor on the host."""
+    """Leaves out what a loader would do: taking a batch from a larger tensor, or making a tensor on the host."""
     depends = {*state, *tape.fetched}
     prepared: set[int] = set()
     kept: list[Entry] = []
@@ -215,14 +210,14 @@ def _without_preparation(
 
 
 def _called(tape: Tape, entries: Sequence[Entry]) -> list[nn.Module]:
-    """Modules that the entries call, or that were called inside of something that they call."""
+    """Modules that the entries call, or that are arguments of functions that they call."""
     called = {id(entry.module) for entry in entries if entry.module is not None}
     inside = {id(module) for entry in entries if entry.module is None for module in entry_modules(entry)}
     return [module for module in tape.modules if id(module) in called | inside]
 
 
 def entry_modules(entry: Entry) -> list[nn.Module]:
-    """Modules among the arguments of a function, such as a checkpoint's."""
+    """Modules among the arguments of a function, such as torch's checkpoint."""
     return [value for value in (*entry.args, *entry.kwargs.values()) if isinstance(value, nn.Module)]
 
 

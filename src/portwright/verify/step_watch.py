@@ -1,6 +1,6 @@
-"""Runs a training script and stops it at an update of its weights, with the step that led there in hand.
+"""Runs a training script up to an update of its weights, and hands over the step that led there.
 
-Nothing is written into the script: torch's own entry points are replaced while it runs, and put back before the step is used.
+torch's entry points are replaced while the script runs, and restored before the step is used.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from portwright.job.main_script import run_as_main
 from portwright.verify.devices_apart import NoAccelerator
-from portwright.verify.record_script import run_as_main
 from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
 from portwright.verify.tape import HostRead, Tape, memory_of, state_of
 
-_MOST_PASSES = 16  # backward passes without an optimizer, and without a parameter that is seen to change
-_MOST_UPDATES = 50  # of other optimizers, while one is waited for
+_MOST_PASSES = 16  # backward passes without an optimizer or a changed parameter
+_MOST_UPDATES = 50  # of other optimizers before the wanted one
 
 
 @dataclass(frozen=True, eq=False)
 class Clipping:
-    """A call of torch's that clips gradients between the backward pass and the update."""
+    """A call of a torch function that clips gradients between the backward pass and the update."""
 
     function: Callable[..., Any]
     parameters: tuple[Tensor, ...]
@@ -43,10 +43,10 @@ class Clipping:
 
 @dataclass(frozen=True, eq=False)
 class WatchedStep:
-    """One update of a script, before it is done."""
+    """One update of a script, before it happens."""
 
     plan: StepPlan
-    names: tuple[str, ...]  # of the plan's modules, as the script calls them
+    names: tuple[str, ...]  # of the plan's modules, as in the script
     optimizer: Optimizer | None  # None: the script updates by hand
     num_optimizers: int
     clippings: tuple[Clipping, ...] = ()
@@ -56,14 +56,14 @@ class WatchedStep:
 
 
 class NoTrainingError(Exception):
-    """The script ended without the update that was waited for."""
+    """The script ended before the wanted update."""
 
 
 class StepWatch:
-    """Watches for the first update by the optimizer of a number, in the order in which they first update.
+    """Waits for the first update by optimizer `number`, counted in the order of their first updates.
 
-    `use` gets the step, with torch as it is without us, and does not have to return. With `captures_odd`, nothing is fed that
-    has another first dimension than the batch.
+    `use` is called with the step, after torch is restored, and need not return. With `captures_odd`, tensors with another
+    first dimension than the batch are captured, not fed.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class StepWatch:
     ) -> None:
         self._use, self._number, self._captures_odd = use, number, captures_odd
         self.tape = Tape()
-        self._optimizers: list[Optimizer] = []  # as they were made
-        self._updating: list[Optimizer] = []  # as they first updated
+        self._optimizers: list[Optimizer] = []  # in the order of creation
+        self._updating: list[Optimizer] = []  # in the order of first updates
         self._clippings: list[Clipping] = []
         self._pending: tuple[WatchedStep, list[Tensor]] | None = None
-        self._others = 0
+        self._num_other_updates = 0
         self._done = False
         self._changes_gradients = False
         self._undo = contextlib.ExitStack()
 
     def run(self, words: Sequence[str]) -> None:
-        """Runs `SCRIPT ARGS` or `-m MODULE ARGS` as the program that it is."""
+        """Runs `SCRIPT ARGS` or `-m MODULE ARGS` as the main program."""
         self._install()
         try:
             run_as_main(words)
@@ -89,11 +89,11 @@ class StepWatch:
             if error.code not in (None, 0) and self._pending is None and not self._done:
                 raise
         except Exception:
-            if self._pending is None:  # else it failed after the step that we have
+            if self._pending is None:  # else it failed after a whole step
                 raise
         finally:
             self._undo.close()
-            self._leave_tape()  # again: torch puts it back where we ended inside of a call
+            self._leave_tape()  # again: torch restores it after a call that the end interrupted
         self._end()
 
     def _end(self) -> None:
@@ -109,7 +109,7 @@ class StepWatch:
     # -- events --------------------------------------------------------------------------------------------
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.tape.backwards:  # else a closure computes the gradients, inside of the update
+        if self.tape.backwards:  # else a closure computes the gradients inside the update
             self._on_update(optimizer)
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -124,10 +124,10 @@ class StepWatch:
         if self._number < len(self._updating) and optimizer is self._updating[self._number]:
             self._on_own_update(optimizer)
             return
-        self._others += 1
+        self._num_other_updates += 1
         self.tape.backwards.clear()
         self._clippings.clear()
-        if self._others > _MOST_UPDATES:
+        if self._num_other_updates > _MOST_UPDATES:
             self._done = True
             raise NoTrainingError
 
@@ -137,7 +137,7 @@ class StepWatch:
             first, kept = self._pending
             self._finish(replace(first, plan=feed_what_changes(first.plan, kept, watched.plan)))
         elif watched.plan.doubtful:
-            # Only a second step tells a mask, which stays, from a target, which changes.
+            # A second step shows which tensor is a mask (unchanged) and which is a target (changed).
             plan = watched.plan
             self._pending = watched, [plan.constants[place].detach().clone() for place in plan.doubtful]
             self.tape.begin_step()
@@ -182,8 +182,8 @@ class StepWatch:
         return self.tape.call_backward(run, tensors, gradients, wanted)
 
     def _on_write(self, written: tuple[Tensor, ...]) -> None:
-        """Where there is no optimizer, a parameter that is written to after a backward pass is updated by hand; else a gradient that
-        is written to is something that the optimizer knows nothing of."""
+        """A write to a parameter after a backward pass is an update by hand if there is no optimizer; with one, a write to a
+        gradient is noted as a change by hand."""
         if self._done:
             return
         if self._optimizers:
@@ -243,7 +243,7 @@ class StepWatch:
         fetch = _BaseDataLoaderIter.__next__
 
         def fetch_batch(iterator: Any) -> Any:
-            with tape.looking_away():  # collating is the loader's business
+            with tape.not_recording():  # no part of the step
                 batch = fetch(iterator)
             if not tape.is_inside:
                 tape.fetch(batch)
@@ -257,7 +257,7 @@ class StepWatch:
         self._replace(_BaseDataLoaderIter, "__next__", fetch_batch)
         self._replace(DataLoader, "_get_iterator", _iterate_here)
         self._replace(torch, "compile", _leave_uncompiled)
-        for name in ("from_numpy", "frombuffer"):  # no mode is told about these
+        for name in ("from_numpy", "frombuffer"):  # a TorchFunctionMode does not see these
             self._replace(torch, name, self._noting_host(getattr(torch, name)))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             clip = self._noting_clip(getattr(torch.nn.utils, name))
@@ -275,7 +275,7 @@ class StepWatch:
         undo.callback(self._leave_tape)
 
     def _leave_tape(self) -> None:
-        """The script may have put modes of its own on top, and inside of a call torch has taken ours away for a while."""
+        """Removes the tape from torch's stack of modes, where the script may have put others above it."""
         self.tape.is_over = True
         modes = _take_modes()
         for mode in reversed(modes):
@@ -294,7 +294,7 @@ class StepWatch:
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             self._clippings.append(Clipping(function, tuple(parameters), args, kwargs))
-            with self.tape.looking_away():
+            with self.tape.not_recording():
                 return function(parameters, *args, **kwargs)
 
         return clip
@@ -309,7 +309,7 @@ class StepWatch:
 
 
 def _iterate_here(loader: Any) -> Any:
-    """Without workers: what they would fetch, this process fetches."""
+    """Iterates in this process, without workers."""
     loader.num_workers, loader.timeout = 0, 0
     return _SingleProcessDataLoaderIter(loader)
 
@@ -320,7 +320,7 @@ def _leave_uncompiled(model: Any = None, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Without the modes of the script, in whose middle we are."""
+    """Leaves the script's modes (autocast, no_grad, function modes) for the block."""
     modes = _take_modes()
     try:
         with torch.enable_grad(), torch.autocast("cpu", enabled=False):
@@ -331,12 +331,12 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _take_modes() -> list[Any]:
-    """All modes of torch's functions, the innermost first."""
+    """Removes and returns all torch function modes, the innermost first."""
     return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
 
 
 def _name_of(module: nn.Module, frame: FrameType | None) -> str:
-    """What the script calls a module: a variable, or an attribute of an object in one."""
+    """The script's name of a module: a variable, or an attribute of `self`."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(("portwright.verify", "torch.")):
             frame = frame.f_back

@@ -1,7 +1,7 @@
-"""A tape of what a training script does around its modules, from the batch to the tensor that it calls backward on.
+"""Records what a training script computes, from the batch to the tensor that it calls backward on.
 
-Calls of modules stand on it as one entry each, functions of torch that are called outside of them as another; so a loss that was
-written as arithmetic is as good as a criterion. The script runs on; nothing about it changes but where its batches are noted.
+Each call of a module is one entry, and so is each torch function outside modules; so a loss written as arithmetic is
+recorded like a loss module.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from portwright.graph.capturing.places import PlaceFinder
-from portwright.graph.graph import Place
 from portwright.verify.devices_apart import on_the_cpu
 from portwright.verify.read_numbers import follow_number, iter_read_numbers
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.watching.place import Place
+from portwright.watching.places import PlaceFinder
 
 _READS = frozenset(
     {"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__"}
@@ -36,14 +36,14 @@ class Entry:
     """One call: of a module, or of a function of torch outside of every module."""
 
     call: Callable[..., Any]
-    name: str  # for a person, and the dotted name under which a function of torch is found again
+    name: str  # the class of a module, or the dotted name by which a torch function is looked up
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     outputs: tuple[Tensor, ...]
     written: tuple[Tensor, ...]  # arguments that it changed in place
     with_grad: bool
     place: Place | None
-    training: tuple[tuple[nn.Module, bool], ...] = ()  # of a module and its parts, as they were
+    training: tuple[tuple[nn.Module, bool], ...] = ()  # training mode of a module and its parts at the call
 
     @property
     def module(self) -> nn.Module | None:
@@ -51,14 +51,14 @@ class Entry:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """Tensors among the arguments, and those of which a number among them was read."""
+        """Tensors among the arguments, and those from which numbers among them were read."""
         given = (self.args, dict(self.kwargs))
         return [*iter_tensors(given), *(number.source for number in iter_read_numbers(given))]
 
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """One call of backward, or of autograd.grad that takes its place."""
+    """One call of backward, or of autograd.grad in its place."""
 
     tensors: tuple[Tensor, ...]
     grad_tensors: tuple[Tensor | None, ...]
@@ -77,45 +77,43 @@ class HostRead:
 
 
 class Tape(TorchFunctionMode):
-    """Notes calls while it is entered; whoever drives the script says when a batch is fetched and a module is called."""
+    """Records calls of torch functions while entered; its driver (`StepWatch`) reports batches and calls of modules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[Entry] = []
         self.backwards: list[Backward] = []
         self.reads: list[HostRead] = []
-        self.modules: list[nn.Module] = []  # called on the outside, in order of their first call
+        self.modules: list[nn.Module] = []  # called outside other modules, in the order of first calls
         self.fetched: dict[int, Tensor] = {}
-        self.carried = WeakTensorKeyDictionary()  # made in a step before
-        self.host_made = WeakTensorKeyDictionary()  # shares memory with numpy
+        self.carried = WeakTensorKeyDictionary()  # made in an earlier step
+        self.host_made = WeakTensorKeyDictionary()  # share memory with numpy
         self.autocasts = False
         self.is_over = False
-        self.on_write: Callable[[tuple[Tensor, ...]], None] | None = (
-            None  # after a backward pass, outside of modules
-        )
-        self.trained: dict[
-            int, Tensor
-        ] = {}  # used with a gradient, and made by nothing: parameters of the script
+        # called with tensors that were written to after a backward pass, outside modules
+        self.on_write: Callable[[tuple[Tensor, ...]], None] | None = None
+        # tensors with a gradient that no entry made: parameters of the script
+        self.trained: dict[int, Tensor] = {}
         self._made: dict[int, Tensor] = {}
         self._depth = 0
         self._trains = False
         self._finder = PlaceFinder()
 
-    # -- what the driver says ------------------------------------------------------------------------------
+    # -- called by the driver ------------------------------------------------------------------------------
 
     def fetch(self, batch: Any) -> None:
-        """A loader gave a batch; what was done before it, and trains nothing, is no part of the step."""
+        """A loader gave a batch; entries before it that train nothing are dropped."""
         if not self._trains:
             self._forget()
         self.fetched.update((id(tensor), tensor) for tensor in iter_tensors(batch))
 
     @property
     def is_inside(self) -> bool:
-        """Whether something that stands on the tape as one entry is at work."""
+        """Whether a call that is one entry is running."""
         return self._depth > 0
 
     @contextmanager
-    def looking_away(self) -> Iterator[None]:
+    def not_recording(self) -> Iterator[None]:
         self._depth += 1
         try:
             yield
@@ -123,7 +121,7 @@ class Tape(TorchFunctionMode):
             self._depth -= 1
 
     def begin_step(self) -> None:
-        """An update is done: what it made is carried over, not made again."""
+        """Starts a new step after an update; tensors made before it count as carried over."""
         for tensor in self._made.values():
             self.carried[tensor] = True
         self._forget()
@@ -144,7 +142,7 @@ class Tape(TorchFunctionMode):
         )
 
     def call_function(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Something that torch does not show to a mode, such as a Function's apply."""
+        """Records a call that a TorchFunctionMode does not see, such as a Function's apply."""
         if self._depth:
             return function(*args, **kwargs)
         return self._note(function, name, lambda: function(*args, **kwargs), args, kwargs)
@@ -160,10 +158,10 @@ class Tape(TorchFunctionMode):
             given = tuple(grad_tensors or ()) or (None,) * len(tensors)
             place = self._place()
             self.backwards.append(Backward(tuple(tensors), given, len(self.entries), place, tuple(wanted)))
-        with self.looking_away():
+        with self.not_recording():
             return run()
 
-    # -- what torch says -----------------------------------------------------------------------------------
+    # -- called by torch -----------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_over:
@@ -190,12 +188,12 @@ class Tape(TorchFunctionMode):
         training: tuple[tuple[nn.Module, bool], ...] = (),
     ) -> Any:
         inputs = list(iter_tensors((args, kwargs)))
-        # Kept as they are now: a list that the script fills on, or a dictionary, is another thing later.
+        # Copies, since the script may change a list or dictionary later.
         kept_args = replace_tensors(tuple(args), lambda tensor: tensor)
         kept_kwargs = replace_tensors(dict(kwargs), lambda tensor: tensor)
         versions = [_version(tensor) for tensor in inputs]
         with_grad = torch.is_grad_enabled()
-        with self.looking_away():
+        with self.not_recording():
             result = run()
         self.note_host_made(call, args, kwargs, result)
         outputs = tuple(iter_tensors(result))
@@ -205,7 +203,7 @@ class Tape(TorchFunctionMode):
         is_setter = getattr(call, "__name__", "") == "__set__"
         if not (outputs or written or is_setter):
             return result
-        # A leaf is no result: where a parameter of the script's own is made, nothing is trained yet.
+        # A leaf is no result: making a parameter trains nothing yet.
         trains = any(_is_result(output) for output in outputs)
         is_module = isinstance(call, nn.Module)
         if not (trains or is_module or self._trains or any(self._is_followed(tensor) for tensor in inputs)):
@@ -235,11 +233,11 @@ class Tape(TorchFunctionMode):
             return result
         place = self._place()
         self.reads.append(HostRead(name, place, not self.backwards))
-        # Where such a number goes back into the step, the step depends on a read.
+        # Follows the number, in case it goes back into the step.
         return follow_number(result, source, place) if name == "item" else result
 
     def note_host_made(self, call: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Follows memory of numpy's: only a move to a named device makes a tensor of the device's own of it."""
+        """Marks results that share memory with numpy; a move to a named device ends that."""
         if not isinstance(result, Tensor) or not any(t in self.host_made for t in iter_tensors(args)):
             return
         is_moved = "device" in kwargs or any(isinstance(arg, torch.device | str) for arg in args)
@@ -251,7 +249,7 @@ class Tape(TorchFunctionMode):
 
 
 def _is_result(tensor: Tensor) -> bool:
-    """Whether a gradient can flow to what a tensor was made of; torch refuses to say of a view made without gradients and then written to."""
+    """Whether a tensor has a graph behind it; False where torch refuses to say (a view made under no_grad and then written to)."""
     try:
         return tensor.requires_grad and not tensor.is_leaf
     except RuntimeError:
@@ -268,10 +266,10 @@ def state_of(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """What two names of the same values have in common, such as a parameter and its data."""
+    """An id of a tensor's memory, which a parameter shares with its data."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse: it has none of its own
+    except (NotImplementedError, RuntimeError):  # sparse: it has no storage
         return id(tensor)
 
 

@@ -1,4 +1,4 @@
-"""Tensors inside whatever people pass around: containers, named tuples, dataclasses, objects of their own."""
+"""Finds and replaces tensors inside containers, named tuples, dataclasses and other plain objects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_DEEPEST = 8  # batches are shallow; what is deeper is some object graph that happens to be reachable
+_DEEPEST = 8  # batches are shallow; deeper structures are unrelated objects
 
 
 def iter_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor in a value, in an order that only depends on its structure; modules are not entered."""
+    """Every tensor in a value, in an order that depends only on its structure; modules are not entered."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -31,7 +31,7 @@ def iter_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def replace_tensors(value: Any, function: Callable[[Tensor], Any], depth: int = 0) -> Any:
-    """The same structure with each tensor replaced; what holds no tensor is returned as it is, not copied."""
+    """Copies a structure with each tensor replaced; parts without tensors are not copied."""
     if isinstance(value, Tensor):
         return function(value)
     if depth > _DEEPEST or next(iter_tensors(value, depth), None) is None:
@@ -56,7 +56,7 @@ def replace_tensors(value: Any, function: Callable[[Tensor], Any], depth: int = 
 
 
 def _is_plain_object(value: Any) -> bool:
-    """An object of a user's or a library's class, such as a Batch; never code, modules or torch's own."""
+    """Whether it is an object of a user's or library's class, such as a Batch: no code, module or torch object."""
     kind = type(value)
     return (
         hasattr(value, "__dict__")

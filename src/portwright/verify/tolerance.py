@@ -1,9 +1,9 @@
-"""How far two runs may be apart and still compute the same: by dtype, or by what rounding was seen to do.
+"""Bounds for the distance of two runs that compute the same: from the dtype, or from measured rounding noise.
 
 Two correct programs differ by rounding only, and training amplifies that: little in a small network, a thousandfold in a
-deep one with batch normalisation. So a fixed tolerance is either blind or full of false alarms. Here a narrow one, from the
-dtype alone, settles the plain cases; beyond it the original is run once more with its initial weights off by one rounding,
-and the distance that this makes, tensor by tensor and step by step, is the yardstick.
+deep one with batch normalisation. So a fixed tolerance is too wide or too narrow. A narrow one, from the dtype
+alone, decides the plain cases. Otherwise the original is run again with its initial weights off by one rounding, and the
+distance that this causes sets the bound, tensor by tensor and step by step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ Decider = Literal["dtype", "noise"]
 # Roundings in one step, by quantity: sums over a batch for a loss, over the network and back for a gradient.
 _ROUNDINGS: dict[Quantity, float] = {"loss": 4, "gradient": 32, "update": 64, "buffer": 32}
 _SHARE_OF_TYPICAL = 0.1
-NOISE_FACTOR = 10.0  # a port rounds in every op, the yardstick's run only in its weights
+# A real change of this relative size must be seen: agreement within a wider bound proves nothing.
+VAGUE = 0.01
+NOISE_FACTOR = 10.0  # a port rounds in every op, the perturbed run only in its weights
 
 
 def base_bound(quantity: Quantity, step: int, dtype: str) -> float:
-    """What rounding alone can do in a well-behaved network; grows with the steps that it had to add up."""
+    """What rounding alone can do in a well-behaved network; it grows with each step."""
     return _ROUNDINGS[quantity] * epsilon(dtype) * step
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The distance that is still equal, and what set it."""
+    """The largest distance that still counts as equal, and what set it."""
 
     value: float
     decided_by: Decider
@@ -39,7 +41,7 @@ class Bound:
 
 @dataclass
 class Noise:
-    """What one rounding in the initial weights became, in a run of the original itself."""
+    """The distances that one rounding in the initial weights causes in the original."""
 
     relative: float  # size of the perturbation
     _own: dict[tuple[Quantity, str], dict[int, float]] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Noise:
         noise = cls(relative)
         by_step: defaultdict[tuple[Quantity, int], list[float]] = defaultdict(list)
         for m in sorted(measures, key=lambda m: m.step):
-            # The largest so far: by chance a tensor may have come close to the original again.
+            # The largest so far, since a tensor may come close to the original again by chance.
             own = noise._own.setdefault((m.quantity, m.name), {})
             own[m.step] = max(m.distance, max(own.values(), default=0.0))
             by_step[m.quantity, m.step].append(own[m.step])
@@ -59,7 +61,7 @@ class Noise:
         return noise
 
     def at(self, quantity: Quantity, name: str, step: int) -> float:
-        """The tensor's own noise; a part of what is typical for its kind where its own is small by chance."""
+        """The tensor's own noise, but at least a share of what is typical for its quantity."""
         own = _last(self._own.get((quantity, name), {}), step)
         return max(own, _SHARE_OF_TYPICAL * _last(self._typical.get(quantity, {}), step))
 
@@ -70,7 +72,7 @@ def _last(by_step: dict[int, float], step: int) -> float:
 
 
 def bound_of(measure: Measure, dtype: str, noise: Noise | None) -> Bound:
-    """The bound for one measure; a quotient's own rounding (`measure.rounding`) comes on top of either."""
+    """The bound for one measure; rounding of the stored values (`measure.rounding`) is added to that from the dtype."""
     base = base_bound(measure.quantity, measure.step, dtype) + measure.rounding
     measured = NOISE_FACTOR * noise.at(measure.quantity, measure.name, measure.step) if noise else 0.0
     return Bound(base, "dtype") if base >= measured else Bound(measured, "noise")

@@ -87,7 +87,7 @@ def test_batch_norm_moves_its_averages_only_by_its_updates(v1: Any) -> None:
     assert not before.any()
     after_mean, after_variance = evaluate(v1, mean, variance, after=updates)
     np.testing.assert_allclose(after_mean, x.mean(0) * 0.5, rtol=1e-5)
-    np.testing.assert_allclose(after_variance, 0.5 + x.var(0) * 0.5, rtol=1e-4)
+    np.testing.assert_allclose(after_variance, 0.5 + x.var(0, ddof=1) * 0.5, rtol=1e-4)  # as 1.15 has it
     assert names(v1) == [f"BatchNorm/{n}" for n in ("beta", "gamma", "moving_mean", "moving_variance")]
 
 
@@ -139,11 +139,11 @@ def test_initializers_have_their_variance(v1: Any, uniform: bool) -> None:
 
 
 def test_regularizers(v1: Any) -> None:
-    from portwright.compat.contrib_initializers import l1_l2_regularizer, l2_regularizer
+    from portwright.compat.contrib_initializers import l1_regularizer, l2_regularizer
 
     w = v1.constant([1.0, -2.0])
     assert evaluate(v1, l2_regularizer(0.1)(w)) == pytest.approx(0.25)
-    assert evaluate(v1, l1_l2_regularizer(1.0, 0.1)(w)) == pytest.approx(3.25)
+    assert evaluate(v1, l1_regularizer(1.0)(w)) == pytest.approx(3.0)
     assert l2_regularizer(0.0)(w) is None
     for bad in (-1.0, "a"):
         with pytest.raises(UserError, match="scale of a regularizer"):
@@ -285,14 +285,53 @@ def test_hparams_that_cannot_be_read(text: str) -> None:
 def test_streaming_metrics_take_predictions_first(v1: Any) -> None:
     from portwright.compat import contrib_metrics as metrics
 
-    precision, update = metrics.streaming_precision(v1.constant([1, 1, 1, 0]), v1.constant([1, 0, 0, 1]))
+    seen, told = v1.constant([1, 1, 1, 0]), v1.constant([1, 0, 0, 1])
+    accuracy, update = metrics.streaming_accuracy(seen, told, v1.constant([3.0, 1.0, 1.0, 1.0]))
     x, y = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0])
     r, update_r = metrics.streaming_pearson_correlation(v1.constant(x), v1.constant(y))
     held, update_held = metrics.streaming_concat(v1.constant(x))
-    found = evaluate(v1, precision, r, held, after=[update, update_r, update_held, update_held])
-    assert found[0] == pytest.approx(1 / 3)
+    found = evaluate(v1, accuracy, r, held, after=[update, update_r, update_held, update_held])
+    assert found[0] == pytest.approx(0.5)
     assert found[1] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-4)
     np.testing.assert_array_equal(found[2], [*x, *x])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("log_loss", "sigmoid b", 0.60166562),
+        ("log_loss", "sigmoid b column", 0.46964619),
+        ("softmax_cross_entropy", "a b row", 0.28733534),
+        ("mean_squared_error", "a b row", 0.025),
+    ],
+)
+def test_losses_have_their_arguments_the_other_way_round(
+    v1: Any, name: str, arguments: str, expected: Any
+) -> None:
+    """Numbers of TensorFlow 1.15."""
+    from portwright.compat import contrib_losses
+
+    a = v1.constant([[0.9, -0.2], [0.4, 0.3]])
+    given = {
+        "a": a, "sigmoid": v1.sigmoid(a), "b": v1.constant([[1.0, 0.0], [0.0, 1.0]]), "row": [1.0, 0.0], "column": [[1.0], [0.0]]
+    }  # fmt: skip
+    found = evaluate(v1, getattr(contrib_losses, name)(*(given[word] for word in arguments.split())))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(v1.losses.get_losses()) == 1
+
+
+def test_optimize_loss_keeps_its_rate_in_a_variable(v1: Any) -> None:
+    from portwright.compat.contrib_layers import optimize_loss
+
+    weight = v1.get_variable("w", [], initializer=v1.ones_initializer())
+    step = optimize_loss(weight * 2.0, v1.train.get_or_create_global_step(), 0.25, "SGD", clip_gradients=1.0)
+    assert names(v1) == ["OptimizeLoss/learning_rate", "global_step", "w"]
+    assert evaluate(v1, weight, after=[step]) == pytest.approx(0.75)
+    told = {s.op.name for s in v1.get_collection(v1.GraphKeys.SUMMARIES)}
+    assert told == {
+        f"OptimizeLoss/{n}"
+        for n in ("loss", "global_norm/gradient_norm", "global_norm/clipped_gradient_norm")
+    }
 
 
 def test_variables_are_listed_and_restored(v1: Any, tmp_path: Path) -> None:
@@ -315,7 +354,7 @@ def test_variables_are_listed_and_restored(v1: Any, tmp_path: Path) -> None:
         variables.assign_from_checkpoint_fn(path, [])
 
 
-def test_mnist_files_are_read_in_batches(tmp_path: Path) -> None:
+def test_mnist_files_are_read_in_batches(tmp_path: Path, v1: Any) -> None:
     import gzip
     import struct
 
@@ -332,12 +371,25 @@ def test_mnist_files_are_read_in_batches(tmp_path: Path) -> None:
     seen = [found.train.next_batch(3)[1].argmax(1).tolist() for _ in range(4)]
     assert sorted(label for batch in seen for label in batch) == [2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
     assert found.train.epochs_completed == 3
-    with pytest.raises(UserError, match="no train-images"):
-        read_data_sets(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="no train-images") as missing:
+        read_data_sets(str(tmp_path / "nowhere"), source_url="http://old/mnist/")
+    assert "from http://old/mnist/" in str(missing.value)
+    floats, whole = (
+        read_data_sets(str(tmp_path), dtype=dtype, validation_size=2) for dtype in (v1.float32, v1.uint8)
+    )
+    assert (floats.train.images.dtype, whole.train.images.dtype) == (np.float32, np.uint8)
+    np.testing.assert_allclose(floats.train.images * 255, whole.train.images)
+    with pytest.raises(TypeError, match="int32"):
+        read_data_sets(str(tmp_path), dtype=np.int32, validation_size=2)
+    fake = read_data_sets(str(tmp_path), fake_data=True, one_hot=True)
+    images, labels = fake.train.next_batch(2, fake_data=True)
+    assert (fake.train.num_examples, len(images), set(images[1]), labels[1]) == (10000, 2, {1}, [1, *[0] * 9])
+    with pytest.raises(UserError, match="fake_data"):
+        fake.train.next_batch(2)
 
 
 def test_messages_keep_what_is_set() -> None:
-    from portwright.compat.cerebras_messages import CSConfig, FullConfig
+    from portwright.compat.cerebras_tf import CSConfig, FullConfig
 
     config = FullConfig()
     config.matching.kernel.use_it = True
@@ -345,3 +397,22 @@ def test_messages_keep_what_is_set() -> None:
     config.replicas = -1
     assert config.as_dict() == {"matching": {"kernel": {"use_it": True}, "disabled": ["x"]}, "replicas": -1}
     assert CSConfig(use_cbfloat16=False).as_dict() == {"use_cbfloat16": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("metrics.f1_score", "precision and recall"),
+        ("metrics.streaming_auc", "labels come first"),
+        ("estimator.replicate_model_fn", "MirroredStrategy"),
+        ("opt.MomentumWOptimizer", "extend_with_decoupled_weight_decay"),
+        ("layers.relu", "fully_connected"),
+        ("crf.crf_log_norm", "crf_log_likelihood"),
+    ],
+)
+def test_a_name_that_no_public_project_uses_says_what_to_use(name: str, cure: str) -> None:
+    from portwright.compat.contrib_names import contrib_modules, cure_for
+
+    module, _, last = name.rpartition(".")
+    assert last not in contrib_modules()[f"tensorflow.contrib.{module}"]
+    assert cure in cure_for(f"tensorflow.contrib.{name}")

@@ -50,7 +50,7 @@ import portwright
 from portwright.tensorflow import Estimator, run
 import numpy, tensorflow as tf
 print("RESULT", json.dumps({
-    "estimator": hasattr(tf, "estimator"),
+    "estimator": tf.estimator is not portwright.tensorflow or hasattr(tf.compat.v1, "estimator"),
     "contrib": hasattr(tf.compat.v1, "contrib"),
     "module": importlib.util.find_spec("tensorflow_estimator") is not None,
     "cerebras": importlib.util.find_spec("cerebras") is not None,

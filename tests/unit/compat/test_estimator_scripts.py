@@ -166,7 +166,7 @@ def test_each_file_gets_the_api_it_was_written_for(tmp_path: Path, result: Resul
         ("import keras\n", ("old.py:1", "Keras 3", "from tensorflow import keras")),
         ("import tensorflow as tf\ntf.placeholder\ntf.initialise_all()\n", ("old.py:3", "tensorflow.initialise_all")),
         ("x = 1\nprint 'python 2'\n", ("old.py:2", "Missing parentheses", "Python 2")),
-        ("import no_such_package\n", ("old.py:1", "no_such_package", "pip install")),
+        ("import no_such_package\n", ("old.py:1", "no_such_package", "neither installed nor beside the script")),
     ],
 )  # fmt: skip
 def test_what_is_not_lent_is_one_line_with_its_place_and_a_cure(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from portwright.compat.finder import LendingFinder
+from portwright.compat.lend import explain_import_error
 from portwright.compat.modelzoo_names import make_finder
 from portwright.errors import UserError
 
@@ -182,5 +185,70 @@ def test_every_name_of_the_model_zoo_is_there() -> None:
                 assert getattr(module, attribute) is not None or attribute == "AP_DISABLED", (
                     f"{name}.{attribute}"
                 )
+    finally:
+        finder.remove()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import yaml.nothing", "x.py:1: there is no module 'yaml.nothing' in {yaml}."),
+        ("import numpy\nfrom yaml import nothing", "x.py:2: cannot import name 'nothing' from 'yaml'"),
+        ("import nobody_has_this.part", "x.py:1 imports 'nobody_has_this', which is neither installed nor beside the script."),
+        ("import own_part.more", "x.py:1: there is no module 'own_part.more' in {own}."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_imported_is_told_as_it_is(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is there is not said to be missing, and none is advised by its name alone."""
+    package(tmp_path, "own_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "x.py").write_text(text)
+    with pytest.raises(ImportError) as caught:
+        runpy.run_path(str(tmp_path / "x.py"))
+    error = explain_import_error(tmp_path / "x.py", caught.value)
+    assert told.format(yaml=Path(yaml.__file__).parent, own=tmp_path / "own_part") in str(error)
+    assert "pip install" not in f"{error} {error.cure}"
+
+
+@pytest.mark.parametrize(
+    "package", ["portwright", "modelzoo.common.pytorch", "cerebras.modelzoo.common.pytorch"]
+)
+def test_the_optimizers_of_seed_003(package: str) -> None:
+    """Seed 003, "We currently support": "7. [optimizers](../../../common/pytorch/optim)"."""
+    import portwright.optim
+
+    finder = make_finder()
+    finder.install()
+    try:
+        optim = load(f"{package}.optim")
+        assert {optim.AdamW, optim.SGD, optim.Lamb} == {
+            portwright.optim.AdamW,
+            portwright.optim.SGD,
+            portwright.optim.Lamb,
+        }
+        assert load(f"{package}.optim.lr_scheduler").Polynomial is portwright.optim.lr_scheduler.Polynomial
+    finally:
+        finder.remove()
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("input_utils", ("bucketed_batch", "get_streaming_batch_size")),
+        ("pytorch_utils", ("BufferedShuffleDataset",)),
+        ("run_utils", ("main", "run")),
+        ("utils.run.cli_pytorch", ("get_params_from_args",)),
+        ("utils.model.transformer_utils", ("create_2D_autoregressive_mask", "make_key_padding_mask_broadcastable", "smooth_loss")),
+    ],
+)  # fmt: skip
+def test_the_helper_functions_of_seed_003(module: str, names: tuple[str, ...]) -> None:
+    """Seed 003: "We also provide helper functions to [create masks] or [initializers](../../../common/utils/model/)"."""
+    finder = make_finder()
+    finder.install()
+    try:
+        lent = load(f"cerebras.modelzoo.common.{module}")
+        assert all(getattr(lent, name).__module__.startswith("portwright.") for name in names)
     finally:
         finder.remove()

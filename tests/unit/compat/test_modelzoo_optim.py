@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from portwright.compat import modelzoo_lr_scheduler as schedulers
-from portwright.compat import modelzoo_optim as optim
-from portwright.compat.modelzoo_parts import (
+from portwright import optim
+from portwright.compat.modelzoo_blocks import (
     RotaryPositionEmbeddingHelper,
     get_clones,
     lecun_normal_,
     variance_scaling_,
 )
 from portwright.layers import RotaryPositionEmbeddingHelper as OurHelper
+from portwright.optim import lr_scheduler as schedulers
 
 
 def step(kind: Any, **options: Any) -> list[float]:
@@ -44,6 +45,24 @@ def step(kind: Any, **options: Any) -> list[float]:
 def test_defaults_are_the_zoos(ours: Any, torchs: Any, options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if name != "eps"}
     assert step(ours, **given) == step(torchs, **options)
+
+
+def test_arguments_are_the_zoos_in_their_order_and_no_others() -> None:
+    class Own(optim.Adam):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, 0.1, (0.8, 0.9))
+
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    assert Own(weights).defaults["betas"] == (0.8, 0.9)
+    assert pickle.loads(pickle.dumps(optim.SGD)) is optim.SGD
+    for call in (
+        lambda: optim.Adam(weights, 0.1, lr=0.1),
+        lambda: optim.Adam(weights, fused=True),
+        lambda: optim.SGD(weights),
+        lambda: schedulers.Step(Own(weights), 1.0, 2),
+    ):
+        with pytest.raises(TypeError, match="argument"):
+            call()
 
 
 def test_adamw_without_bias_correction_starts_slowly() -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 from loader_cases import assert_same, make, take
+from stores import write_store
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from portwright.data import ArrayDataset, Draws, GatherDataset, StoreDataset, ahead
-from portwright.data.store_writer import write_store
 from portwright.errors import UserError
 
 NUM = 103

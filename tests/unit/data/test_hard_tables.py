@@ -26,6 +26,11 @@ def test_a_csv_without_a_heading_loses_no_record(tmp_path: Path, content: str, c
         FileDataset(tmp_path / "a.csv")
 
 
+def test_a_column_without_a_name_may_lie_beside_those_that_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",ids\n0,5\n1,6\n")  # as pandas writes its index
+    assert FileDataset(tmp_path / "a.csv", fields=["ids"])[1]["ids"] == 6
+
+
 def test_whole_numbers_that_no_dtype_holds_are_not_rounded(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": -1}\n{"id": 18446744073709551615}\n')
     with pytest.raises(UserError, match=r"a.jsonl: 'id' holds numbers that no array can"):

@@ -302,7 +302,7 @@ def test_without_workers_samples_draw_from_the_process_in_order() -> None:
 
 def test_counts_and_sizes() -> None:
     loader = make(DataLoader(tensors(10), batch_size=4))
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (3, 2, True)
+    assert (loader.num_batches, loader.num_samples_of_last) == (3, 2)
     assert loader.batch_size == 4
     assert loader.last_counts == (0, 0)
     assert [loader.last_counts for _ in loader] == [(4, 4), (4, 4), (2, 2)]
@@ -310,32 +310,28 @@ def test_counts_and_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "num_batches", "last", "vary"),
+    ("data", "num_batches", "last"),
     [
-        (DataLoader(tensors(8), batch_size=4), 2, 4, False),
-        (DataLoader(tensors(10), batch_size=4, drop_last=True), 2, 4, False),
-        (DataLoader(tensors(3), batch_size=4), 1, 3, False),
-        (DataLoader(tensors(9), batch_sampler=[[1, 2], [3]]), 2, None, True),
-        (DataLoader(tensors(9), batch_size=None), 9, None, True),
-        (DataLoader(Stream(9), batch_size=4), None, None, True),
-        (DataLoader(Stream(9), batch_size=4, drop_last=True), None, None, False),
-        ([torch.ones(3), torch.ones(3)], 2, 3, False),
-        ([torch.ones(3), torch.ones(2)], 2, 2, True),
-        ([{"a": torch.ones(3)}], 1, 3, False),
-        ([Point(torch.ones(3, 2), None)], 1, 3, False),
-        ([["a", "b"], ["c"]], 2, 1, True),
-        ([([torch.ones(3, 8), torch.ones(3, 9)], [{"boxes": torch.ones(5, 4)}, {}])], 1, 2, False),
-        ([torch.tensor(1.0)], 1, 1, False),
-        ([torch.ones(2), torch.ones(0)], 2, 0, True),
+        (DataLoader(tensors(8), batch_size=4), 2, 4),
+        (DataLoader(tensors(10), batch_size=4, drop_last=True), 2, 4),
+        (DataLoader(tensors(3), batch_size=4), 1, 3),
+        (DataLoader(tensors(9), batch_sampler=[[1, 2], [3]]), 2, None),
+        (DataLoader(tensors(9), batch_size=None), 9, None),
+        (DataLoader(Stream(9), batch_size=4), None, None),
+        (DataLoader(Stream(9), batch_size=4, drop_last=True), None, None),
+        ([torch.ones(3), torch.ones(3)], 2, 3),
+        ([torch.ones(3), torch.ones(2)], 2, 2),
+        ([{"a": torch.ones(3)}], 1, 3),
+        ([Point(torch.ones(3, 2), None)], 1, 3),
+        ([["a", "b"], ["c"]], 2, 1),
+        ([([torch.ones(3, 8), torch.ones(3, 9)], [{"boxes": torch.ones(5, 4)}, {}])], 1, 2),
+        ([torch.tensor(1.0)], 1, 1),
+        ([torch.ones(2), torch.ones(0)], 2, 0),
     ],
 )
-def test_what_is_known_beforehand(data: Any, num_batches: int | None, last: int | None, vary: bool) -> None:
+def test_what_is_known_beforehand(data: Any, num_batches: int | None, last: int | None) -> None:
     loader = make(data)
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (
-        num_batches,
-        last,
-        vary,
-    )
+    assert (loader.num_batches, loader.num_samples_of_last) == (num_batches, last)
 
 
 def test_a_stream_with_a_length_is_measured() -> None:
@@ -344,10 +340,10 @@ def test_a_stream_with_a_length_is_measured() -> None:
             return self.num_samples
 
     loader = make(DataLoader(Sized(9), batch_size=4))
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (3, 1, True)
+    assert (loader.num_batches, loader.num_samples_of_last) == (3, 1)
     assert len(list(loader)) == 3
     several = make(DataLoader(Sized(9), batch_size=4, num_workers=2))
-    assert (several.num_batches, several.batch_sizes_vary) == (None, True)
+    assert several.num_batches is None
 
 
 def test_recent_batches_can_be_had_again() -> None:

@@ -156,7 +156,6 @@ def test_samples_that_do_not_reach_all_processes_come_with_the_batch_before(
         assert sorted(seen.tolist()) == sorted(tensors(num_samples)[:][1].tolist())
     for loader in loaders:
         assert loader.position()["samples"] == 2 * num_samples
-        assert loader.batch_sizes_vary
         assert len([note for note in loader.notes if "come with the batch before" in note]) == 1
         loader.close()
 
@@ -201,7 +200,7 @@ def test_an_evaluation_counts_every_sample_once_and_keeps_the_processes_in_step(
 
 def test_known_sizes_count_what_comes_with_the_batch_before() -> None:
     loader = make(DataLoader(tensors(9), batch_size=4), world_size=2, rank=0, repeat=True)
-    assert (loader.num_batches, loader.num_samples_of_last, loader.batch_sizes_vary) == (2, 5, True)
+    assert (loader.num_batches, loader.num_samples_of_last) == (2, 5)
 
 
 @pytest.mark.parametrize(

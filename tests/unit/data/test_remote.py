@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from portwright.data.failures import Failure
 from portwright.data.loader import open_source
-from portwright.data.remote import END, NeedsAnew, Wanted
-from portwright.data.source import Shared
+from portwright.data.source import END, NeedsFreshInput, Shared, Wanted
 from portwright.errors import UserError
 from portwright.runtime.stream_batches import check_sameness
 from portwright.stream import wire
@@ -72,7 +71,7 @@ class Readers:
             with torch.random.fork_rng():
                 try:
                     made = self._readers[at].make(order)
-                except NeedsAnew:
+                except NeedsFreshInput:
                     self._readers[at] = self._open()
                     made = self._readers[at].make(order)
             if made is not END and type(made) is not Failure:

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stores import write_store
 
 from portwright.data import Field, Store, StoreDataset, StoreWriter
-from portwright.data.check import check_store
 from portwright.data.manifest import DTYPES
-from portwright.data.store_writer import write_store
+from portwright.data.store import check_store
 from portwright.errors import UserError
 
 
@@ -123,7 +123,7 @@ def test_workers_share_what_was_looked_at(store_folder: Path) -> None:
     process = context.Process(target=store.gather, args=(np.arange(1000),))
     process.start()
     process.join()
-    assert store._seen.sum() == 4
+    assert store._verified.sum() == 4
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_ids_beyond_the_vocabulary_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"shard-00002.bin: record 50 has the id 1234") as caught:
         StoreDataset(tmp_path, vocab_size=1234)
     assert "Set vocab_size to 2000" in caught.value.cure
-    assert Store(tmp_path).highest("input_ids") == 1234
+    assert max(shard.highest["input_ids"] for shard in Store(tmp_path).manifest.shards) == 1234
     with pytest.raises(UserError, match="no field 'ids'"):
         StoreDataset(tmp_path, vocab_size=9, ids_field="ids")
 

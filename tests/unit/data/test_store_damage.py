@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from portwright.data import Field
-from portwright.data.check import check_store
-from portwright.data.store import Store
+from portwright.data.store import Store, check_store
 from portwright.data.store_writer import StoreWriter
 from portwright.errors import UserError
 
@@ -76,7 +75,7 @@ def test_numbers_and_names_beyond_all_bounds_are_damage(
 )
 def test_json_that_python_cannot_hold_is_damage(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"manifest.json is damaged: it cannot be read"):
+    with pytest.raises(UserError, match=r"manifest.json is damaged: it is not UTF-8 or not JSON"):
         Store(folder)
 
 

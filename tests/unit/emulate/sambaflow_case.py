@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import samba
+from portwright.emulate.sambaflow import _ledger, _state, samba
 from portwright.emulate.sambaflow.samba import utils
 
 FP32 = {"graphamp_preset": "mp0"}
+
+
+def start_again() -> None:
+    """A process with nothing compiled and nothing parsed."""
+    samba.session.__init__()  # type: ignore[misc]
+    _ledger.forget_all()
+    _state.command = None
 
 
 class Classifier(nn.Module):

@@ -213,36 +213,18 @@ def test_data_parallel_is_refused() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda o: o.setAvailableMemoryProportion(0.5),
-        lambda o: o.setAvailableMemoryProportion({"IPU0": 2.0}),
-        lambda o: o.setAvailableMemoryProportion({"IPU0": float("nan")}),
-        lambda o: o.setAvailableMemoryProportion({"IPU0": "0.5"}),
-        lambda o: o.setAvailableMemoryProportion({"IPU0": True}),
         lambda o: o.anchorTensor(["a"], "loss"),
         lambda o: o.anchorTensor("a", None),
         lambda o: o.anchorTensor("", "loss"),
         lambda o: o.anchorTensor("a", "loss", "All"),
         lambda o: o.updatableNamedBuffers("norm.running_mean"),
         lambda o: o.updatableNamedBuffers([3]),
-        lambda o: o.showCompilationProgressBar("no"),
         lambda o: o.relaxOptimizerAttributesChecks(0),
-        lambda o: o.enableStableNorm("false"),
-        lambda o: o.enableSyntheticData("no"),
-        lambda o: o.logCycleCount(1),
-        lambda o: o.enableExecutableCaching(3),
-        lambda o: o.enableExecutableCaching(""),
-        lambda o: o.inputReplicaGrouping("2", poptorch.CommGroupType.Consecutive),
-        lambda o: o.inputReplicaGrouping(1, "Consecutive"),
     ],
 )
 def test_options_of_a_wrong_type_are_refused(ask: Callable[[Any], Any]) -> None:
     with pytest.raises((poptorch.Error, AssertionError), match="not"):
         ask(poptorch.Options())
-
-
-def test_a_partials_type_that_cannot_be_hashed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"torch.float or torch.half, not \[\]"):
-        poptorch.Options().Precision.setPartialsType([])  # type: ignore[arg-type]
 
 
 # Python that runs once

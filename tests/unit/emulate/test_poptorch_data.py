@@ -25,10 +25,7 @@ from torch.utils.data import (
 )
 
 from portwright.emulate import poptorch
-from portwright.emulate.poptorch import _dataloader
-from portwright.emulate.poptorch._data import AsynchronousDataAccessor, DataLoader, _SubDataset
-from portwright.emulate.poptorch._toplevel import ICustomArgParser, registerCustomArgParser
-from portwright.emulate.poptorch._utils import custom_arg_parsers
+from portwright.emulate.poptorch._dataloader import AsynchronousDataAccessor, DataLoader
 from portwright.emulate.poptorch.enums import DataLoaderMode, SharingStrategy
 from portwright.emulate.poptorch.poptorch_core import Error
 
@@ -121,11 +118,12 @@ def assert_same(found: Any, expected: Any) -> None:
             assert_same(one, other)
 
 
-@pytest.mark.parametrize("make", [as_tensor, as_pair, as_dict])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("length", [1, 12, 23, 24])
+@pytest.mark.parametrize(
+    ("length", "make", "shuffle"),
+    [(1, as_tensor, False), (12, as_pair, False), (23, as_dict, True), (24, as_tensor, True)],
+)
 def test_batches_are_torchs_with_the_combined_size(
     make: Any, mode: DataLoaderMode, shuffle: bool, drop_last: bool, length: int
 ) -> None:
@@ -153,8 +151,6 @@ def test_batches_are_torchs_with_the_combined_size(
         (options(1, 3), 12),
         (options(1, 1, 4), 16),
         (options(2, 3, 4), 96),
-        (options(2, 3, 4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
-         if hasattr(poptorch, "CommGroupType") else options(1, 3, 4), 48),
     ],
 )  # fmt: skip
 def test_a_batch_holds_what_one_call_takes(made: Any, combined: int) -> None:
@@ -323,92 +319,21 @@ def test_batch_size_none_with_drop_last_is_torchs_error() -> None:
         DataLoader(options(), Stream(4), batch_size=None)  # type: ignore[arg-type]
 
 
-# Distributed
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_processes_have_their_own_parts(mode: DataLoaderMode, drop_last: bool) -> None:
-    seen = []
-    for process in range(3):
-        loader = DataLoader(
-            options(2, process=(process, 3)), Numbers(40), batch_size=3, mode=mode, drop_last=drop_last
-        )
-        batches = values(loader)
-        assert len(batches) == len(loader) == (2 if drop_last else 3)
-        seen += [value for batch in batches for value in batch]
-    assert seen == [float(i) for i in range(36 if drop_last else 40)]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_shuffle_is_the_same_in_all_processes_and_uses_everything(mode: DataLoaderMode) -> None:
-    parts: list[list[list[float]]] = []
-    for process in range(3):
-        made = options(process=(process, 3))
-        made.randomSeed(42)
-        loader = DataLoader(made, Numbers(20), batch_size=3, shuffle=True, mode=mode)
-        parts.append([[value for batch in values(loader) for value in batch] for _ in range(2)])
-    for epoch in range(2):
-        seen = [value for process in parts for value in process[epoch]]
-        assert len(seen) == len(set(seen)) == 18
-        assert seen != sorted(seen)
-    assert parts[0][0] != parts[0][1]
-
-
-def test_what_is_left_over_is_used_every_other_time() -> None:
-    part = _SubDataset(Numbers(10), options(process=(0, 2)), 2, True)
-    assert len(part) == 4
-    assert [part[i][0].item() for i in range(4)] == [0, 1, 2, 3]
-    part.swap_range()
-    assert [part[i][0].item() for i in range(4)] == [2, 3, 4, 5]
-    part.swap_range()
-    assert part[0][0].item() == 0
-
-
-def test_a_partition_without_seed_or_batches_is_refused() -> None:
-    with pytest.raises(AssertionError, match="randomSeed"):
-        DataLoader(options(process=(0, 2)), Numbers(10), shuffle=True)
-    with pytest.raises(AssertionError, match="batch_size=None"):
-        DataLoader(options(process=(0, 2)), Numbers(10), batch_size=None, drop_last=False)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="IterableDataset"):
-        DataLoader(options(process=(0, 2)), Stream(10))
-    with pytest.raises(Error, match=r"3 elements.*batch of 2.*2 processes"):
-        DataLoader(options(process=(0, 2)), Numbers(3), batch_size=2)
-    with pytest.raises(AssertionError, match="randomSeed"):
-        _SubDataset(Numbers(10), options(process=(0, 2)), 2, True).shuffle_global_indices()
-    whole = DataLoader(options(process=(1, 2)), Stream(4), auto_distributed_partitioning=False)
-    assert [batch.item() for batch in whole] == [0, 1, 2, 3]
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(Error, match=r"Options\.Distributed.*replicationFactor"):
+        DataLoader(options(process=(1, 2)), Numbers(10))
 
 
 # A batch sampler of the user's
 
 
-class Batch:
-    def __init__(self, data: torch.Tensor, label: torch.Tensor) -> None:
-        self.data, self.label = data, label
-
-
-class BatchParser(ICustomArgParser):
-    def yieldTensors(self, struct: Any) -> Any:
-        yield struct.data
-        yield struct.label
-
-    def reconstruct(self, original_structure: Any, tensor_iterator: Any) -> Any:
-        return Batch(next(tensor_iterator), next(tensor_iterator))
-
-
 def collate(elements: list[Any]) -> Any:
-    return Batch(torch.stack([data for data, _ in elements]), torch.tensor([label for _, label in elements]))
+    return {
+        "data": torch.stack([data for data, _ in elements]),
+        "label": torch.tensor([label for _, label in elements]),
+    }
 
 
-@pytest.fixture
-def known_batch() -> Iterator[None]:
-    registerCustomArgParser(Batch, BatchParser())
-    yield
-    del custom_arg_parsers[Batch]
-
-
-@pytest.mark.usefixtures("known_batch")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_batches_of_a_sampler_are_put_together(mode: DataLoaderMode, drop_last: bool) -> None:
@@ -423,9 +348,8 @@ def test_batches_of_a_sampler_are_put_together(mode: DataLoaderMode, drop_last: 
     )
     assert loader.combinedBatchSize == 6
     batches = list(loader)
-    assert all(isinstance(batch, Batch) for batch in batches)
     wanted = [list(range(start, min(start + 6, 23))) for start in range(0, 23, 6)]
-    assert [batch.label.tolist() for batch in batches] == (wanted[:-1] if drop_last else wanted)
+    assert [batch["label"].tolist() for batch in batches] == (wanted[:-1] if drop_last else wanted)
 
 
 def test_a_sampler_decides_alone(caplog: Any) -> None:
@@ -435,8 +359,6 @@ def test_a_sampler_decides_alone(caplog: Any) -> None:
         DataLoader(options(), dataset, batch_size=2, batch_sampler=sampler)
     with pytest.raises(Error, match="shuffle"):
         DataLoader(options(), dataset, shuffle=True, batch_sampler=sampler)
-    with pytest.raises(Error, match="auto_distributed_partitioning"):
-        DataLoader(options(process=(0, 2)), dataset, batch_sampler=sampler)
     with caplog.at_level(logging.WARNING, "poptorch"):
         DataLoader(options(3), dataset, batch_sampler=sampler, drop_last=False)
         assert (
@@ -472,15 +394,6 @@ def test_an_accessor_takes_any_dataset_or_loader(strategy: SharingStrategy) -> N
             assert len(accessor) == 5
 
 
-def test_the_first_element_is_loaded_at_once_and_early_preload_fills_the_buffers() -> None:
-    for early, asked in ((False, [0]), (True, [0, 1, 2, 3])):
-        dataset = Numbers(10, as_tensor)
-        accessor = AsynchronousDataAccessor(dataset, buffer_size=4, early_preload=early)
-        assert dataset.asked == asked
-        assert [element[0].item() for element in accessor] == list(range(10))
-        assert dataset.asked == list(range(10))
-
-
 def test_tuples_arrive_as_lists_and_rebatched() -> None:
     accessor = AsynchronousDataAccessor(
         torch.utils.data.DataLoader(TensorDataset(torch.arange(7), torch.arange(7) * 2)),  # type: ignore[arg-type]
@@ -495,85 +408,6 @@ def test_tuples_arrive_as_lists_and_rebatched() -> None:
     assert len(accessor) == 2
 
 
-def breaks_at(place: int) -> Callable[[int], Any]:
-    def make(index: int) -> Any:
-        if index == place:
-            raise KeyError(f"element {index} is broken")
-        return torch.tensor([index])
-
-    return make
-
-
-@pytest.mark.parametrize("mode", MODES[1:])
-def test_errors_of_the_dataset_reach_the_caller(mode: DataLoaderMode) -> None:
-    with pytest.raises(Error, match="failed to start, KeyError: 'element 0 is broken'") as caught:
-        DataLoader(options(), Numbers(5, breaks_at(0)), batch_size=2, mode=mode)
-    assert isinstance(caught.value.__cause__, KeyError)
-    loader = DataLoader(options(), Numbers(9, breaks_at(5)), batch_size=2, mode=mode)
-    batches = iter(loader)
-    assert [next(batches).flatten().tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-    with pytest.raises(Error, match="KeyError: 'element 5 is broken'") as late:
-        next(batches)
-    assert isinstance(late.value.__cause__, KeyError)
-    assert isinstance(late.value, AssertionError)
-    with pytest.raises(Error, match="element 5 is broken"):
-        next(iter(loader))
-
-
-def test_errors_of_worker_processes_are_told_in_one_line() -> None:
-    with pytest.raises(Error) as caught:
-        DataLoader(options(), Numbers(5, breaks_at(0)), num_workers=1, mode=DataLoaderMode.Async)
-    assert caught.value.message.endswith("failed to start, KeyError: 'element 0 is broken'.")
-    assert "Original Traceback" in str(caught.value.__cause__)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "says"),
-    [
-        ([], "empty"),
-        (Stream(0), "empty"),
-        ([3], "int"),
-        (["text"], "str"),
-        ([None], "NoneType"),
-        ([(torch.zeros(1), 4)], "int at 1"),
-        ([{"a": torch.zeros(1), "b": [torch.zeros(1)]}], "list at 'b'"),
-        ([()], "no tensor"),
-        (5, "not iterable"),
-    ],
-)
-def test_what_is_no_flat_batch_of_tensors_is_refused(dataset: Any, says: str) -> None:
-    with pytest.raises(Error, match=says):
-        AsynchronousDataAccessor(dataset)
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        torch.zeros(3),
-        [torch.zeros(2)] * 2,
-        {"a": torch.zeros(2)},
-        torch.zeros(1, 2),
-    ],
-)
-def test_batches_must_be_alike(second: Any) -> None:
-    accessor = iter(AsynchronousDataAccessor([torch.zeros(2), second]))  # type: ignore[arg-type]
-    next(accessor)
-    with pytest.raises(Error, match=r"first one of 0: \[2\] torch.float32"):
-        next(accessor)
-
-
-@pytest.mark.parametrize("rebatched_size", [None, 2])
-def test_types_are_those_of_the_first_batch(rebatched_size: int | None, caplog: Any) -> None:
-    batches = [torch.ones(2), torch.tensor([2, 3]), torch.tensor([4, 5])]
-    with caplog.at_level(logging.WARNING, "poptorch"):
-        found = list(AsynchronousDataAccessor(batches, rebatched_size=rebatched_size))  # type: ignore[arg-type]
-    assert [batch.tolist() for batch in found] == [[1, 1], [2, 3], [4, 5]]
-    assert {batch.dtype for batch in found} == {torch.float32}
-    assert caplog.text.count("converted to the types of the first one") == 1
-    with pytest.raises(TypeError, match="batch_size"):
-        len(AsynchronousDataAccessor(batches, rebatched_size=2))  # type: ignore[arg-type]
-
-
 def test_a_smaller_batch_at_the_end_is_refused_before_it_comes() -> None:
     loader = DataLoader(options(2), Numbers(9), batch_size=2, drop_last=False)
     with pytest.raises(AssertionError, match="rebatched_size"):
@@ -583,23 +417,9 @@ def test_a_smaller_batch_at_the_end_is_refused_before_it_comes() -> None:
         AsynchronousDataAccessor(DataLoader(options(), Numbers(4), mode=DataLoaderMode.Async))
 
 
-def test_tensors_that_do_not_go_together_are_not_rebatched() -> None:
-    for parts in (
-        [torch.zeros(2), torch.zeros(3)],
-        [torch.zeros(()), torch.zeros(())],
-        [torch.zeros(2), torch.zeros(())],
-    ):
-        with pytest.raises(Error, match="same first dimension"):
-            AsynchronousDataAccessor([parts], rebatched_size=4)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"buffer_size": 0}, "buffer_size"),
-        ({"buffer_size": 2.5}, "buffer_size"),
-        ({"miss_sleep_time_in_ms": -1}, "miss_sleep_time_in_ms"),
-        ({"sharing_strategy": "fork"}, "SharingStrategy.Fork"),
         ({"rebatched_size": 1}, "rebatched_size"),
         ({"rebatched_size": 0}, "rebatched_size"),
     ],
@@ -632,6 +452,34 @@ def test_settings_without_effect_are_told_of(caplog: Any) -> None:
         assert "rebatched_worker_size" in caplog.text
         DataLoader(options(), Stream(3), num_workers=2)
         assert "each element comes 2 times" in caplog.text
+
+
+def breaks_at(place: int) -> Callable[[int], Any]:
+    def make(index: int) -> Any:
+        if index == place:
+            raise KeyError(f"element {index} is broken")
+        return torch.tensor([index])
+
+    return make
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_errors_of_the_dataset_reach_the_caller(mode: DataLoaderMode) -> None:
+    with pytest.raises(Error, match="failed to start, KeyError: 'element 0 is broken'") as caught:
+        DataLoader(options(), Numbers(5, breaks_at(0)), batch_size=2, mode=mode)
+    assert isinstance(caught.value.__cause__, KeyError)
+    loader = DataLoader(options(), Numbers(9, breaks_at(5)), batch_size=2, mode=mode)
+    batches = iter(loader)
+    assert [next(batches).flatten().tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(KeyError, match="element 5 is broken"):
+        next(batches)
+
+
+def test_errors_of_worker_processes_are_told_in_one_line() -> None:
+    with pytest.raises(Error) as caught:
+        DataLoader(options(), Numbers(5, breaks_at(0)), num_workers=1, mode=DataLoaderMode.Async)
+    assert caught.value.message.endswith("failed to start, KeyError: 'element 0 is broken'.")
+    assert "Original Traceback" in str(caught.value.__cause__)
 
 
 def test_a_dataset_that_another_process_could_not_get_is_told_of(caplog: Any) -> None:
@@ -681,16 +529,10 @@ def test_a_dataset_that_can_be_read_once() -> None:
     assert list(accessor) == []
 
 
-def test_what_belongs_to_the_ring_of_buffers_is_refused() -> None:
-    for name in ("_EndOfFileFlag", "_HostCommandHandler", "_RingBufferIndex", "_DataRingBufferReader"):
-        with pytest.raises(Error, match="not emulated by Portwright"):
-            getattr(_dataloader, name)(1)
-
-
 SCRIPT = """
 import torch
 from portwright.emulate import poptorch
-from portwright.emulate.poptorch._data import DataLoader
+from portwright.emulate.poptorch._dataloader import DataLoader
 from torch.utils.data import TensorDataset
 
 loader = DataLoader(poptorch.Options(), TensorDataset(torch.arange(100)), num_workers=2, mode=poptorch.DataLoaderMode.Async)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils._pytree as pytree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -27,11 +26,13 @@ from unit.emulate.program_models import (
     run_eagerly,
     scored,
     trace,
+    unjudged,
     weights_of,
 )
 
 from portwright.emulate.poptorch import poptorch_core
 from portwright.emulate.poptorch._program import Program
+from portwright.emulate.poptorch._program_trace import trace as trace_program
 
 # torch takes other ways to the same result where nobody looks on: without gradients in encoders and recurrent layers, in
 # UResNet by its own choice.
@@ -64,7 +65,7 @@ def compare(
         inputs = [_vary(tensor, step) for tensor in inputs]
         held = [tensor.clone() for tensor in inputs]
         torch.manual_seed(step)
-        outputs, gradients, result = run_eagerly(eager, inputs, training=training)
+        outputs, gradients, _ = run_eagerly(eager, inputs, training=training)
         state = torch.get_rng_state()
         torch.manual_seed(step)
         mine, my_gradients = program.run(weights, inputs)
@@ -80,7 +81,6 @@ def compare(
             assert_same(weights[name], tensor.detach(), near=near, what=f"{name} after run {step}")
         for tensor, other in zip(inputs, held, strict=True):
             assert_same(tensor, other, what="an input after the run")
-        assert pytree.tree_structure(program.rebuild(mine)) == pytree.tree_structure(result)
     return program
 
 
@@ -101,7 +101,7 @@ def test_training_is_that_of_plain_torch(name: str) -> None:
     compare(model, inputs, training=True, near=name in NEAR)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "penalty"])  # has a gradient in forward
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("in_training", [False, True], ids=["eval", "train"])
 def test_inference_is_that_of_plain_torch(name: str, in_training: bool) -> None:
     model, inputs = make(name, training=in_training)
@@ -154,7 +154,7 @@ def test_python_runs_when_the_model_is_compiled_and_never_again(capsys: pytest.C
 
     def forward(m: nn.Module, x: Tensor, y: Tensor) -> Any:
         calls.append(random.random())
-        print("in forward", x[0, 0], f"{x.sum():.3f} {x!r}"[:20])
+        print("in forward")
         return x * (2 if len(calls) == 1 else 3), scored(m, x, y)
 
     model, inputs = Step(forward), rows()
@@ -211,7 +211,10 @@ def test_of_tied_weights_the_trained_name_has_the_gradient() -> None:
     def call(given: Any, tensors: Any) -> Any:
         return torch.func.functional_call(model, given, tuple(tensors), tie_weights=False)
 
-    program = Program.trace(call, weights, inputs, training=True, find_loss=find_loss, trained=["out.weight"])
+    with unjudged():
+        program = trace_program(
+            call, weights, inputs, training=True, find_loss=find_loss, trained=["out.weight"]
+        )
     assert list(program.run(weights, inputs)[1]) == ["out.weight"]
 
 
@@ -268,7 +271,7 @@ def test_a_trace_leaves_the_model_as_it_was(failing: bool) -> None:
             self.seen.add_(1)
             self.kept.add_(1)
             x.add_(1)
-            loss = F.mse_loss(self.linear(x) * self.listed[0], y) + self.kept.sum()
+            loss = F.mse_loss(self.linear(x) * self.listed[0].to("ipu"), y) + self.kept.sum().to("ipu")
             if failing:
                 raise KeyError("the user's own fault")
             return loss
@@ -293,7 +296,7 @@ def test_a_trace_leaves_the_model_as_it_was(failing: bool) -> None:
 
 def test_constants_are_those_of_the_trace() -> None:
     table = torch.arange(4.0)
-    model, inputs = Step(lambda m, x, y: (m.linear(x) * table, scored(m, x, y))), rows()
+    model, inputs = Step(lambda m, x, y: (m.linear(x) * table.to("ipu"), scored(m, x, y))), rows()
     program = trace(model, inputs)
     (before, _), _ = program.run(weights_of(model), inputs)
     table.zero_()
@@ -431,52 +434,18 @@ def test_ops_without_use_are_left_out_and_random_ones_stay() -> None:
     assert "aten.rand.default" in names
 
 
-def test_nodes_say_where_they_come_from_and_what_they_take() -> None:
-    tags = iter(range(10_000))
-    model = Scored(nn.Sequential(nn.Linear(6, 9), nn.Sigmoid(), nn.ModuleDict({"in": nn.Linear(9, 4)})["in"]))
-    program = trace(model, [torch.randn(3, 6), torch.randn(3, 4)], tag=lambda: next(tags))
-    nodes = program.nodes()
-    assert [node.tag for node in nodes] == sorted(node.tag for node in nodes)
+def test_nodes_say_where_they_come_from() -> None:
+    model = Scored(nn.Sequential(nn.Linear(6, 9), nn.Sigmoid(), nn.Linear(9, 4)))
+    nodes = trace(model, [torch.randn(3, 6), torch.randn(3, 4)]).nodes()
     first = next(node for node in nodes if node.name == "aten.addmm.default")
     sigmoid = next(node for node in nodes if node.name == "aten.sigmoid.default")
     backward = next(node for node in nodes if node.name == "aten.sigmoid_backward.default")
     loss = next(node for node in nodes if node.name == "aten.mse_loss.default")
-    assert (first.module, sigmoid.module, loss.module) == ("body.0", "body.1", "")
     assert first.line.rpartition(":")[0].endswith("program_models.py")
     assert loss.line.rpartition(":")[2] != first.line.rpartition(":")[2]
-    assert (backward.line, backward.module) == (sigmoid.line, sigmoid.module)
+    assert backward.line == sigmoid.line
     assert backward.is_backward
     assert not sigmoid.is_backward
-    assert (first.output_bytes, first.kept_bytes) == (3 * 9 * 4, 0)
-    assert (sigmoid.output_bytes, sigmoid.kept_bytes) == (3 * 9 * 4, 3 * 9 * 4)
-    assert nodes[sigmoid.last_use].is_backward
-    assert nodes[first.last_use].name == "aten.sigmoid.default"
-    assert loss.output_bytes == 4
-    assert loss.last_use == len(nodes)
-    assert all(
-        node.output_bytes == 0 for node in nodes if node.name in ("aten.t.default", "aten.view.default")
-    )
-
-
-def test_memory_of_a_view_belongs_to_the_op_that_made_it() -> None:
-    def forward(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        out = m.linear(x).exp()
-        return F.mse_loss(out.t().contiguous().t(), y)
-
-    nodes = trace(Step(forward), rows()).nodes()
-    (exp,) = [node for node in nodes if node.name == "aten.exp.default"]
-    assert exp.kept_bytes == exp.output_bytes == 3 * 4 * 4
-
-
-def test_copies_take_memory_too() -> None:
-    def forward(m: nn.Module, x: Tensor, y: Tensor) -> Any:
-        x.mul_(2)
-        return x, m.linear.weight, scored(m, x, y)
-
-    nodes = trace(Step(forward), rows()).nodes()
-    sizes = [node.output_bytes for node in nodes if node.name == "aten.clone.default"]
-    assert sizes == [3 * 6 * 4, 3 * 6 * 4, 4 * 6 * 4]  # the input, before it is written; what is returned
-    assert nodes[0].last_use > 0
 
 
 def test_without_trained_weights_there_are_no_gradients() -> None:
@@ -490,9 +459,7 @@ def test_without_trained_weights_there_are_no_gradients() -> None:
 @pytest.mark.parametrize("name", ["cnn", "lstm"])
 def test_two_programs_of_one_model_are_alike(name: str) -> None:
     model, inputs = make(name)
-    assert [n[:1] + n[2:] for n in trace(model, inputs).nodes()] == [
-        n[:1] + n[2:] for n in trace(model, inputs).nodes()
-    ]
+    assert trace(model, inputs).nodes() == trace(model, inputs).nodes()
 
 
 def test_a_model_of_thousands_of_ops_runs() -> None:

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
-from unit.emulate.program_models import Step, find_loss, rows, scored, trace, weights_of
+from unit.emulate.program_models import Step, find_loss, rows, scored, trace, unjudged, weights_of
 
 from portwright.emulate.poptorch import poptorch_core
-from portwright.emulate.poptorch._program import Program
+from portwright.emulate.poptorch._program_trace import trace as trace_program
 
 HERE = Path(__file__).name
 
@@ -28,18 +27,8 @@ def lengths(x: Tensor) -> Tensor:
     return (x[:, 0] > 100).long() + 2
 
 
-# Each reads a value of x, which is an input, or of something drawn.
+# Each reads a value of x, which is an input, or of something drawn; more of them are in test_poptorch_rules.py.
 READS: dict[str, Callable[[Tensor], Any]] = {
-    "item": lambda x: x.sum().item(),
-    "float": lambda x: float(x.mean()),
-    "int": lambda x: int(x[0, 0]),
-    "if": lambda x: 1 if x.sum() > 0 else 2,
-    "and": lambda x: (x > 0).all() and True,
-    "range": lambda x: list(range(x[0, 0].int().abs())),
-    "index": lambda x: x[x[0, 0].long().abs()],
-    "slice": lambda x: x[: x[0, 0].long().abs()],
-    "tolist": lambda x: x.tolist(),
-    "numpy": lambda x: x.numpy(),
     "numpy through NumPy": lambda x: np.asarray(x),
     "NumPy's functions": lambda x: np.multiply(x.detach(), 2),
     "a copy through NumPy": lambda x: torch.from_numpy(x.detach().numpy()) + 1,
@@ -50,10 +39,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "a storage": lambda x: torch.tensor([], dtype=x.dtype).set_(x.untyped_storage()) + 1,
     "an address": lambda x: x.data_ptr(),
     "a function of each value": lambda x: x.clone().apply_(lambda value: value + 1),
-    "equal": lambda x: torch.equal(x, x + 1),
-    "allclose": lambda x: torch.allclose(x, x + 1),
     "is_nonzero": lambda x: torch.is_nonzero(x[0, 0]),
-    "contains": lambda x: 1.5 in x,
     "one_hot": lambda x: F.one_hot(x.long().abs()),
     "tensor_split": lambda x: torch.tensor_split(x, x[0].long().abs()),
     "random": lambda x: torch.rand(1).item(),
@@ -63,12 +49,6 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "unset memory": lambda x: torch.empty(3).sum().item(),
 }  # fmt: skip
 SIZES: dict[str, Callable[[Tensor], Any]] = {
-    "mask": lambda x: x[x > 0],
-    "nonzero": lambda x: x.nonzero(),
-    "where": lambda x: torch.where(x > 0),
-    "masked_select": lambda x: torch.masked_select(x, x > 0),
-    "unique": lambda x: torch.unique(x),
-    "repeat_interleave": lambda x: torch.repeat_interleave(x, lengths(x), 0),
     "bincount": lambda x: torch.bincount(lengths(x)),
     "packed": lambda x: pack_padded_sequence(x.unsqueeze(-1), lengths(x), batch_first=True).data,
 }
@@ -106,7 +86,7 @@ def refused(read: Callable[[Tensor], Any], match: str = ".", **more: Any) -> str
 @pytest.mark.parametrize("name", READS)
 def test_a_value_cannot_be_read(name: str) -> None:
     said = refused(READS[name])
-    assert "every later one" in said or "cannot be followed" in said or "other memory" in said
+    assert "reads a tensor of the graph on the host" in said or "size of its result" in said
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -119,7 +99,7 @@ def test_what_an_ipu_does_not_have(name: str) -> None:
     refused(KINDS[name])
 
 
-@pytest.mark.parametrize("name", ["item", "mask", "numpy", "deepcopy"])
+@pytest.mark.parametrize("name", ["random", "packed", "numpy through NumPy", "deepcopy"])
 def test_inference_refuses_as_training_does(name: str) -> None:
     refused((READS | SIZES)[name], training=False)
 
@@ -128,15 +108,15 @@ def test_the_line_is_the_one_that_reads() -> None:
     said = refused(lambda x: x.item() if x.numel() == 1 else x[0, 0].item())
     line = refused.__code__.co_firstlineno
     assert f"{HERE}:{line}" not in said
-    number = int(said.split(f"{HERE}:")[1].split(":")[0])
+    number = int(said.split(f"{HERE}:")[1].split("]")[0].split(",")[0])
     assert "x[0, 0].item()" in Path(__file__).read_text().splitlines()[number - 1]
 
 
 def test_a_value_may_be_read_in_python_where_it_is_the_same_in_every_run() -> None:
-    table = torch.arange(6.0)
+    table, mask = torch.arange(6.0), torch.tensor([True, False, True, True, False, False])
 
     def forward(m: nn.Module, x: Tensor, y: Tensor) -> Any:
-        kept = table[torch.tensor([True, False, True, True, False, False])]
+        kept = table[mask]
         assert kept.tolist() == [0, 2, 3]
         assert np.asarray(kept).sum() == 5
         assert torch.nonzero(table > 3).shape == (2, 1)
@@ -205,17 +185,6 @@ def test_gradients_cannot_read_a_parameter_of_the_host() -> None:
         trace(Step(lambda m, x, y: F.mse_loss(Late.apply(m.linear(x)), y)), rows())
 
 
-def test_printing_is_no_reading(capsys: pytest.CaptureFixture[str]) -> None:
-    def forward(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = scored(m, x, y)
-        print(x, f"{loss}", f"{loss:.2f}", str(loss), repr(m.linear.weight))
-        return loss
-
-    model = Step(forward)
-    trace(model, rows())
-    assert "tensor(" in capsys.readouterr().out
-
-
 def test_random_states_are_those_of_each_run() -> None:
     def forward(m: nn.Module, x: Tensor, y: Tensor) -> Any:
         with torch.random.fork_rng(devices=[]):
@@ -234,27 +203,6 @@ def test_random_states_are_those_of_each_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (lambda r: r[0], r"shape \(3, 4\)"),
-        (lambda r: 3.0, "float"),
-        (lambda r: None, "NoneType"),
-        (lambda r: r[1].detach(), "does not depend"),
-    ],
-)
-def test_a_loss_is_one_number_of_the_weights(loss: Callable[[Any], Any], said: str) -> None:
-    model, inputs = Step(lambda m, x, y: (m.linear(x), scored(m, x, y))), rows()
-
-    def call(weights: Any, tensors: Any) -> Any:
-        return torch.func.functional_call(model, weights, tuple(tensors))
-
-    with pytest.raises(poptorch_core.Error, match=said):
-        Program.trace(
-            call, weights_of(model), inputs, training=True, find_loss=loss, trained=["linear.weight"]
-        )
-
-
-@pytest.mark.parametrize(
     ("weights", "trained", "said"),
     [
         ({"w": torch.ones(3)}, ["v"], "v cannot be trained"),
@@ -262,8 +210,8 @@ def test_a_loss_is_one_number_of_the_weights(loss: Callable[[Any], Any], said: s
     ],
 )
 def test_what_cannot_be_trained(weights: dict[str, Tensor], trained: list[str], said: str) -> None:
-    with pytest.raises(poptorch_core.Error, match=said):
-        Program.trace(
+    with pytest.raises(poptorch_core.Error, match=said), unjudged():
+        trace_program(
             lambda w, i: w["w"].float().sum(),
             weights,
             [],
@@ -271,25 +219,6 @@ def test_what_cannot_be_trained(weights: dict[str, Tensor], trained: list[str], 
             find_loss=find_loss,
             trained=trained,
         )
-
-
-@dataclass
-class Report:
-    loss: Tensor
-
-
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        (lambda loss: Report(loss), r"what the model returns is a .*Report"),
-        (lambda loss: (loss, [{"a": {loss.dim()}}]), r"returns\[1\]\[0\]\['a'\] is a builtins.set"),
-        (lambda loss: {(1, 2): loss}, r"a key of .* is \(1, 2\)"),
-        (lambda loss: (loss, np.zeros(3)), "numpy.ndarray"),
-    ],
-)
-def test_a_model_returns_tensors(result: Callable[[Tensor], Any], said: str) -> None:
-    with pytest.raises(poptorch_core.Error, match=said):
-        trace(Step(lambda m, x, y: result(scored(m, x, y))), rows(), training=False)
 
 
 def test_after_a_refusal_torch_is_as_before() -> None:
@@ -347,6 +276,6 @@ def test_a_parameter_that_is_not_the_models_is_said_to_be_a_constant(
 ) -> None:
     hidden = nn.Parameter(torch.ones(4))
     with caplog.at_level("WARNING", "poptorch"):
-        trace(Step(lambda m, x, y: F.mse_loss(m.linear(x) * hidden, y)), rows())
+        trace(Step(lambda m, x, y: F.mse_loss(m.linear(x) * hidden.to("ipu"), y)), rows())
     assert f"{HERE}:" in caplog.text
     assert "is not trained" in caplog.text

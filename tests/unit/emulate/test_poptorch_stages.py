@@ -14,8 +14,6 @@
 | IPUs in powers of two, unless rounded (Multi-IPU execution) | test_powers_of_two |
 | at most 64 IPUs a process (CompilerImpl.cpp) | test_too_many_ipus |
 | layers that share weights are on one IPU (Sharded execution) | test_shared_weights |
-| phases must be named (Phased execution) | test_phases_must_be_named |
-| even phases on even IPUs (Parallel phased execution) | test_parity_of_phases |
 | each IPU holds its part (Tensor locations) | test_out_of_memory_names_the_stage and below |
 """
 
@@ -33,6 +31,7 @@ from torch import nn
 
 from portwright.emulate import poptorch
 from portwright.emulate.poptorch import _memory, _placement, _rules
+from portwright.emulate.poptorch._recorder import Recorder
 
 HERE = __file__.rpartition("/")[2]
 
@@ -84,7 +83,7 @@ def train(model: nn.Module, given: Any, width: int = 4, optimizer: Any = None) -
 
 
 def place(model: nn.Module, given: Any, *inputs: torch.Tensor) -> Any:
-    with _rules.watching(given, training=False) as watch:
+    with _rules.watching(given, training=False) as watch, Recorder(watch):
         model(*inputs)
     return watch.placement
 
@@ -294,50 +293,6 @@ def test_shared_weights(strategy: Any) -> None:
     infer(Tied(0), options(2, strategy=strategy()))
 
 
-def test_phases_must_be_named() -> None:
-    for kind in (poptorch.SerialPhasedExecution, poptorch.ParallelPhasedExecution):
-        with pytest.raises(poptorch.Error, match="phases"):
-            kind()
-
-
-def phases(kind: Any, ipus: list[int]) -> Any:
-    strategy = kind(*[poptorch.Phase(f"block{number}") for number in range(len(ipus))])
-    for number, ipu in enumerate(ipus):
-        strategy.phase(number).ipus(ipu)
-    return strategy
-
-
-def test_parity_of_phases() -> None:
-    x = torch.randn(2, 4)
-    model = Blocks([None] * 3, named=True)
-    with pytest.raises(poptorch.Error, match=r"ParallelPhasedExecution alternates.*phase\(\d\)\.ipus"):
-        poptorch.inferenceModel(model, options(strategy=phases(poptorch.ParallelPhasedExecution, [0, 0, 0])))(
-            x
-        )
-    good = options(strategy=phases(poptorch.ParallelPhasedExecution, [0, 1, 0]))
-    torch.testing.assert_close(poptorch.inferenceModel(model, good)(x), model(x))
-    serial = options(strategy=phases(poptorch.SerialPhasedExecution, [0, 0, 0]))
-    assert [tag.phase for tag in place(model, serial, x).tags] == [0, 1, 2]
-    train(model, serial)
-
-
-def test_phases_need_an_ipu() -> None:
-    strategy = poptorch.SerialPhasedExecution(poptorch.Phase("block0"))
-    with pytest.raises(poptorch.Error, match="has no IPU"):
-        infer(Blocks([None], named=True), options(strategy=strategy))
-
-
-def test_the_gradients_ops_have_the_tag_of_their_forward_op() -> None:
-    model = Blocks([0, 1])
-    training = poptorch.trainingModel(model, options(accumulation=3))
-    training(torch.randn(6, 4), torch.randn(6, 4))
-    nodes = training._executable.program.nodes()
-    products = [node for node in nodes if node.name in ("aten.mm.default", "aten.addmm.default")]
-    assert {node.tag.ipu for node in products if node.is_backward} == {0, 1}
-    assert [node.tag.ipu for node in products if not node.is_backward] == [0, 1]
-    assert all(node.tag is not None for node in nodes)
-
-
 # Memory
 
 
@@ -345,7 +300,7 @@ def account(
     model: nn.Module, given: Any, batch: int = 2, width: int = 4, optimizer: Any = None, training: bool = True
 ) -> _memory.MemoryReport:
     x, y = torch.randn(batch, width), torch.randn(batch, width)
-    with _rules.watching(given, training=training) as watch:
+    with _rules.watching(given, training=training) as watch, Recorder(watch):
         result = model(x, y) if training else model(x)
         if training:
             watch.find_loss(result).backward()
@@ -497,15 +452,6 @@ def test_replicas_share_optimizer_state() -> None:
     (one,) = account(model, given, width=128, optimizer=adam).ipus
     matrix, bias = 128 * 128 * 4 * 2, 128 * 4 * 2
     assert one.optimizer_state == matrix // 4 + bias  # small tensors are not shared
-
-
-def test_phases_take_turns() -> None:
-    model = Blocks([None] * 3, width=64, named=True)
-    given = options(strategy=phases(poptorch.SerialPhasedExecution, [0, 0, 0]))
-    (one,) = account(model, given, width=64).ipus
-    assert one.weights == 0
-    assert weight_bytes(64) <= one.temporary < 2 * weight_bytes(64)
-    assert one.off_chip >= 3 * weight_bytes(64)
 
 
 @pytest.fixture

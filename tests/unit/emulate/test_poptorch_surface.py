@@ -10,11 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from docs_pages.poptorch_names import find, is_public, mark, public_name, read_api, rows
 
 from portwright.emulate import lend, poptorch
 from portwright.emulate.poptorch import Error
-from portwright.emulate.poptorch._refused import Mark, accepted, mark_of, partly, refused
-from portwright.emulate.poptorch._surface import find, is_public, mark, public_name, read_api, rows
+from portwright.emulate.poptorch._names import Mark, accepted, is_made, mark_of, partly
 
 PUBLIC = [entry for entry in read_api() if is_public(entry)]
 REFUSED = [entry for entry in read_api() if mark(entry).status == "refused"]
@@ -109,37 +109,58 @@ def _body(function):
     return body[1:] if has_doc else body
 
 
-@pytest.mark.parametrize("entry", REFUSED, ids=str)
-def test_what_is_refused_raises(entry):
+def test_what_is_refused_raises():
+    assert len(REFUSED) > 20
+    for entry in REFUSED:
+        _check_raises(entry)
+
+
+def _check_raises(entry):
     thing = find(entry)
     if inspect.isclass(thing):
         call = thing
     else:
         call = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
+    empty, kinds = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        p for p in inspect.signature(call).parameters.values() if p.default is empty and p.kind not in kinds
+    ]
+    with pytest.raises(TypeError):  # checked against the signature
+        call(*needed, nothing_of_that_name=1)
     with pytest.raises(Error, match=r"not emulated by Portwright: .") as caught:
-        call()
+        call(*needed)
     assert mark(entry).why in caught.value.message
 
 
-@pytest.mark.parametrize("entry", PUBLIC, ids=str)
-def test_what_raises_is_not_called_emulated(entry):
+def test_what_raises_is_not_called_emulated():
+    assert len(PUBLIC) > 200
+    for entry in PUBLIC:
+        _check_honest(entry)
+
+
+def _check_honest(entry):
     function = _function(entry)
     if function is None:
         return
     status = mark(entry).status
+    if is_made(function):
+        assert status in ("accepted", "refused"), entry
+        return
     body = _body(function)
+    if entry.name == "ipuHardwareVersion":
+        return  # raises as the real one does without an IPU
     if body and all(isinstance(statement, ast.Raise) for statement in body):
-        assert status == "refused"
+        assert status == "refused", entry
     called = {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
     if "not_emulated" in called:
-        assert status in ("partly", "refused")
+        assert status in ("partly", "refused"), entry
     is_empty = all(
         isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
         for s in body
     )
     is_abstract = getattr(find(entry), "__isabstractmethod__", False)
     if is_empty and not is_abstract:
-        assert status in ("accepted", "refused"), "a body that does nothing is not emulation"
+        assert status in ("accepted", "refused"), f"{entry}: a body that does nothing is not emulation"
 
 
 def test_every_mark_says_why():
@@ -150,33 +171,24 @@ def test_every_mark_says_why():
 
 
 def test_marks():
-    @refused("there is none.")
-    def gone(a, b=2): ...
-
     @accepted("it is quick.")
     def quick(): ...
 
     @partly("half of it.")
     def half(): ...
 
-    assert (mark_of(gone), mark_of(quick)) == (
-        Mark("refused", "there is none."),
-        Mark("accepted", "it is quick."),
-    )
+    assert mark_of(quick) == Mark("accepted", "it is quick.")
     assert mark_of(property(half)).status == mark_of(staticmethod(half)).status == "partly"
     assert mark_of(lambda: None) == Mark("emulated", "")
-    assert list(inspect.signature(gone).parameters) == ["a", "b"]
-    with pytest.raises(Error, match="gone is not emulated by Portwright: there is none"):
-        gone(1, 2, 3)
 
     class Marked:
-        __init__ = refused("no.")(lambda self: None)
+        __init__ = partly("no.")(lambda self: None)
 
     class Derived(Marked):
         def __init__(self):
             pass
 
-    assert mark_of(vars(Marked)["__init__"]).status == "refused"
+    assert mark_of(vars(Marked)["__init__"]).status == "partly"
     assert mark_of(vars(Derived)["__init__"]).status == "emulated"
 
 
@@ -207,7 +219,7 @@ def test_every_public_name_is_in_the_package():
 
 def test_a_script_finds_the_same_objects():
     assert lend("poptorch") is poptorch
-    for name in ("options", "enums", "optim", "ops", "poptorch_core", "profiling", "testing", "_impl"):
+    for name in ("options", "enums", "optim", "ops", "poptorch_core", "profiling", "testing"):
         assert importlib.import_module(f"poptorch.{name}") is importlib.import_module(
             f"{poptorch.__name__}.{name}"
         )
@@ -215,20 +227,17 @@ def test_a_script_finds_the_same_objects():
     assert sys.modules["poptorch"].Error is Error
 
 
-@pytest.mark.parametrize("name", TUTORIALS)
-def test_names_of_the_tutorials_are_emulated(name):
-    thing = poptorch
-    for part in name.split(".")[1:]:
-        thing = getattr(thing, part)
+def test_what_the_tutorials_use_is_emulated():
     told = {public_name(entry): mark(entry).status for entry in PUBLIC}
-    assert told.get(name.removeprefix("poptorch."), "emulated") != "refused"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_of_the_tutorials_are_emulated(method):
-    statuses = {mark(entry).status for entry in PUBLIC if entry.member == method}
-    assert statuses
-    assert "refused" not in statuses
+    for name in TUTORIALS:
+        thing = poptorch
+        for part in name.split(".")[1:]:
+            thing = getattr(thing, part)
+        assert told.get(name.removeprefix("poptorch."), "emulated") != "refused", name
+    for method in METHODS:
+        statuses = {mark(entry).status for entry in PUBLIC if entry.member == method}
+        assert statuses, method
+        assert "refused" not in statuses, method
 
 
 def _sources(folder):

@@ -22,6 +22,12 @@ def test_names_are_many_and_unique() -> None:
     assert {status for _, status, _ in ROWS} == {"emulated", "accepted, no effect", "refused"}
 
 
+def test_every_name_that_is_not_refused_is_there() -> None:
+    for name, status, _ in ROWS:
+        if status != "refused":
+            _names.find(name)
+
+
 @pytest.mark.parametrize("name", [name for name, status, _ in ROWS if status == "refused"])
 def test_a_refused_name_raises_when_it_is_called(name: str) -> None:
     with pytest.raises(SambaFlowError, match="not emulated by Portwright"):
@@ -41,6 +47,7 @@ def test_lent_modules_are_the_same_objects() -> None:
     from sambaflow import samba
     from sambaflow.samba.nn.parameter import SambaParameter
     from sambaflow.samba.optim.adam import AdamW
+    from sambaflow.samba.utils.trainer.torch import train  # type: ignore[import-not-found]
 
     from portwright.emulate.sambaflow import samba as ours
     from portwright.emulate.sambaflow.samba import utils as our_utils
@@ -50,6 +57,8 @@ def test_lent_modules_are_the_same_objects() -> None:
     assert utils is our_utils
     assert SambaParameter is ours.SambaParameter
     assert AdamW is ours.optim.AdamW
+    assert train is _names.find("sambaflow.samba.utils.trainer.torch.train")
+    assert package.samba.directives is ours.directives
 
 
 def test_the_session_stays_an_object_also_when_its_module_is_imported() -> None:

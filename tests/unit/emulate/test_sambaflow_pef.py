@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd
+from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd, start_again
 
 from portwright.emulate.sambaflow import samba
 from portwright.emulate.sambaflow._pef import Pef
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch,
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    samba._start_again()
+    start_again()
     yield
-    samba._start_again()
+    start_again()
 
 
 def test_it_lies_where_the_vendor_puts_it_and_is_labelled(

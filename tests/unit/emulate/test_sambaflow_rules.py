@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd
+from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd, start_again
 
 from portwright.emulate.sambaflow import _state, samba
 from portwright.emulate.sambaflow._refusal import SambaFlowError
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch,
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    samba._start_again()
+    start_again()
     yield
-    samba._start_again()
+    start_again()
 
 
 # -- compile ---------------------------------------------------------------------------------------------------

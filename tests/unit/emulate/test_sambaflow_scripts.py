@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from unit.emulate.sambaflow_case import Classifier, sgd
+from unit.emulate.sambaflow_case import Classifier, sgd, start_again
 
 from portwright.emulate.sambaflow import _ledger, _state, samba
+from portwright.emulate.sambaflow._no_effect import lazy_param, op_fusion
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.logging import SambaLogger
 from portwright.emulate.sambaflow.samba import utils
-from portwright.emulate.sambaflow.samba.directives import op_fusion
-from portwright.emulate.sambaflow.samba.lazy_param import lazy_param
 from portwright.emulate.sambaflow.samba.utils.argparser import parse_app_args, parse_yaml_to_args
 from portwright.emulate.sambaflow.samba.utils.common import common_app_driver
 from portwright.emulate.sambaflow.samba.utils.dataset.mnist import dataset_transform
@@ -29,9 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch,
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    samba._start_again()
+    start_again()
     yield
-    samba._start_again()
+    start_again()
 
 
 # -- arguments -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd, weights
+from unit.emulate.sambaflow_case import Case, Classifier, adamw, sgd, start_again, weights
 
 from portwright.emulate.sambaflow import samba
 from portwright.emulate.sambaflow._refusal import SambaFlowError
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch,
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    samba._start_again()
+    start_again()
     samba_logger.forget()
     yield
-    samba._start_again()
+    start_again()
 
 
 def train_both(
@@ -83,7 +83,7 @@ def test_a_bfloat16_model_keeps_float32_weights_only_where_asked(tmp_path: Path)
     """With steps too small for bfloat16 to hold, a float32 copy still moves."""
     moved = {}
     for keeps in (False, True):
-        samba._start_again()
+        start_again()
         case = Case(
             tmp_path,
             lambda: Classifier().bfloat16(),
@@ -125,7 +125,7 @@ def test_sections_one_by_one_are_all_at_once(calls: list[list[str]], tmp_path: P
     """Also with dropout: backward goes through the very forward pass that was run, whatever was drawn since."""
     results = []
     for sections in ([["fwd", "bckwd", "opt"]], calls):
-        samba._start_again()
+        start_again()
         case = Case(tmp_path, lambda: Classifier(dropout=0.5))
         case.trace()
         torch.manual_seed(3)
@@ -394,7 +394,7 @@ def test_optimizer_state_goes_through_the_host(tmp_path: Path) -> None:
     whole.run()
     samba.session.to_cpu(whole.model)
     expected = weights(whole.model)
-    samba._start_again()
+    start_again()
     resumed = Case(tmp_path, optimizer=adamw)
     resumed.model.load_state_dict(saved[0])
     resumed.optimizer.load_state_dict(saved[1])

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
+import portwright
 from portwright.cli import main
 from portwright.emulate.poptorch import _ledger
+from portwright.emulate.sambaflow import _ledger as _sambaflow_ledger
 from portwright.emulate.script import COPIES_VARIABLE
 
 HEAD = """\
@@ -63,6 +65,7 @@ class Emulate:
 
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> Done:
         _ledger.forget_all()
+        _sambaflow_ledger.forget_all()
         with self._patch.context() as patch:
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", ["portwright", "emulate", *words])
@@ -109,19 +112,57 @@ def test_a_script_runs_as_it_is_and_is_summed_up(emulate: Emulate) -> None:
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        ("", 0),
+        ("", 1),
         ("sys.exit(3)", 3),
         ("sys.exit('so')", 1),
         ("raise KeyboardInterrupt", 130),
-        ("sys.exit(0)", 0),
+        ("sys.exit(0)", 1),
     ],
 )
-def test_the_status_is_the_scripts(emulate: Emulate, ending: str, status: int) -> None:
+def test_the_status_is_the_scripts_or_1_where_nothing_ran(emulate: Emulate, ending: str, status: int) -> None:
     emulate.write(f"import sys\n{ending}\n")
     done = emulate("ipu", "train.py")
     assert done.returncode == status, done.stderr
     assert ("so" in done.stderr.splitlines()) == (ending == "sys.exit('so')")
     assert "made no executor" in done.stderr
+
+
+def test_executors_that_are_only_made_ran_nothing(emulate: Emulate) -> None:
+    emulate.write(HEAD + "poptorch.inferenceModel(model, options)\nmodel(*batch)\nprint('fine')\n")
+    done = emulate("ipu", "train.py")
+    assert (done.returncode, done.stdout) == (1, "fine\n")
+    assert "error: the script called none of the executors that it made of PopTorch 3.4" in done.stderr
+
+
+def test_an_executor_in_a_process_that_the_script_starts_counts(emulate: Emulate) -> None:
+    emulate.write(GOOD, "child.py")
+    emulate.write("import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'], check=True)\n")
+    done = emulate("ipu", "train.py", env={"PYTHONPATH": str(Path(portwright.__file__).parents[1])})
+    assert done.returncode == 0, done.stderr
+
+
+SAMBA = """\
+import torch
+from unit.emulate.sambaflow_case import Classifier, sgd
+from sambaflow import samba
+model = Classifier()
+samba.from_torch_model_(model)
+inputs = samba.randn(6, 8, name="image", batch_dim=0), samba.randint(4, (6,), name="label", batch_dim=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "status"),
+    [
+        ("samba.session.compile(model, inputs, sgd(model), name='s', config_dict={})", 0),
+        ("Classifier()(torch.randn(6, 8), torch.zeros(6, dtype=torch.long))", 1),  # on the host
+    ],
+)
+def test_sambaflow_is_used_by_its_session(emulate: Emulate, does: str, status: int) -> None:
+    emulate.write(SAMBA + does + "\n")
+    done = emulate("rdu", "train.py")
+    assert done.returncode == status, done.stderr
+    assert ("error: the script made no executor of SambaFlow" in done.stderr) == bool(status)
 
 
 def test_a_lost_wrapper_fails_with_its_line(emulate: Emulate) -> None:

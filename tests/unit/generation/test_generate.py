@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import portwright.generation
 from portwright.errors import NonFiniteError, UserError
-from portwright.generation import GenerationOptions, TextStream, generate, left_pad, right_pad
+from portwright.generation import GenerationOptions, generate, left_pad, right_pad
 from portwright.networks import T5, Gpt, Seq2Seq
+
+BaseStreamer = pytest.importorskip("transformers").generation.BaseStreamer
 
 _GPT = {
     "vocab_size": 23,
@@ -196,26 +198,6 @@ def test_all_positions_can_be_used_and_no_more() -> None:
         generate(network, [[1] * 26], None, GenerationOptions(max_new_tokens=1))
 
 
-def test_looking_seldom_whether_all_have_ended_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator, where a look waits for the device."""
-    network = _make("gpt2")
-    ids, mask = _pad("gpt2")
-    lengths = set()
-    for end in range(23):
-        for chosen in ({}, {"do_sample": True, "seed": end}):
-            options = GenerationOptions(
-                max_new_tokens=12, eos_token_id=[end, (end + 7) % 23], pad_token_id=1, **chosen
-            )
-            expected = generate(network, ids, mask, options)
-            with monkeypatch.context() as patch:
-                patch.setattr("portwright.generation.sampling._steps_between_looks", lambda *_, **__: 5)
-                got = generate(network, ids, mask, options)
-            assert got.sequences.tolist() == expected.sequences.tolist()
-            assert got.scores.tolist() == expected.scores.tolist()
-            lengths.add(got.sequences.shape[1])
-    assert len(lengths) > 2
-
-
 def _letters(ids: list[int]) -> str:
     return "".join(chr(ord("a") + number) for number in ids)
 
@@ -235,39 +217,35 @@ def test_a_stop_string_ends_a_sequence(chosen: dict[str, Any]) -> None:
         generate(network, [[3, 5]], None, options)
 
 
-def test_a_stream_writes_each_character_once_it_is_whole() -> None:
-    encoded = list("naïve 🙂 text".encode())
-    out = io.StringIO()
-    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), out)
-    seen = []
-    for number in encoded:
-        stream(torch.tensor([number]))
-        seen.append(out.getvalue())
-    stream.close()
-    assert out.getvalue() == "naïve 🙂 text\n"
-    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in seen)
-    cut = io.StringIO()
-    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), cut)
-    for number in encoded[:8]:
-        stream(torch.tensor([number]))
-    stream.close()
-    assert cut.getvalue() == "naïve \N{REPLACEMENT CHARACTER}\n"
-    with pytest.raises(UserError, match="2 sequences"):
-        stream(torch.tensor([1, 2]))
+class _Steps(BaseStreamer):
+    """Keeps what each step made; the first thing that a streamer is given is the prompt."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.given.append(value.tolist())
+
+    def end(self) -> None:
+        self.given.append([])
 
 
 def test_tokens_are_told_step_by_step() -> None:
     network = _make("gpt2")
-    steps: list[list[int]] = []
-    got = generate(
-        network,
-        *_pad("gpt2"),
-        GenerationOptions(max_new_tokens=5),
-        on_tokens=lambda t: steps.append(t.tolist()),
-    )
-    assert torch.tensor(steps).T.tolist() == got.new_tokens.tolist()
+    ids, mask = _pad("gpt2")
+    steps = _Steps()
+    got = generate(network, ids, mask, GenerationOptions(max_new_tokens=5), streamer=steps)
+    prompt, *told, end = steps.given
+    assert prompt == ids.tolist()
+    assert torch.tensor(told).T.tolist() == got.new_tokens.tolist()
+    assert end == []
     with pytest.raises(UserError, match="num_beams=2"):
-        generate(network, [[1]], None, GenerationOptions(num_beams=2), on_tokens=print)
+        generate(network, [[1]], None, GenerationOptions(num_beams=2), streamer=_Steps())
+
+
+def test_text_stream_is_told_to_be_gone() -> None:
+    with pytest.raises(AttributeError, match="TextStreamer"):
+        portwright.generation.TextStream  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import save_file
 
 from portwright.errors import UserError
+from portwright.generation import generate
 from portwright.generation.command import GenerateRequest, generate_and_print, read_choices
 from portwright.huggingface.model_folder import complete_section
 from portwright.networks import T5, Gpt, Seq2Seq
@@ -306,6 +307,17 @@ def test_a_checkpoint_of_another_model_is_told_as_that(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_not_there_is_told_with_the_option_s_own_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no checkpoint .*none.* --checkpoint a"):
         generate_and_print(GenerateRequest("gpt2", ["the"], checkpoint=tmp_path / "none", device="cpu"))
+
+
+def test_without_transformers_the_extra_is_named(
+    weights: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match="portwright generate needs transformers") as caught:
+        generate_and_print(_request(weights, tokenizer_file))
+    assert caught.value.cure == "pip install 'portwright[huggingface]'"
+    with pytest.raises(UserError, match=r"portwright\[huggingface\]"):
+        generate(Gpt(_GPT_MODEL), [[1]])
 
 
 def test_bytes_that_are_no_text_are_told(weights: Path, tokenizer_file: Path) -> None:

@@ -16,7 +16,7 @@ from portwright.graph.capturing.capture import capture
 from portwright.graph.inputs import TensorSpec
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import MatchReport, Refusal
-from portwright.graph.plans.calibration import FC_MNIST
+from portwright.graph.plans.estimate import FC_MNIST
 from portwright.graph.plans.fit import parse_mode
 from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.plan import Plan, make_plan

@@ -144,7 +144,7 @@ def test_a_reference_model_of_ours_goes_to_huggingface(tmp_path, folder):
     section = read_model_section(own / "configs" / "params.yaml", folder)
     network = next(f for f in find_families().values() if folder in f.architectures).network(section)
     state = network.state_dict()
-    specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+    specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
     write_checkpoint(
         own / "model_dir" / "checkpoint_0", Weights(specs, state.__getitem__), lambda num_bytes: None
     )

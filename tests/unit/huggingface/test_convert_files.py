@@ -567,7 +567,7 @@ def _fail(*arguments):
 
 def test_without_transformers_a_check_says_the_cure(gpt2, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="pip install transformers"):
+    with pytest.raises(UserError, match=r"pip install 'portwright\[huggingface\]'"):
         _bring(gpt2, check=True)
     assert not (gpt2.parent / "ours").exists()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.gptj import modeling_gptj
 
 from portwright.errors import UserError
-from portwright.huggingface import gpt2, gptj
+from portwright.huggingface import gpt
 from portwright.huggingface.mapping import Family, same_bits, to_ours, to_theirs
 from portwright.networks import Gpt
 
@@ -38,9 +38,9 @@ def make_pair(name: str, dtype: torch.dtype) -> tuple[Family, dict[str, Any], An
     torch.manual_seed(0)
     theirs: Any
     if name.startswith("gpt2"):
-        family, theirs = gpt2.FAMILY, transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIGS[name]))
+        family, theirs = gpt.GPT2, transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIGS[name]))
     else:
-        family, theirs = gptj.FAMILY, transformers.GPTJForCausalLM(transformers.GPTJConfig(**CONFIGS[name]))
+        family, theirs = gpt.GPTJ, transformers.GPTJForCausalLM(transformers.GPTJConfig(**CONFIGS[name]))
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.2)
     theirs = theirs.to(dtype).eval()
@@ -144,8 +144,8 @@ def test_weights_come_back_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_config_goes_there_and_back(name: str) -> None:
-    family = gpt2.FAMILY if name.startswith("gpt2") else gptj.FAMILY
-    kind = transformers.GPT2Config if family is gpt2.FAMILY else transformers.GPTJConfig
+    family = gpt.GPT2 if name.startswith("gpt2") else gpt.GPTJ
+    kind = transformers.GPT2Config if family is gpt.GPT2 else transformers.GPTJConfig
     config = kind(**CONFIGS[name]).to_dict()
     back = family.config_of(family.params_of(config))
     assert {key: config[key] for key in back} == back
@@ -158,7 +158,7 @@ def test_config_goes_there_and_back(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [transformers.GPT2Config, transformers.GPTJConfig])
 def test_what_an_old_config_leaves_out_is_the_class_default(kind: Any) -> None:
-    family = gpt2.FAMILY if kind is transformers.GPT2Config else gptj.FAMILY
+    family = gpt.GPT2 if kind is transformers.GPT2Config else gpt.GPTJ
     assert family.params_of({}) == family.params_of(kind().to_dict())
 
 
@@ -173,26 +173,26 @@ def test_what_an_old_config_leaves_out_is_the_class_default(kind: Any) -> None:
 )
 def test_config_that_is_not_modelled_is_refused(config: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        gpt2.FAMILY.params_of({**GPT2, **config})
+        gpt.GPT2.params_of({**GPT2, **config})
 
 
 def test_rotary_over_the_whole_model_is_refused() -> None:
     with pytest.raises(UserError, match="rotary_dim"):
-        gptj.FAMILY.params_of({**GPTJ, "rotary_dim": None})
+        gpt.GPTJ.params_of({**GPTJ, "rotary_dim": None})
 
 
 @pytest.mark.parametrize(
     ("family", "params", "named"),
     [
-        (gpt2.FAMILY, {"rotary_dim": 4}, "rotary_dim"),
-        (gpt2.FAMILY, {"attention_sliding_window_length": 8}, "attention_sliding_window_length"),
-        (gpt2.FAMILY, {"use_bias_in_output": True}, "use_bias_in_output"),
-        (gpt2.FAMILY, {"use_ffn_bias_in_attention": False}, "use_ffn_bias_in_attention"),
-        (gpt2.FAMILY, {"nonlinearity": "swiglu"}, "swiglu"),
-        (gptj.FAMILY, {}, "rotary_dim"),
-        (gptj.FAMILY, {"rotary_dim": 4}, "use_bias_in_output"),
+        (gpt.GPT2, {"rotary_dim": 4}, "rotary_dim"),
+        (gpt.GPT2, {"attention_sliding_window_length": 8}, "attention_sliding_window_length"),
+        (gpt.GPT2, {"use_bias_in_output": True}, "use_bias_in_output"),
+        (gpt.GPT2, {"use_ffn_bias_in_attention": False}, "use_ffn_bias_in_attention"),
+        (gpt.GPT2, {"nonlinearity": "swiglu"}, "swiglu"),
+        (gpt.GPTJ, {}, "rotary_dim"),
+        (gpt.GPTJ, {"rotary_dim": 4}, "use_bias_in_output"),
         (
-            gptj.FAMILY,
+            gpt.GPTJ,
             {"rotary_dim": 4, "use_bias_in_output": True, "use_projection_bias_in_attention": True},
             "use_projection_bias_in_attention",
         ),

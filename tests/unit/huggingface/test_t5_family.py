@@ -4,7 +4,7 @@ import pytest
 
 from portwright.errors import UnsupportedError, UserError
 from portwright.huggingface.t5 import FAMILY, config_of, params_of, share_head
-from portwright.job.model_params_seq2seq import T5Params
+from portwright.job.model_params import T5Params
 
 SMALL = {"vocab_size": 96, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 2, "num_layers": 3}
 

@@ -23,8 +23,7 @@ from portwright.images.dataset import (
     open_images,
     to_unit,
 )
-from portwright.images.decoding import MaskFormat, read_image, read_mask, resize
-from portwright.images.pairs import find_pairs
+from portwright.images.decoding import MaskFormat, find_pairs, read_image, read_mask, resize
 
 BINARY = MaskFormat(2)
 SHAPE = (8, 12, 1)
@@ -333,7 +332,7 @@ def test_hdf5_files_are_one_data_set(tmp_path: Path) -> None:
     ("image", "mask", "text"),
     [
         (np.zeros((2, 8, 12, 3)), np.zeros((2, 8, 12)), "image_shape"),
-        (np.zeros((2, 8, 12, 1)), np.zeros((3, 8, 12)), "image_shape"),
+        (np.zeros((2, 8, 12, 1)), np.zeros((3, 8, 12)), "image: 2, mask: 3"),
         (np.zeros((2, 8, 12, 1)), np.zeros((2, 8, 11)), "image_shape"),
         (np.zeros((2, 8, 12, 1)), np.full((2, 8, 12), 7), "sample 0 has values outside"),
     ],
@@ -367,3 +366,20 @@ def test_flip_of_nothing_is_nothing() -> None:
     image, mask = flip(np.zeros((0, 2, 2, 1)), np.zeros((0, 2, 2)), Draws(0, 0, []))
     assert image.shape == (0, 2, 2, 1)
     assert mask.shape == (0, 2, 2)
+
+
+def test_compressed_hdf5_files_give_what_they_hold_in_any_process(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images, masks = random.random((9, 8, 12, 1)), random.integers(0, 2, (9, 8, 12), np.int64)
+    for name, part in (("a", slice(0, 4)), ("b", slice(4, 9))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("image", data=images[part], chunks=(3, 4, 12, 1), compression="gzip")
+            file.create_dataset("mask", data=masks[part], chunks=(2, 8, 12), compression="gzip")
+    dataset = open_images(tmp_path, ImageFormat(SHAPE, normalize="none"), BINARY, "error", 0)
+    places = np.array([8, 0, 3, 4, 0])
+    for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
+        batch = reader.gather(places)
+        assert np.array_equal(batch["image"][:, 0], images[places, ..., 0].astype(np.float32))
+        assert np.array_equal(batch["mask"], masks[places])
+    loaded = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2)
+    assert np.array_equal(np.concatenate([batch["mask"] for batch in loaded]), masks)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from portwright.cli.run_script import _add_params
 from portwright.discover import find_all_models, find_models
 from portwright.errors import UserError
 from portwright.job.model_list import (
@@ -19,7 +20,6 @@ from portwright.job.model_list import (
     render_models,
     show_count,
 )
-from portwright.job.run_script import _add_params
 
 UNET = find_models()["unet"]
 

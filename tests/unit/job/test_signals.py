@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from portwright.errors import ExitStatus
-from portwright.job.signals import StopSignals, install_early, uninstall_early
+from portwright.job.signals import StopSignals, install_early
 
 
 class Child:
@@ -136,13 +136,12 @@ def test_a_script_that_ignores_the_schedulers_signal_does_not_make_us_deaf(start
 
 EARLY = """
     import sys, time
-    from portwright.job.signals import StopSignals, install_early, uninstall_early
+    from portwright.job.signals import StopSignals, install_early
     install_early()
     assert "torch" not in sys.modules
     install_early()
     print("importing")
     sys.stdin.readline()
-    UNINSTALL
     with StopSignals() as signals:
         print("requested", signals.requested, signals.reason)
     sys.exit(signals.exit_status)
@@ -151,7 +150,7 @@ EARLY = """
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_training_is_remembered(start: type[Child], number: signal.Signals) -> None:
-    child = start(EARLY.replace("UNINSTALL", ""))
+    child = start(EARLY)
     child.wait_for("importing")
     child.send(number)
     assert child.process.stdin is not None
@@ -160,21 +159,10 @@ def test_a_signal_before_training_is_remembered(start: type[Child], number: sign
 
 
 def test_ctrl_c_before_training_interrupts(start: type[Child]) -> None:
-    child = start(EARLY.replace("UNINSTALL", ""))
+    child = start(EARLY)
     child.wait_for("importing")
     child.send(signal.SIGINT)
     assert child.end()[0] == -signal.SIGINT
-
-
-def test_without_training_the_early_handlers_can_be_taken_back(start: type[Child]) -> None:
-    child = start(EARLY.replace("UNINSTALL", "uninstall_early(); print('back'); time.sleep(30)"))
-    child.wait_for("importing")
-    assert child.process.stdin is not None
-    child.process.stdin.write("\n")
-    child.process.stdin.flush()
-    child.wait_for("back")
-    child.send(signal.SIGTERM)
-    assert child.end()[0] == -signal.SIGTERM
 
 
 def _handlers() -> list[object]:
@@ -194,10 +182,6 @@ def test_former_handlers_come_back_whatever_happens() -> None:
     with StopSignals():
         pass
     assert _handlers() == before
-    install_early()
-    uninstall_early()
-    uninstall_early()
-    assert _handlers() == before
 
 
 def test_outside_the_main_thread_it_says_that_it_cannot() -> None:
@@ -210,7 +194,6 @@ def test_outside_the_main_thread_it_says_that_it_cannot() -> None:
             assert not signals.requested
         with StopSignals():
             pass
-        uninstall_early()
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -14,18 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from portwright import __version__
 from portwright.errors import UnsupportedError, UserError
 from portwright.job import vendor_env_make
-from portwright.job.hand_over import command_words, hand_over_if_elsewhere, make_env, where
-from portwright.job.own_wheel import checkout_folder, make_wheel
 from portwright.job.vendor_env import (
     HANDED_OVER,
     STAMP,
     VendorEnvironment,
+    command_words,
     envs_folder,
     explain_missing,
     find_known,
+    find_usable,
+    hand_over_if_elsewhere,
+    lent_folder,
+    make_env,
     write_record,
 )
 from portwright.job.vendor_env_make import find_base_python, make_environment, register_python
@@ -73,7 +75,7 @@ def test_where_environments_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_nothing_is_known_at_first(environment: VendorEnvironment) -> None:
     assert find_known(environment) is None
-    assert where(environment) is None
+    assert find_usable(environment) is None
     assert explain_missing(environment) == ""
 
 
@@ -93,7 +95,7 @@ def test_other_requirements_make_it_stale(environment: VendorEnvironment) -> Non
     stand_in(environment)
     environment.requirements.write_text("something==2\n")
     assert find_known(environment) is None
-    assert "another version" in explain_missing(environment)
+    assert "another installation of Portwright" in explain_missing(environment)
 
 
 def test_a_registered_one_goes_first_and_may_vanish(environment: VendorEnvironment, tmp_path: Path) -> None:
@@ -148,8 +150,6 @@ def make_quick(environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch) 
             python.symlink_to(sys.executable)
         time.sleep(0.05)
 
-    monkeypatch.setattr(vendor_env_make, "checkout_folder", lambda: None)
-    monkeypatch.setattr(vendor_env_make, "make_wheel", lambda folder: environment.requirements)
     monkeypatch.setattr(vendor_env_make, "_probe", lambda python, environment: {"sdk": "1.0"})
     monkeypatch.setattr(vendor_env_make, "_run", run)
     return environment
@@ -230,12 +230,18 @@ def test_two_at_once_make_one(environment: VendorEnvironment, monkeypatch: pytes
     assert any("waiting" in line for line in said)
 
 
-def test_an_installed_portwright_is_brought_up_to_date(
+def test_an_environment_of_another_installation_is_left_as_it_is(
     environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(environment, portwright="0.0.1")
     make_quick(environment, monkeypatch)
-    assert make_environment(environment, print).portwright == __version__
+    theirs = make_environment(environment, print)
+    stamp = (environment.folder / STAMP).read_bytes()
+    environment.requirements.write_text("# the pins of another release\n")
+    assert find_known(environment) is None
+    ours = make_environment(environment, print)
+    assert ours.python != theirs.python
+    assert (theirs.python.parents[1] / STAMP).read_bytes() == stamp
+    assert make_environment(environment, print) == ours
 
 
 def test_without_the_right_python(environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +290,7 @@ def test_hand_over_becomes_the_other_process(environment: VendorEnvironment, tmp
     script.write_text(
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from portwright.job.hand_over import command_words, hand_over_if_elsewhere\n"
+        "from portwright.job.vendor_env import command_words, hand_over_if_elsewhere\n"
         "from portwright.job.vendor_env import VendorEnvironment\n"
         f"toy = VendorEnvironment('toy', 'the toy SDK', 'toy_sdk_that_is_nowhere', 'toy', '1.0', (3, 11), 'x', Path({str(environment.requirements)!r}), '')\n"
         "if 'PORTWRIGHT_HANDED_OVER' not in os.environ:\n"
@@ -312,32 +318,21 @@ def test_a_call_inside_another_program_is_not_its_command_line() -> None:
     assert command_words([]) is None
 
 
-def test_env_variables_lend_the_checkout_and_nothing_else(
-    environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_variables_lend_the_checkout(environment: VendorEnvironment) -> None:
     former = {"PYTHONHOME": "/x", "VIRTUAL_ENV": "/y", "OMP_NUM_THREADS": "4", "PYTHONPATH": "/mine"}
     env = make_env(environment, former)
     assert env["OMP_NUM_THREADS"] == "4"
     assert "PYTHONHOME" not in env
-    assert env["PYTHONPATH"].endswith(f"{os.pathsep}/mine")
-    monkeypatch.setattr("portwright.job.hand_over.checkout_folder", lambda: None)
-    assert make_env(environment, former)["PYTHONPATH"] == "/mine"
+    assert env["PYTHONPATH"] == f"{Path(vendor_env_make.__file__).parents[2]}{os.pathsep}/mine"
 
 
-def test_our_own_wheel_installs(tmp_path: Path) -> None:
-    assert checkout_folder() is not None
-    wheel = make_wheel(tmp_path / "wheels")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-index",
-    ]
-    done = subprocess.run([*command, "--target", str(tmp_path / "there"), str(wheel)], capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "there" / "portwright" / "targets" / "csx" / "requirements.txt").is_file()
-    assert (tmp_path / "there" / "bin" / "portwright").is_file()
+def test_an_installed_portwright_is_lent_without_its_neighbours(
+    environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = tmp_path / "site-packages"
+    (site / "portwright" / "job").mkdir(parents=True)
+    monkeypatch.setattr("portwright.job.vendor_env.__file__", str(site / "portwright" / "job" / "lent.py"))
+    folder = lent_folder()
+    assert folder == lent_folder()
+    assert [path.name for path in folder.iterdir()] == ["portwright"]
+    assert (folder / "portwright").resolve() == site / "portwright"

@@ -60,12 +60,14 @@ class LocalJob:
         words: tuple[str, ...] = changes.pop("words", ())
         ntasks: int = changes.pop("ntasks", 1)
         tasks: Tasks = changes.pop("tasks", "parallel")
+        tells_end: bool = changes.pop("tells_end", False)
         steps = [
             Step(
                 name,
                 ntasks if name == "train" else 1,
                 ("python", str(root / "stand_in.py"), str(self.out), name, *words),
                 tasks if name == "train" else "single",
+                tells_end=tells_end,
             )
             for name in names
         ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from portwright.launch import mounts
+from portwright.launch import check_paths
 from portwright.launch.check_paths import find_unseen
 from portwright.launch.job import Job, Resources, Step
 from portwright.launch.site import Site
@@ -48,7 +48,7 @@ def test_only_slurm_can_be_asked_for_a_node(
 ) -> None:
     table = tmp_path / "mounts"
     table.write_text("/dev/sda1 / ext4 rw 0 0\n")
-    monkeypatch.setattr(mounts, "TABLE", table)
+    monkeypatch.setattr(check_paths, "MOUNTS", table)
     site = Site.model_validate({"name": "here", "scheduler": scheduler, "target": "CPU"})
     unseen = find_unseen(Path("/data/of/mine"), make_job(tmp_path, site), at_site=True)
     assert unseen is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from portwright.launch import check_space, mounts
+from portwright.launch import check_paths, check_space
 from portwright.launch.check_paths import needed_paths
 from portwright.launch.check_space import parse_quota
 from portwright.launch.checks import Answer, Finding, check_job, run_program
@@ -466,7 +466,7 @@ def test_where_the_site_lists_none_only_local_disks_are_suspicious(
 ) -> None:
     table = tmp_path / "mounts"
     table.write_text(f"server:/x {tmp_path} nfs rw 0 0\n/dev/sda1 / ext4 rw 0 0\n")
-    monkeypatch.setattr(mounts, "TABLE", table)
+    monkeypatch.setattr(check_paths, "MOUNTS", table)
     monkeypatch.setattr("portwright.launch.check_paths._LOCAL", ("/tmp-of-this-test",))
     site = make_site(tmp_path, storage={"shared": []})
     found = check_job(make_job(tmp_path, site), {}, run=Programs())

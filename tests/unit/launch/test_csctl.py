@@ -164,5 +164,5 @@ def test_csctl_that_fails_or_is_not_there(put: Put, monkeypatch: pytest.MonkeyPa
         csctl.list_jobs("name=x")
     assert csctl.parse_jobs("") == csctl.parse_jobs("No jobs found\n") == []
     monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(UserError, match="no csctl here"):
+    with pytest.raises(UserError, match="no program csctl here"):
         csctl.list_jobs("name=x")

@@ -16,12 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from portwright.cli_explain import explain_log as command
+from portwright.cli.explain import explain_log as command
 from portwright.errors import UserError
-from portwright.launch.explain import explain_log, explain_text, read_log, scan_log
-from portwright.launch.explain_page import write_report
-from portwright.launch.log_errors import KnownError, load_errors
-from portwright.launch.log_scan import BLOCK_BYTES
+from portwright.launch.explain import explain_log, explain_text, read_log, scan_log, write_report
+from portwright.launch.log_scan import BLOCK_BYTES, KnownError, load_errors
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "run.py", line 3, in <module>\n    main()\n'
 EXPLAINED = [error for error in load_errors() if error.kind not in ("region", "well", "done", "hidden")]

@@ -19,7 +19,7 @@ from portwright.errors import UserError
 from portwright.job.yaml_source import read_yaml
 from portwright.launch import registry
 from portwright.launch.folder import NameTakenError, command_words, make_manifest, render_files, write_folder
-from portwright.launch.planning import Request, make_plan, plan_job
+from portwright.launch.planning import Request, make_plan
 from portwright.launch.resolved import ResolvedParams
 
 PARAMS = """\
@@ -50,11 +50,11 @@ def make_subject(folder: Path, params: str = PARAMS) -> None:
 
 
 def words_of(request: Request, step: str) -> tuple[str, ...]:
-    return next(each.words for each in plan_job(request).steps if each.name == step)
+    return next(each.words for each in make_plan(request).job.steps if each.name == step)
 
 
 def test_the_plain_chain() -> None:
-    job = plan_job(Request("my model"))
+    job = make_plan(Request("my model")).job
     here = Path.cwd()
     assert [step.name for step in job.steps] == ["validate", "train", "eval"]
     assert job.name == "my-model-1"
@@ -70,7 +70,7 @@ def test_the_plain_chain() -> None:
 
 
 def test_a_target_with_a_compiler_compiles_first_and_streams() -> None:
-    job = plan_job(Request("my model", site="neocortex", account="ABC123"))
+    job = make_plan(Request("my model", site="neocortex", account="ABC123")).job
     names = {step.name: step for step in job.steps}
     assert list(names) == ["validate", "compile", "train", "eval"]
     assert [step.ntasks for step in job.steps] == [1, 1, 7, 1]
@@ -89,7 +89,7 @@ def test_a_target_with_a_compiler_compiles_first_and_streams() -> None:
 def test_a_word_that_only_looks_like_a_variable_is_not_expanded(tmp_path: Path) -> None:
     odd = tmp_path / "${CS_IP_ADDR}"
     make_subject(odd)
-    job = plan_job(Request(str(odd), site="neocortex", account="a"))
+    job = make_plan(Request(str(odd), site="neocortex", account="a")).job
     for step in job.steps:
         assert all(step.words[place] == "${CS_IP_ADDR}" for place in step.literal)
 
@@ -105,31 +105,31 @@ def test_a_word_that_only_looks_like_a_variable_is_not_expanded(tmp_path: Path) 
     ],
 )
 def test_modes(mode: str, steps: list[str]) -> None:
-    job = plan_job(Request("my model", mode=mode))
+    job = make_plan(Request("my model", mode=mode)).job
     assert [step.name for step in job.steps] == steps
     assert {step.words[step.words.index("--mode") + 1] for step in job.steps} <= {mode, "eval"}
 
 
 def test_steps_are_chosen_and_put_in_order() -> None:
-    job = plan_job(Request("my model", steps=" train,validate , compile,train"))
+    job = make_plan(Request("my model", steps=" train,validate , compile,train")).job
     assert [step.name for step in job.steps] == ["validate", "compile", "train"]
 
 
 def test_without_eval_input_there_is_no_evaluation() -> None:
     Path("my model/configs/params.yaml").write_text(PARAMS.replace("eval_input: {batch_size: 4}\n", ""))
-    assert [step.name for step in plan_job(Request("my model")).steps] == ["validate", "train"]
+    assert [step.name for step in make_plan(Request("my model")).job.steps] == ["validate", "train"]
 
 
 def test_torch_compile_is_a_step_where_it_is_asked_for() -> None:
-    job = plan_job(Request("my model", overrides=("runconfig.compile=true",)))
+    job = make_plan(Request("my model", overrides=("runconfig.compile=true",))).job
     assert "compile" in [step.name for step in job.steps]
 
 
 def test_a_reference_model_runs_by_its_name_and_lies_here() -> None:
-    job = plan_job(Request("fc_mnist"))
+    job = make_plan(Request("fc_mnist")).job
     assert job.steps[0].words[:5] == ("python", "-m", "portwright", "run", "fc_mnist")
     assert (job.name, job.model_dir) == ("fc_mnist-1", Path.cwd() / "fc_mnist_run")
-    assert plan_job(Request("tensorflow/fc_mnist")).model_dir == Path.cwd() / "tensorflow_fc_mnist_run"
+    assert make_plan(Request("tensorflow/fc_mnist")).job.model_dir == Path.cwd() / "tensorflow_fc_mnist_run"
 
 
 def test_tensorflow_names_of_optimizers_are_no_problem() -> None:
@@ -231,7 +231,7 @@ def test_data_that_params_name_is_found_wherever_it_stands() -> None:
 )
 def test_what_cannot_be_is_told(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as told:
-        plan_job(replace(Request("my model"), **changes))
+        make_plan(replace(Request("my model"), **changes))
     for word in words:
         assert word in str(told.value)
     assert "\n" not in str(told.value)
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_told(changes: dict[str, Any], words: list[str]) -> No
 )
 def test_a_secret_is_refused_without_being_repeated(name: str) -> None:
     with pytest.raises(UserError) as told:
-        plan_job(Request("my model", env=(f"{name}=hunter2",)))
+        make_plan(Request("my model", env=(f"{name}=hunter2",)))
     assert name in str(told.value)
     assert "--pass" in str(told.value)
     assert "hunter2" not in str(told.value)
@@ -282,7 +282,7 @@ def test_a_secret_is_refused_without_being_repeated(name: str) -> None:
 )
 def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
     name, _, value = text.partition("=")
-    assert dict(plan_job(Request("my model", env=(text,))).environment) == {name: value}
+    assert dict(make_plan(Request("my model", env=(text,))).job.environment) == {name: value}
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
 )
 def test_a_password_in_an_address_is_refused(value: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
-        plan_job(Request("my model", env=(f"https_proxy={value}",)))
+        make_plan(Request("my model", env=(f"https_proxy={value}",)))
     assert "--pass https_proxy" in told.value.cure
     assert "hunter2" not in str(told.value)
     site = tmp_path / "mine.toml"
     site.write_text(f'extends = "local"\n[environment]\nvariables = {{ https_proxy = "{value}" }}\n')
     with pytest.raises(UserError) as told:
-        plan_job(Request("my model", site=str(site)))
+        make_plan(Request("my model", site=str(site)))
     assert "environment.passed" in told.value.cure
     assert "hunter2" not in str(told.value)
 
@@ -342,47 +342,47 @@ def test_passed_variables_are_names_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_short_job_still_has_time_to_work_in() -> None:
-    asked = plan_job(Request("my model", site="neocortex", account="a", time="1")).resources
+    asked = make_plan(Request("my model", site="neocortex", account="a", time="1")).job.resources
     assert (asked.minutes, asked.grace_seconds) == (1, 30)
-    assert plan_job(Request("my model", time="2")).resources.minutes == 2
+    assert make_plan(Request("my model", time="2")).job.resources.minutes == 2
 
 
 def test_the_command_line_goes_before_the_site() -> None:
-    asked = plan_job(
+    asked = make_plan(
         Request("my model", site="neocortex", account="a", ntasks=3, cpus_per_task=2, gres="cs:1", partition="p",
                 nodes=2, time="10", flags=("--qos=low",), memory="4G")
-    ).resources  # fmt: skip
+    ).job.resources  # fmt: skip
     assert (asked.ntasks, asked.cpus_per_task, asked.gres, asked.partition) == (3, 2, "cs:1", "p")
     assert (asked.nodes, asked.minutes, asked.memory) == (2, 10, "4G")
     assert "--qos=low" in asked.flags
 
 
 def test_one_task_streams_to_nobody() -> None:
-    job = plan_job(Request("my model", site="neocortex", account="a", ntasks=1))
+    job = make_plan(Request("my model", site="neocortex", account="a", ntasks=1)).job
     assert {step.tasks for step in job.steps} == {"single"}
     assert not any("--stream_data" in step.words for step in job.steps)
 
 
 def test_names_are_never_taken_twice(tmp_path: Path) -> None:
-    assert plan_job(Request("my model")).name == "my-model-1"
+    assert make_plan(Request("my model")).job.name == "my-model-1"
     Path("portwright_jobs/my-model-1").mkdir(parents=True)
     registry.write_entry(registry.Entry("my-model-2", tmp_path, "local", "none"))
-    assert plan_job(Request("my model")).name == "my-model-3"
-    assert plan_job(Request("my model", name="mine")).name == "mine"
+    assert make_plan(Request("my model")).job.name == "my-model-3"
+    assert make_plan(Request("my model", name="mine")).job.name == "mine"
     Path("portwright_jobs/mine").mkdir()
-    assert plan_job(Request("my model", name="mine")).name == "mine-2"
+    assert make_plan(Request("my model", name="mine")).job.name == "mine-2"
 
 
 @pytest.mark.parametrize("name", ["ünïcode", "--", "a" * 200, "a b'c\"d"])
 def test_any_folder_gives_a_name_that_a_script_can_say(tmp_path: Path, name: str) -> None:
     make_subject(tmp_path / name)
-    assert plan_job(Request(str(tmp_path / name))).name.replace("-", "").replace("_", "").isalnum()
+    assert make_plan(Request(str(tmp_path / name))).job.name.replace("-", "").replace("_", "").isalnum()
 
 
 def test_jobs_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PORTWRIGHT_JOBS", str(tmp_path / "all jobs"))
-    assert plan_job(Request("my model")).folder.parent == tmp_path / "all jobs"
-    assert plan_job(Request("my model", jobs_dir="here")).folder.parent == Path.cwd() / "here"
+    assert make_plan(Request("my model")).job.folder.parent == tmp_path / "all jobs"
+    assert make_plan(Request("my model", jobs_dir="here")).job.folder.parent == Path.cwd() / "here"
 
 
 def test_the_folder_is_whole_and_private() -> None:
@@ -472,15 +472,15 @@ def test_a_cluster_that_queues_by_itself_runs_the_zoos_configs(tmp_path: Path) -
     assert train[train.index("--job_labels") + 1] == f"name={job.name}"
     assert "--validate_only" in job.steps[0].words
     assert "cszoo fit" in render_files(plan, request)["job.sh"]
-    assert plan_job(replace(request, mode="eval")).steps[0].words[1] == "validate"
+    assert make_plan(replace(request, mode="eval")).job.steps[0].words[1] == "validate"
     with pytest.raises(UserError, match="--params"):
-        plan_job(replace(request, params=str(config)))
+        make_plan(replace(request, params=str(config)))
     with pytest.raises(UserError, match="params file"):
-        plan_job(replace(request, site="local"))
+        make_plan(replace(request, site="local"))
 
 
 def test_our_folders_are_labelled_there_too() -> None:
-    job = plan_job(Request("my model", site="alcf-cerebras"))
+    job = make_plan(Request("my model", site="alcf-cerebras")).job
     assert all(step.words[step.words.index("--job_labels") + 1] == f"name={job.name}" for step in job.steps)
     assert job.resources.minutes is None
 
@@ -521,7 +521,7 @@ def program(tmp_path: Path) -> Request:
 def test_steps_of_the_sdks_programs(
     program: Request, steps: str | None, names: list[str], gres: str | None
 ) -> None:
-    job = plan_job(replace(program, steps=steps))
+    job = make_plan(replace(program, steps=steps)).job
     assert [step.name for step in job.steps] == names
     assert job.resources.gres == gres
     assert job.resources.ntasks == 1
@@ -529,10 +529,10 @@ def test_steps_of_the_sdks_programs(
 
 def test_a_simulator_needs_no_machine(program: Request) -> None:
     simulated = replace(program, overrides=("run.cmaddr=null",))
-    assert plan_job(simulated).resources.gres is None
-    assert plan_job(replace(simulated, gres="cs:cerebras:1")).resources.gres == "cs:cerebras:1"
+    assert make_plan(simulated).job.resources.gres is None
+    assert make_plan(replace(simulated, gres="cs:cerebras:1")).job.resources.gres == "cs:cerebras:1"
     asked = replace(simulated, overrides=(*simulated.overrides, "run.arguments=[--cmaddr, 1.2.3.4]"))
-    assert plan_job(asked).resources.gres == "cs:cerebras:1"
+    assert make_plan(asked).job.resources.gres == "cs:cerebras:1"
 
 
 def test_a_run_without_its_compiled_program_is_told(program: Request) -> None:
@@ -571,25 +571,25 @@ def test_what_the_sdks_programs_have_not_is_told(
     program: Request, changes: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(UserError) as told:
-        plan_job(replace(program, **changes))
+        make_plan(replace(program, **changes))
     for word in words:
         assert word in str(told.value)
     assert told.value.cure
 
 
 def test_what_the_sdks_programs_have_anyway_may_be_said(program: Request) -> None:
-    assert plan_job(replace(program, ntasks=1, container="none", mode="train")).resources.ntasks == 1
+    assert make_plan(replace(program, ntasks=1, container="none", mode="train")).job.resources.ntasks == 1
 
 
 def test_what_needs_no_device_or_node_asks_for_none() -> None:
     asked = Request("my model", site="neocortex", account="a")
-    assert plan_job(replace(asked, steps="validate,compile")).resources.gres is None
+    assert make_plan(replace(asked, steps="validate,compile")).job.resources.gres is None
     assert (
-        plan_job(replace(asked, steps="validate,compile", gres="cs:cerebras:1")).resources.gres
+        make_plan(replace(asked, steps="validate,compile", gres="cs:cerebras:1")).job.resources.gres
         == "cs:cerebras:1"
     )
-    assert plan_job(replace(asked, mode="eval")).resources.gres == "cs:cerebras:1"
-    assert plan_job(replace(asked, mode="eval")).resources.ntasks == 1
+    assert make_plan(replace(asked, mode="eval")).job.resources.gres == "cs:cerebras:1"
+    assert make_plan(replace(asked, mode="eval")).job.resources.ntasks == 1
 
 
 def test_what_only_a_scheduler_heeds_is_told_elsewhere() -> None:

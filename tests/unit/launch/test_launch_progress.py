@@ -15,7 +15,7 @@ from watched_job import NOW, SUBMITTED, Watched, line, training_lines
 from portwright.launch import metrics_file
 from portwright.launch.checkpoints_seen import list_seen
 from portwright.launch.metrics_file import MetricsFile, thin_out
-from portwright.launch.progress import Progress, ProgressReader, Training, read_progress
+from portwright.launch.progress import Progress, ProgressReader, Training
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def job(tmp_path: Path) -> Watched:
 
 
 def read(job: Watched) -> Progress:
-    return read_progress(job.folder, job.model_dir)
+    return ProgressReader(job.folder, job.model_dir).read()
 
 
 def trained(job: Watched) -> Training:
@@ -34,7 +34,7 @@ def trained(job: Watched) -> Training:
 
 
 def test_nothing_but_a_folder_is_a_job_that_has_not_begun(tmp_path: Path) -> None:
-    progress = read_progress(tmp_path / "none", tmp_path / "none run")
+    progress = ProgressReader(tmp_path / "none", tmp_path / "none run").read()
     assert progress.state is None
     assert progress.training is None
     assert progress.chain == ()
@@ -43,7 +43,7 @@ def test_nothing_but_a_folder_is_a_job_that_has_not_begun(tmp_path: Path) -> Non
 
 def test_a_job_without_a_run_folder(job: Watched) -> None:
     job.state("running", "compile")
-    progress = read_progress(job.folder, None)
+    progress = ProgressReader(job.folder, None).read()
     assert progress.step == "compile"
     assert progress.training is None
     assert progress.checkpoint is None
@@ -179,10 +179,9 @@ def test_what_was_read_is_not_read_again(job: Watched, monkeypatch: pytest.Monke
     assert len(parsed) == 1
 
 
-def test_a_huge_file_is_sampled_and_its_end_read_whole(job: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_huge_file_the_end_is_read(job: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_file, "_MOST_BYTES", 100_000)
     monkeypatch.setattr(metrics_file, "_TAIL_BYTES", 5_000)
-    monkeypatch.setattr(metrics_file, "_NUM_SAMPLES", 50)
     before = [line(s, 100.0 / s, s / 2, SUBMITTED + s / 2) for s in range(1, 1001)]
     after = [line(s, 100.0 / s, (s - 1000) / 4, SUBMITTED + 1000 + s / 4) for s in range(1001, 2001)]
     job.log([*before, *after])
@@ -190,24 +189,10 @@ def test_a_huge_file_is_sampled_and_its_end_read_whole(job: Watched, monkeypatch
     training = trained(job)
     assert training.is_sampled
     assert training.step == 2000
-    assert 50 < len(training.series) < 150
-    assert training.series[0][0] == 1
-    assert len(training.resumed_at) == 1
-    assert 950 <= training.resumed_at[0] <= 1000
-    assert training.steps_per_second == pytest.approx(4.0)
-
-
-def test_lines_longer_than_the_distance_of_samples_are_met_once(
-    job: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics_file, "_MOST_BYTES", 10_000)
-    monkeypatch.setattr(metrics_file, "_TAIL_BYTES", 1_000)
-    job.log(line(100 * s, 1.0, s, SUBMITTED + s, losses=[1.5] * 100) for s in range(1, 31))
-    training = trained(job)
-    assert training.resumed_at == ()
-    assert training.step == 3000
     steps = [step for step, _ in training.series]
-    assert steps == sorted(set(steps))
+    assert steps == list(range(2001 - len(steps), 2001))
+    assert 10 < len(steps) < 100
+    assert training.steps_per_second == pytest.approx(4.0)
 
 
 def test_a_row_of_a_table_reads_the_end_alone(job: Watched) -> None:
@@ -448,7 +433,7 @@ def test_a_real_run_is_understood(tmp_path: Path) -> None:
         )
         log.write("train", 4, {"loss": math.nan}, losses=[0.5, math.nan])
         log.write("eval", 4, {"loss": 0.25, "eval/accuracy": 0.5})
-    progress = read_progress(tmp_path / "job", tmp_path)
+    progress = ProgressReader(tmp_path / "job", tmp_path).read()
     training = progress.training
     assert training is not None
     assert training.emulated == "PopTorch 3.4"

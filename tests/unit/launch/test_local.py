@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from portwright.errors import UserError
-from portwright.launch import local
+from portwright.launch import local, process_tree
 from portwright.launch.process_tree import Process, descendants, living, marked, started_at
 from portwright.launch.slurm import SlurmState
 
@@ -118,7 +118,7 @@ def test_cancel_ends_the_whole_tree_and_nothing_begins_again(folder: Path) -> No
 def test_tasks_that_do_not_heed_a_cancel_are_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_script(folder, "say_state running 0; trap '' TERM; echo up; while :; do sleep 0.1; done")
     monkeypatch.setenv("PORTWRIGHT_TEST", "1")
-    words = "import sys; from portwright.launch import supervisor; supervisor.KILL_WAIT_SECONDS = 0.3; sys.exit(supervisor.main(sys.argv[1:]))"
+    words = "import sys; from portwright.launch import process_tree, supervisor; process_tree.KILL_WAIT_SECONDS = 0.3; sys.exit(supervisor.main(sys.argv[1:]))"
     env = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-c", words, str(folder)], stdout=log, env=env)
@@ -187,7 +187,7 @@ def test_tasks_that_nobody_watches_over_can_save_before_they_are_killed(
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not living([script]))
     if not saves:
-        monkeypatch.setattr(local, "KILL_WAIT_SECONDS", 0.2)
+        monkeypatch.setattr(process_tree, "KILL_WAIT_SECONDS", 0.2)
     assert local.cancel(folder) is True
     assert processes_of(folder) == []  # it was waited for
     assert ("saved" in log_of(folder)) is saves

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
-import xml.etree.ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 from watched_job import NOW, SUBMITTED, Watched, line, running, training_lines
 
 from portwright.errors import UserError
-from portwright.launch.loss_picture import loss_picture, round_ticks, write_picture
 from portwright.launch.page_text import (
     ASCII,
     UNICODE,
@@ -29,12 +26,10 @@ from portwright.launch.page_text import (
     wrap,
 )
 from portwright.launch.queue_words import explain_reason, explain_status
-from portwright.launch.render import job_page
-from portwright.launch.render_brief import jobs_table, status_line
+from portwright.launch.render import job_page, jobs_table, status_line
 from portwright.launch.slurm import SlurmState
-from portwright.launch.sparkline import sparkline
-from portwright.launch.tunnel import find_port, first_node, tensorboard_lines
-from portwright.launch.view import View, parse_time_left
+from portwright.launch.times import seconds_of
+from portwright.launch.view import View
 
 WIDTHS = (60, 80, 100, 200)
 
@@ -85,7 +80,7 @@ def test_a_job_that_trains(job: Watched) -> None:
     assert "mymodel-3  runs on sdf-[1-2]" in text
     assert "validate ✓  compile ✓  train ▶ 43%  eval ·" in text
     assert re.search(r"━{25}─{35}  step 430/1000", text)
-    assert "loss      0.2326 now  █" in text
+    assert "loss      0.2326 now" in text
     assert "2.00 steps/s  128 samples/s" in text
     assert "3:45 of training; 1:00:00 until the time limit; it will be through before that" in text
 
@@ -361,41 +356,6 @@ def test_wide_letters_count_twice() -> None:
     assert wrap("模型 模型 模型", 9) == ["模型 模型", "模型"]
 
 
-def test_a_sparkline_goes_down_with_the_loss() -> None:
-    levels = UNICODE.levels
-    drawn = sparkline([(s, 8.0 - s) for s in range(8)], 8, levels, "×")
-    assert drawn == levels[::-1]
-    steep = sparkline([(s, 10.0**-s) for s in range(8)], 8, levels, "×")
-    assert steep == levels[::-1]  # by factors
-
-
-@pytest.mark.parametrize(
-    ("series", "drawn"),
-    [
-        ([], ""),
-        ([(1, 2.0)], "="),
-        ([(1, 2.0), (2, 2.0), (3, 2.0)], "==="),
-        ([(1, math.nan), (2, math.inf)], "xx"),
-        ([(1, 1.0), (2, math.nan), (3, 0.0)], "#x_"),
-        ([(0, 1.0), (1, 0.5), (99, 0.0)], "##_"),
-        ([(1, -1e308), (2, 1e308)], "_#"),
-    ],
-)
-def test_odd_curves(series: list[tuple[int, float]], drawn: str) -> None:
-    assert sparkline(series, 20, ASCII.levels, ASCII.broken) == drawn
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 10**9), st.floats()), max_size=50).map(sorted),
-    st.integers(min_value=1, max_value=40),
-)
-def test_any_curve_can_be_drawn(series: list[tuple[int, float]], width: int) -> None:
-    drawn = sparkline(series, width, ASCII.levels, ASCII.broken)
-    assert len(drawn) <= min(width, len(series))
-    assert bool(drawn) == bool(series)
-    assert set(drawn) <= set(ASCII.levels + ASCII.broken)
-
-
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
@@ -443,120 +403,4 @@ def test_statuses() -> None:
     ],
 )
 def test_time_left(text: str | None, seconds: int | None) -> None:
-    assert parse_time_left(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("sdf-1", "sdf-1"),
-        ("sdf-[1-2]", "sdf-1"),
-        ("r[001-003,007],x4", "r001"),
-        ("a1,b2", "a1"),
-        ("n[3,5-7]-ib", "n3-ib"),
-        ("", ""),
-        ("(null)", ""),
-    ],
-)
-def test_first_node(nodes: str, first: str) -> None:
-    assert first_node(nodes) == first
-
-
-def test_tensorboard_over_a_tunnel() -> None:
-    lines = tensorboard_lines(
-        "/ocean/my run",
-        is_local=False,
-        login_host="neocortex.psc.edu",
-        nodes="sdf-[1-2]",
-        environ={"USER": "ann"},
-        is_free=lambda port: port != 6006,
-    )
-    assert [command for _, command in lines] == [
-        "tensorboard --logdir '/ocean/my run' --port 6007",
-        "ssh -L 6007:localhost:6007 ann@neocortex.psc.edu",
-        "ssh -J ann@neocortex.psc.edu -L 6007:localhost:6007 ann@sdf-1",
-    ]
-
-
-def test_tensorboard_here_and_over_ssh_to_here() -> None:
-    here = tensorboard_lines(
-        "/run", is_local=True, login_host=None, environ={"USER": "a"}, is_free=lambda _: True
-    )
-    assert here == [("here; then open http://localhost:6006", "tensorboard --logdir /run --port 6006")]
-    environ = {"USER": "a", "SSH_CONNECTION": "10.0.0.9 51000 10.0.0.1 22"}
-    reached = tensorboard_lines(
-        "/run", is_local=True, login_host=None, environ=environ, is_free=lambda _: True
-    )
-    assert reached[1][1] == "ssh -L 6006:localhost:6006 a@10.0.0.1"
-
-
-def test_a_port_that_another_uses_is_not_taken() -> None:
-    import socket
-
-    from portwright.launch.tunnel import port_is_free
-
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        taken.listen()
-        assert not port_is_free(taken.getsockname()[1])
-    assert find_port(lambda _: False) == 6006
-
-
-# -- the picture ---------------------------------------------------------------------------------------------------
-
-
-def test_the_picture_marks_restarts_and_evaluations(job: Watched) -> None:
-    again = [line(s, 100.0 / s, s - 200, NOW - 100 + s / 10) for s in range(210, 401, 10)]
-    job.log([*training_lines(200), line(200, 0.6, 100.5, NOW - 59.5, kind="eval"), *again])
-    svg = loss_picture('a "name" & <more>', job.view(running()).progress)
-    root = xml.etree.ElementTree.fromstring(svg)
-    tags = [element.tag.rpartition("}")[2] for element in root.iter()]
-    assert tags.count("polyline") == 1
-    assert "started again after step 200" in svg
-    assert "evaluation at step 200: 0.6" in svg
-    assert "&quot;name&quot; &amp; &lt;more&gt;" in svg
-
-
-@pytest.mark.parametrize(
-    "losses",
-    [[1.0], [1.0, 1.0], [0.0, 0.0], [-5.0, 5.0], [1e-300, 1e300], [1.0, math.nan, 2.0], [math.nan], [-1e308, 1e308], [5e-324, 5e-324]],
-    ids=str,
-)  # fmt: skip
-def test_odd_curves_are_drawn_within_the_picture(job: Watched, losses: list[float]) -> None:
-    job.log(
-        line(
-            n + 1,
-            x if math.isfinite(x) else None,
-            n,
-            NOW + n,
-            non_finite={} if math.isfinite(x) else {"loss": "nan"},
-        )
-        for n, x in enumerate(losses)
-    )
-    svg = loss_picture("x", job.view(running()).progress)
-    xml.etree.ElementTree.fromstring(svg)
-    for points in re.findall(r'points="([^"]*)"', svg):
-        for pair in points.split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= 860
-            assert 0 <= y <= 380
-
-
-def test_the_picture_is_an_svg_file(job: Watched, tmp_path: Path) -> None:
-    job.log(training_lines(100))
-    progress = job.view(running()).progress
-    write_picture("x", progress, tmp_path / "loss.svg")
-    assert (tmp_path / "loss.svg").read_text().startswith("<svg")
-    with pytest.raises(UserError, match=r"loss\.png"):
-        write_picture("x", progress, tmp_path / "loss.png")
-
-
-def test_no_picture_without_a_loss(job: Watched) -> None:
-    assert "No loss has been logged." in loss_picture("x", job.view(running()).progress)
-
-
-@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_ticks_are_within(low: float, spread: float) -> None:
-    ticks = round_ticks(low, low + spread, 5)
-    assert len(ticks) <= 7
-    assert all(low - 1e-6 * spread <= t <= low + spread * (1 + 1e-6) for t in ticks)
+    assert seconds_of(text) == seconds

@@ -100,5 +100,5 @@ def test_the_charliecloud_recipe_goes_step_by_step(tmp_path: Path) -> None:
     assert (tmp_path / "image" / "ch" / "environment").read_text().startswith("LC_ALL")
     said = (tmp_path / "said").read_text()
     assert "pip install --no-cache-dir --index-url ADDRESS torch==2.4.0" in said
-    assert "pip install --no-cache-dir /mnt/0/portwright-1-py3-none-any.whl" in said
+    assert "pip install --no-cache-dir /mnt/0/portwright-1-py3-none-any.whl[torch]" in said
     assert build(str(wheel), "image") == 2

@@ -49,6 +49,24 @@ def test_failures_of_the_program_are_not_tried_again(tmp_path: Path, status: int
     assert job.attempts == []
 
 
+def test_a_program_of_ours_that_ends_with_0_before_its_end_has_failed(tmp_path: Path) -> None:
+    job = LocalJob(tmp_path, tells_end=True)
+    told = "Path(os.environ['PORTWRIGHT_END_NOTE']).touch()"
+    job.does("validate", told)
+    job.does("train", f"{told} if (out / 'again').exists() else (out / 'again').touch() or os._exit(0)")
+    assert job.run() == 1
+    assert job.state == {**job.state, "state": "failed", "step": "train", "status": 1}
+    assert not (job.folder / "steps" / "train.done").exists()
+    assert "train ended with status 0 before it had said that it reached its end" in job.log
+    assert job.run() == 0
+    assert job.state["state"] == "done"
+    (
+        job.folder / "steps" / "train.done"
+    ).unlink()  # a note of an earlier attempt says nothing of the next one
+    job.does("train", "")
+    assert job.run() == 1
+
+
 def test_what_was_done_is_skipped_when_started_again(tmp_path: Path) -> None:
     job = LocalJob(tmp_path)
     job.does("train", "sys.exit(85 if not (out / 'again').exists() and not (out / 'again').touch() else 0)")

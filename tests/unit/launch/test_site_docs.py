@@ -1,4 +1,5 @@
-from portwright.docs_sites import sites_page
+from docs_pages.sites import sites_page
+
 from portwright.launch.site import JobDefaults
 from portwright.launch.site_files import SHIPPED
 

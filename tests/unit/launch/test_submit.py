@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from portwright import cli_launch
+from portwright.cli import launch as cli_launch
 from portwright.errors import UserError
 from portwright.launch import local, registry, watch
 from portwright.launch.interactive import make_shell
@@ -25,6 +25,7 @@ from portwright.launch.planning import Request
 from portwright.launch.process_tree import living, marked
 from portwright.launch.slurm import SlurmState
 from portwright.launch.submit import prepare, refuse_same_model_dir, submit
+from portwright.launch.times import now
 
 # Behaves as a run.py does, without a framework: says its step, and waits where a file asks it to.
 RUN = """\
@@ -50,6 +51,7 @@ if kind == "train":
     model_dir.mkdir(parents=True, exist_ok=True)
 if (here / f"{kind}.fails").exists():
     sys.exit(int((here / f"{kind}.fails").read_text()))
+pathlib.Path(os.environ["PORTWRIGHT_END_NOTE"]).touch()
 """
 PARAMS = "train_input: {}\\neval_input: {}\\noptimizer: {optimizer_type: sgd, learning_rate: 0.1}\\n".replace(
     "\\n", "\n"
@@ -266,9 +268,7 @@ def test_a_job_of_a_machine_that_is_gone_can_be_noted_as_cancelled(place: Path) 
     folder.mkdir(parents=True)
     (folder / "supervisor.json").write_text('{"pid": 7, "started": "1@a", "host": "old-name"}')
     (folder / "state.json").write_text('{"state": "running"}')
-    registry.write_entry(
-        registry.Entry("old-1", folder, "local", "none", "7", registry.now(), str(place / "m"))
-    )
+    registry.write_entry(registry.Entry("old-1", folder, "local", "none", "7", now(), str(place / "m")))
     told = run("cancel", "old-1")
     assert told.exit_code == 2
     assert "old-name" in told.stdout

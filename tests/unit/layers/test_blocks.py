@@ -12,6 +12,7 @@ from portwright.layers import (
     DecoderLayerCache,
     FeedForwardNetwork,
     GPTJDecoderLayer,
+    KVCache,
     LinformerAttention,
     MultiheadAttention,
     MultiQueryAttention,
@@ -348,7 +349,7 @@ def test_layers_decode_step_by_step(our_type, kind, batch_first):
         kwargs["memory_key_padding_mask"] = padding
     with torch.no_grad():
         expected = layer(x, *args, **kwargs)
-        past = DecoderLayerCache.make() if kind == "cache" else None
+        past = DecoderLayerCache(KVCache(), KVCache()) if kind == "cache" else None
         outputs = []
         for step, piece in enumerate(torch.split(x, (2, 1, 1, 2), dim=dim)):
             # After the first step the memory's keys and values are held, and it is needed no more.

@@ -16,8 +16,8 @@ import torch
 from portwright.discover import find_models
 from portwright.errors import UserError
 from portwright.job.params import get_params as read_params
+from portwright.runtime.checkpoint_names import take_over
 from portwright.runtime.metrics import clear_registry
-from portwright.runtime.pretrained import take_over
 from portwright.target import Shard
 from portwright.text.tokenizer_training import train_tokenizer
 from portwright.text_tasks.shipped_tasks import (

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from portwright.errors import UserError
-from portwright.job.model_params_bert import (
+from portwright.job.model_params import (
     BertClassifierParams,
     BertPretrainParams,
     BertQaParams,

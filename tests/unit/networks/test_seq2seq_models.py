@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import portwright
 from portwright.errors import UnsupportedError, UserError
-from portwright.job.model_params_seq2seq import Seq2SeqParams, T5Params
+from portwright.job.model_params import Seq2SeqParams, T5Params
 from portwright.layers.plain_ops import plain_ops
 from portwright.networks.token_loss import head_loss
 from portwright.runtime.metrics import clear_registry

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from portwright.port import api
-from portwright.port.roots import group_by_root
+from portwright.port.project import group_by_root
 
 TRAIN = """\
 import torch
@@ -52,7 +52,7 @@ def train(source: str = "losses", names: str = "dice_loss", call: str = "dice_lo
 
 
 def found(*, select: str = "PW337") -> list[str]:
-    findings, _ = api.check([Path()], ["csx"], [select])
+    findings = api.check([Path()], ["csx"], [select]).findings
     return [f"{f.path}:{f.line}" for f in findings]
 
 
@@ -156,8 +156,8 @@ def test_the_number_of_processes_does_not_matter() -> None:
     write("train.py", train() + "# " + "x" * 500_000 + "\n")
     write("sub/losses.py", "# " + "x" * 500_000 + "\n" + LOSS)
     write("train.py", Path("train.py").read_text().replace("from losses", "from sub.losses"))
-    several, _ = api.check([Path()], ["csx"], ["PW337"], jobs=2, use_cache=False)
-    one, _ = api.check([Path()], ["csx"], ["PW337"], jobs=1, use_cache=False)
+    several = api.check([Path()], ["csx"], ["PW337"], jobs=2, use_cache=False).findings
+    one = api.check([Path()], ["csx"], ["PW337"], jobs=1, use_cache=False).findings
     assert [f.path for f in several] == [f.path for f in one] == ["sub/losses.py"]
 
 

@@ -32,5 +32,5 @@ class Net(nn.Module):
 def test_groups_that_are_handed_on(tmp_path: Path, given: str, lines: list[int]) -> None:
     path = tmp_path / "model.py"
     path.write_text(BLOCK.format(given=given))
-    findings, _ = api.check([path], ["csx"], ["PW321"], use_cache=False)
+    findings = api.check([path], ["csx"], ["PW321"], use_cache=False).findings
     assert [f.line for f in findings] == lines

@@ -65,13 +65,14 @@ def names(paths: list[str], tree: Path) -> set[str]:
 
 
 def test_check_says_why_of_each(tree: Path) -> None:
-    findings, selection = check([tree], ["csx"], use_cache=False)
+    result = check([tree], ["csx"], use_cache=False)
+    findings = result.findings
     assert names([f.path for f in findings if f.code == "PW001"], tree) == UNREAD
     assert names([f.path for f in findings if f.code == "PW502"], tree) == REWRITTEN
     for format in FORMATS:
-        text = render(findings, selection.rules, format)
+        text = render(result, format)
         assert "good.py" in text
-    json.loads(render(findings, selection.rules, "sarif"))
+    json.loads(render(result, "sarif"))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -112,7 +113,7 @@ def test_a_folder_that_cannot_be_listed(tree: Path, monkeypatch: pytest.MonkeyPa
         return plain(folder)
 
     monkeypatch.setattr(files.os, "scandir", scandir)
-    findings, _ = check([tree], ["csx"], use_cache=False)
+    findings = check([tree], ["csx"], use_cache=False).findings
     (found,) = [f for f in findings if f.path.endswith("deep")]
     assert found.message == "not checked, for it is a folder that cannot be listed"
     assert any(f.path.endswith("good.py") for f in findings)
@@ -186,7 +187,7 @@ def test_settings_that_cannot_be_read(content: bytes, reason: str | None, tmp_pa
     (tmp_path / "pyproject.toml").write_bytes(content)
     (tmp_path / "good.py").write_bytes(GOOD)
     if reason is None:
-        assert check([tmp_path], ["csx"], use_cache=False)[0]
+        assert check([tmp_path], ["csx"], use_cache=False).findings
     else:
         with pytest.raises(UserError, match=reason):
             check([tmp_path], ["csx"], use_cache=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,10 @@ def test_optimizers(optimizer: str, expected: dict[str, Any], tmp_path: Path) ->
 
 
 REFUSED = {
-    "no fit": (HEAD + DATA + MODEL + COMPILE + "model.fit_it()\n# .fit(\n", "no fit"),
+    "no fit": (HEAD + DATA + MODEL + COMPILE + "model.fit_it()\n# .fit(\n", "no call of a Keras model's fit()"),
     "two fits": (HEAD + DATA + MODEL + COMPILE + FIT + FIT, "fit() is called twice"),
     "fit in a loop": (HEAD + DATA + MODEL + COMPILE + "for i in range(3):\n    model.fit(x, y)\n", "inside of a 'for'"),
-    "not compiled": (HEAD + DATA + MODEL + FIT, "not compiled"),
+    "not compiled": (HEAD + DATA + MODEL + FIT, "no compile() of 'model' was found"),
     "unknown optimizer": (HEAD + DATA + MODEL + "model.compile(keras.optimizers.Ftrl(), 'mse')\n" + FIT, "Ftrl"),
     "computed rate": (
         HEAD + DATA + MODEL + "import os\nmodel.compile(keras.optimizers.SGD(float(os.environ['R'])), 'mse')\n" + FIT,
@@ -107,6 +108,9 @@ REFUSED = {
         "validation_split",
     ),
     "a tape": (HEAD + DATA + MODEL + "with tf.GradientTape() as tape:\n    loss = model(x)\n", "no call of a Keras model's fit()"),
+    "fit_generator": (HEAD + DATA + MODEL + "model.fit_generator(x)\n", "no compile() of 'model' was found"),
+    "Keras beside torch": ("import keras\nimport torch\nmodel = keras.Sequential()\nmodel.train_on_batch(torch.ones(1))\n", "Keras model's fit()"),
+    "a package of Keras's": ("import keras_nlp\nmodel = keras_nlp.models.GPT2()\nmodel.train_on_batch(1)\n", "Keras model's fit()"),
     "unreachable": (HEAD + "def train(x):\n    model = 1\n    model.fit(x)\n", "train"),
     "early return": (
         HEAD + "def main():\n    if np:\n        return\n    model.fit(1, 2)\n\n\nmain()\n", "returns early",
@@ -123,6 +127,26 @@ def test_refusals(case: str, tmp_path: Path) -> None:
     assert finding.code == "PW702"
     assert reason in finding.message
     assert finding.cure.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("trains", "told"),
+    [
+        ("model.fit(x, y, epochs=2)\n", "no compile() of 'model' was found"),
+        ("model.train_on_batch(x, y)\n", "no call of a Keras model's fit()"),
+    ],
+)
+def test_keras_that_only_another_file_imports_is_keras(trains: str, told: str, tmp_path: Path) -> None:
+    """What is said of a loop with backward() is said of torch's scripts alone."""
+    (tmp_path / "nets.py").write_text(
+        HEAD + "def build():\n    model = keras.Sequential()\n    " + COMPILE + "    return model\n"
+    )
+    result, _ = make(
+        "import numpy as np\nfrom nets import *\n" + DATA + "model = build()\n" + trains, tmp_path
+    )
+    (finding,) = result.left
+    assert told in finding.message
+    assert "backward" not in f"{finding.message} {finding.cure}"
 
 
 def test_what_is_not_python_is_told(tmp_path: Path) -> None:
@@ -254,11 +278,104 @@ def test_arguments_of_older_and_newer_keras(tmp_path: Path) -> None:
     assert "fit() is given wings" in result.left[0].message
 
 
-@pytest.mark.parametrize("style", ["in-place", "layout"])
-def test_a_port_without_a_target_does_not_say_that_some_were_named(style: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("style", ["in-place", "layout", "branches"])
+def test_a_port_of_torch_without_a_target_does_not_say_that_some_were_named(
+    style: str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text(HEAD)
+    script.write_text("import torch\n" + HEAD)
     with pytest.raises(
         UserError, match=r"one target, and there are 3 \(all where none is named\): csx, ipu, rdu"
     ):
         port([script], [], style=style, out=tmp_path / "out")
+
+
+def test_a_script_of_keras_or_tensorflow_1_is_ported_without_a_target(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + DATA + MODEL + COMPILE + FIT)
+    assert port([tmp_path / "train.py"], [], style="layout", out=tmp_path / "out").changed
+    (tmp_path / "old.py").write_text(
+        "import tensorflow as tf\n\n\ndef model_fn(features, labels, mode, params):\n"
+        "    tf.summary.histogram('x', features)\n"
+        "    return tf.estimator.EstimatorSpec(mode, loss=tf.to_float(labels))\n"
+    )
+    done = port([tmp_path / "old.py"], [], write=True)
+    assert {f.code for f in done.fixed} == {"PW610", "PW611"}
+    assert done.left == []  # what only an accelerator refuses, such as the histogram, is none of it
+    assert "ptf.EstimatorSpec(mode, loss=tf.compat.v1.to_float(" in (tmp_path / "old.py").read_text()
+
+
+EVALUATIONS = [
+    # what fit() is given, what the script evaluates afterwards, the features of eval_input, what is said to be left out
+    ("validation_data=(v, w)", "model.evaluate(v, w)", '"eval": (v, w)', []),
+    ("validation_data=(v, w)", "model.evaluate(t, u)", '"eval": (v, w)', ["model.evaluate(t, u) is left out: run.py --mode eval reads v"]),
+    ("validation_data=(v, w)", "v = v * 2\nmodel.evaluate(v, w)", '"eval": (v, w)', ["model.evaluate(v, w) is left out"]),
+    ("validation_split=0.25", "model.evaluate(t, u)", "split_at", ["model.evaluate(t, u) is left out: run.py --mode eval reads the validation_split of fit()"]),
+    ("", "print(model.evaluate(t, u))", '"eval": (t, u)', []),
+    ("", "model.evaluate(x, y)\nmodel.evaluate(t, u)", '"eval": (t, u)', ["model.evaluate(x, y) is left out: run.py --mode eval reads t"]),
+    ("", "model.evaluate(x, y)", '"eval": (x, y)', []),
+    ("", "model.evaluate(t, u)\nmodel.predict(t)", '"eval": (t, u)', []),
+    ("", "model.evaluate(t, u)\nmodel.predict(x)", '"eval": (t, u)', ["model.predict(x) is left out: run.py --mode predict reads t"]),
+    ("", "print(model.evaluate_generator(t))", None, ["model.evaluate_generator(t) is left out: run.py --mode eval reads no data"]),
+    ("", "print(model.predict_classes(t))", None, ["model.predict_classes(t) is left out: run.py --mode predict reads no data"]),
+    ("", "best = keras.models.load_model('m')\nprint(best.evaluate(t, u))", None, ["best = ", "best.evaluate(t, u) is left out: run.py --mode eval reads no data"]),
+    ("", "def show(m):\n    print(m.evaluate(t, u))\n\nshow(model)", None, ["show(model), which evaluates or predicts"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "after", "data", "left"), EVALUATIONS)
+def test_evaluation_data_are_those_of_the_script(
+    given: str, after: str, data: str | None, left: list[str], tmp_path: Path
+) -> None:
+    more = "v, w = np.ones((4, 4)), np.ones(4)\nt, u = np.ones((6, 4)), np.ones(6)\n"
+    text = HEAD + DATA + more + MODEL + COMPILE + f"model.fit(x, y, {given})\n{after}\n"
+    result, out = make(text, tmp_path)
+    written = (out / "data.py").read_text()
+    assert ("eval_input_fn" in written) == (data is not None)
+    assert data is None or data in written
+    told = [
+        f.message
+        for f in result.left
+        if f.code == "PW701" and "t, u = np" not in f.message and "v, w = np" not in f.message
+    ]
+    assert len(told) == len(left), told
+    for words in left:
+        assert any(words in message for message in told), told
+
+
+def test_the_loss_scaling_of_mixed_float16_is_kept(tmp_path: Path) -> None:
+    policy = "keras.mixed_precision.set_global_policy('mixed_float16')\n"
+    _, out = make(HEAD + DATA + policy + MODEL + COMPILE + FIT, tmp_path)
+    assert params_of(out)["optimizer"]["loss_scaling_factor"] == "dynamic"
+    (tmp_path / "b").mkdir()
+    _, out = make(
+        HEAD + DATA + policy.replace("mixed_float16", "mixed_bfloat16") + MODEL + COMPILE + FIT,
+        tmp_path / "b",
+    )
+    assert "loss_scaling_factor" not in params_of(out)["optimizer"]
+
+
+def test_cures_name_only_what_there_is() -> None:
+    """Names of portwright.tensorflow are looked up in its source, and keys of params.yaml in the schema; no TensorFlow is loaded."""
+    from portwright.job.optimizer import OptimizerParams
+    from portwright.job.runconfig import RunConfig
+    from portwright.port.keras_layout import plan
+
+    package = Path(plan.__file__).parents[2]
+    texts = [*plan._CALLBACKS.values(), *plan._CURES.values()]
+    found = [m for text in texts for m in re.findall(r"(\w+) of portwright\.([\w.]+\w)", text)]
+    assert found
+    for name, module in found:
+        path = package / module.replace(".", "/")
+        source = (path / "__init__.py") if path.is_dir() else path.with_suffix(".py")
+        bound = {
+            a.asname or a.name
+            for n in ast.walk(ast.parse(source.read_text()))
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+        }
+        assert name in bound, f"{name} is not in portwright.{module}"
+    for text in texts:
+        for section, key in re.findall(r"(runconfig|optimizer)\.(\w+)", text):
+            fields = RunConfig.model_fields if section == "runconfig" else OptimizerParams.model_fields
+            assert key in fields, text
+        assert "log.jsonl" not in text  # no run of TensorFlow writes one

@@ -216,8 +216,13 @@ def test_refusals(text: str, words: str, tmp_path: Path) -> None:
 def test_settings_are_sorted(tmp_path: Path) -> None:
     done = port([SCRIPTS / "lstm_classifier.py"], ["csx"], style="layout", out=tmp_path / "out")
     values = yaml.safe_load((tmp_path / "out" / "configs" / "params.yaml").read_text())
-    assert values["train_input"] == {"batch_size": 32}
-    assert values["eval_input"] == {"test_batch_size": 100}
+    # num_workers stand behind no_cuda and is_available(), for both loaders: the question stays as it is written.
+    assert values["train_input"] == {"batch_size": 32, "test_batch_size": 100, "no_cuda": False}
+    assert (
+        'not params["train_input"]["no_cuda"] and torch.cuda.is_available()'
+        in (tmp_path / "out" / "data.py").read_text()
+    )
+    assert [f.code for f in done.left] == ["PW501"]
     assert values["model"] == {"hidden": 16, "smoothing": 0.1}
     assert values["optimizer"]["max_gradient_norm"] == 1.0
     assert values["runconfig"] == {"num_epochs": 2, "seed": 1, "log_steps": 5}
@@ -487,3 +492,42 @@ def test_an_optimizer_that_comes_with_something_else_is_named(tmp_path: Path) ->
     (refusal,) = done.left
     assert refusal.code == "PW702"
     assert refusal.message.endswith("an optimizer of torch.optim: optimizer")
+
+
+def test_an_optimizer_that_stays_code_reads_its_section(tmp_path: Path) -> None:
+    made = "optimizer = torch.optim.SGD([{'params': model.parameters(), 'lr': 1.0}], lr=0.1, momentum=0.5)\n"
+    done, files = layout(tmp_path, HEAD + made + LOOP)
+    assert 'lr=self.params["optimizer"]["learning_rate"]' in files["model.py"]
+    assert 'momentum=self.params["optimizer"]["momentum"]' in files["model.py"]
+    assert params(files)["optimizer"]["momentum"] == 0.5
+    assert [text for text in done.literals if text.startswith("lr 1.0 in model.py")], done.literals
+
+
+def test_a_call_that_was_followed_is_not_called_left_out(tmp_path: Path) -> None:
+    body = (SGD + LOOP + "return 3, 4\n").replace("\n", "\n    ")
+    done, _ = layout(
+        tmp_path, f"{HEAD}\ndef main(name):\n    {body}\nfirst, rest = main('a')\nprint(first)\n"
+    )
+    assert codes(done) == []
+    rows = {row["statement"]: row["into"] for row in done.dissolved}
+    assert rows["first, rest = main('a')"] == "its statements, which are placed one by one"
+
+
+def test_the_scripts_own_command_line_is_refused_where_the_files_would_read_it(tmp_path: Path) -> None:
+    read = "import sys\n" + HEAD.replace("nn.Linear(4, 1)", "nn.Linear(int(sys.argv[1]), 1)") + SGD + LOOP
+    done, files = layout(tmp_path, read)
+    assert files == {}
+    assert [f.message for f in done.left] == ["no layout: the script's own command line is read here"]
+    elsewhere = "import sys\n" + HEAD + SGD + LOOP + "print(sys.argv[0])\n"
+    assert layout(tmp_path, elsewhere)[1]
+
+
+def test_a_module_that_is_imported_by_a_text_is_taken_along(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "__init__.py").write_text("")
+    (tmp_path / "nets" / "small.py").write_text("from torch import nn\nmake = nn.Linear\n")
+    named = HEAD.replace("nn.Linear(4, 1)", "importlib.import_module(f'nets.{KIND}').make(4, 1)")
+    done, files = layout(tmp_path, "import importlib\nKIND = 'small'\n" + named + SGD + LOOP, try_out=True)
+    assert {"nets/__init__.py", "nets/small.py"} <= set(files)
+    assert done.tried is not None
+    assert done.tried.outcome == "ran", done.tried

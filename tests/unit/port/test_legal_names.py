@@ -12,7 +12,7 @@ import torch
 
 from portwright.discover import find_rules
 from portwright.layers import legal
-from portwright.layers.legal.forms import FORMS
+from portwright.legal_forms import FORMS
 from portwright.port.legal_form import LegalForm
 from portwright.port.names import canonical
 from portwright.port.torch_names import PUBLIC
@@ -58,6 +58,12 @@ def test_forms_exist_and_take_what_torch_takes(rule: LegalForm) -> None:
         assert callable(getattr(legal, form))
 
 
+@pytest.mark.parametrize("rule", FORM_RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_asked_wherever_one_of_its_names_stands(rule: LegalForm) -> None:
+    for name in (*rule.layers, *rule.functions, *rule.methods):
+        assert any(word in name.rpartition(".")[2] for word in rule.words), name
+
+
 def test_every_form_has_a_rule() -> None:
     written = {name for rule in FORM_RULES for name in (*rule.layers, *rule.functions)}
     methods = {f"Tensor.{name}" for rule in FORM_RULES for name in rule.methods}
@@ -97,7 +103,7 @@ def test_canonical_names_are_the_same_objects() -> None:
 
 def test_porting_imports_no_torch() -> None:
     code = (
-        "import sys, portwright.cli, portwright.port.api, portwright.port.worker, portwright.port.report_formats\n"
+        "import sys, portwright.cli, portwright.port.api, portwright.port.many, portwright.port.report_formats\n"
         "from portwright.discover import find_rules\nfind_rules()\n"
         "print([m for m in ('torch', 'numpy', 'tensorflow', 'pydantic') if m in sys.modules])"
     )

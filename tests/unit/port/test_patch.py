@@ -31,7 +31,7 @@ def port(text: str, *rules: Rule, allow: tuple[Safety, ...] = ("safe",)) -> str:
     ("before", "after"),
     [
         # An outer edit waits for the inner ones.
-        ("from torch.autograd import Variable\nx = Variable(y.cuda()).to('cuda')\n", "from torch.autograd import Variable\nx = y\n"),
+        ("from torch.autograd import Variable\nx = Variable(y.cuda()).to('cuda')\n", "from torch.autograd import Variable\nx = y.detach()\n"),
         # Two statements that are all of a block.
         ("import torch\nif a:\n    torch.cuda.synchronize()\n    m.cuda()\n", "import torch\nif a:\n    pass\n"),
         # Statements that share a line.
@@ -40,7 +40,8 @@ def port(text: str, *rules: Rule, allow: tuple[Safety, ...] = ("safe",)) -> str:
         # The comment of a line goes with its statement, those above stay.
         ("import torch\n# why\nm.cuda()  # here\nb\n", "import torch\n# why\nb\n"),
         # What is unwrapped keeps its meaning.
-        ("import torch\ny = torch.compile(a if b else c)(x)\n", "import torch\ny = (a if b else c)(x)\n"),
+        ("import torch\nf = torch.compile(a if b else c)\nfor x in y: f(x)\n", "import torch\nf = (a if b else c)\nfor x in y: f(x)\n"),
+        ("import torch\ny = (a if b else c).cuda() * 2\n", "import torch\ny = (a if b else c) * 2\n"),
         ("import torch\ny = (a + b).cuda() * 2\n", "import torch\ny = (a + b) * 2\n"),
         ("import torch\ny = -x.cuda() ** 2\n", "import torch\ny = -x ** 2\n"),
         # A file's own line breaks and comments inside a call.
@@ -163,3 +164,72 @@ def test_unsafe_rewrites_are_made_on_request_only() -> None:
     text = "import torch\ns = torch.amp.GradScaler()\n"
     assert port(text) == text
     assert port(text, allow=("safe", "unsafe")) == "import torch\ns = torch.amp.GradScaler(enabled=False)\n"
+
+
+IN_FORWARD = "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # A name that is only used, comes from a star, or is spelled as a text.
+        ("def f():\n    return legal\n", "from portwright.layers import legal as portwright_legal\n"),
+        ("globals()['legal'] = 1\n", "from portwright.layers import legal as portwright_legal\n"),
+        (
+            "def f(portwright_legal):\n    global legal\n",
+            "from portwright.layers import legal as portwright_legal_2\n",
+        ),
+        # An import of the user's that does not mean it everywhere.
+        (
+            "try:\n    from portwright.layers import legal\nexcept ImportError:\n    legal = None\n",
+            "from portwright.layers import legal as portwright_legal\n",
+        ),
+        (
+            "from portwright.layers import legal\ndef f(legal):\n    pass\n",
+            "from portwright.layers import legal as portwright_legal\n",
+        ),
+        ("print('legally')\n", "from portwright.layers import legal\n"),
+    ],
+)
+def test_a_new_name_is_not_one_that_the_file_has(before: str, after: str) -> None:
+    text = port(f"{IN_FORWARD}        return torch.flip(x, (0,))\n{before}")
+    assert after in text
+    assert before in text
+
+
+def test_an_import_stands_behind_what_sets_how_torch_is_loaded() -> None:
+    text = port(
+        f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{IN_FORWARD}        return torch.flip(x, (0,))\n"
+    )
+    assert text.startswith(
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nfrom torch import nn\nfrom portwright"
+    )
+
+
+def test_torch_is_not_taken_for_what_hides_it() -> None:
+    text = "import torch\nfrom torch import einsum\ndef f(x, y, torch):\n    for a in y:\n        einsum('ij,jk->ik', x, y).backward()\n"
+    source = Source(Path("/nowhere/x.py"), text.encode())
+    patch = make_patch(
+        source, Project(Path("/nowhere")), make_selection(Config(), ["ipu"], ["PW311"], []), ("safe",)
+    )
+    assert not patch.is_change
+
+
+def test_a_rewrite_is_done_whole_or_not_at_all() -> None:
+    """The list stands on a line of its own, which is to be ignored: it says what the finding is about."""
+
+    class TwoPlaces(Rule):
+        code, name, targets, safety = "PW998", "two-places", ("csx",), "safe"
+        words, cure = ("torch",), "Do both."
+
+        def find(self, file: File) -> Iterator[Finding]:
+            first, second = file.tree.all(ast.Constant)
+            if {first.value, second.value} == {1, 2}:
+                yield self.report(
+                    file, first, "two parts", [file.replace(first, "3"), file.replace(second, "4")]
+                )
+
+    for ignored in ("", "  # portwright: ignore", "  # portwright: ignore[PW998]"):
+        text = f"import torch\nx = 1\ny = 2{ignored}\n"
+        assert (port(text, TwoPlaces()) == text) is bool(ignored)
+    assert port(text.replace("PW998", "PW997"), TwoPlaces()) != text.replace("PW998", "PW997")

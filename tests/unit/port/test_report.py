@@ -12,6 +12,8 @@ import pytest
 from portwright.discover import find_rules
 from portwright.errors import UserError
 from portwright.port.api import PortResult, check, port
+from portwright.port.check import Selection
+from portwright.port.entries import CheckResult
 from portwright.port.finding import Finding
 from portwright.port.report import manual_minutes, port_report, summarise_port, summary
 from portwright.port.report_formats import render, write_report
@@ -27,34 +29,31 @@ def finding(**changes: object) -> Finding:
     return Finding(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def made(findings: list[Finding]) -> CheckResult:
+    return CheckResult(findings, Selection(tuple(RULES), frozenset({"csx", "ipu"})), [], [])
+
+
 FINDINGS = [finding(), finding(line=9, code="PW502", safety="safe"), finding(path="z.py", code="PW001")]
 
 
 def test_text() -> None:
-    lines = render(FINDINGS, RULES, "text").splitlines()
+    lines = render(made(FINDINGS), "text").splitlines()
     assert lines[:2] == ["a b/train.py:3:7: PW201 x < y & 'z'", "    Do <it>."]
     assert lines[3] == "    Do <it>. [safe rewrite]"
-    assert lines[-1] == (
-        "3 findings in 2 files: 1 safe, 2 manual. Fixed automatically: 33 % by `portwright port`; manual work left: about 20 minutes."
-    )
-    unsafe = [*FINDINGS, finding(safety="unsafe")]
-    assert "25 % by `portwright port`, 50 % with --unsafe;" in render(unsafe, RULES, "text")
-    assert render([], RULES, "text") == "No findings.\n"
+    assert lines[-1] == "3 findings in 2 files: 1 safe, 2 manual."
+    assert render(made([]), "text") == "No findings.\n"
 
 
 def test_minutes_count_what_a_person_has_to_do() -> None:
     assert manual_minutes([finding(code="PW502", safety="safe")]) == 0
     assert manual_minutes([finding(), finding(code="PW401")]) == 70
-    assert "1 finding in 1 file:" in summary([finding()])
+    assert "1 finding in 1 file:" in summary(made([finding()]))
 
 
 def test_json_is_the_documented_form() -> None:
-    document = json.loads(render(FINDINGS, RULES, "json"))
-    assert list(document) == ["findings", "summary"]
-    assert document["summary"] == {
-        "findings": 3, "files": 2, "safe": 1, "unsafe": 0, "manual": 2, "share_fixed_automatically": 33, "share_with_unsafe": 33,
-        "manual_minutes": 20,
-    }  # fmt: skip
+    document = json.loads(render(made(FINDINGS), "json"))
+    assert list(document) == ["findings", "entries", "summary"]
+    assert document["summary"] == {"findings": 3, "files": 2, "safe": 1, "unsafe": 0, "manual": 2}
     assert document["findings"][0] == {
         "code": "PW201", "path": "a b/train.py", "line": 3, "column": 7, "message": "x < y & 'z'", "cure": "Do <it>.",
         "safety": "manual", "targets": ["csx", "ipu"],
@@ -123,7 +122,7 @@ def check_region(region: dict[str, Any]) -> None:
 
 
 def test_sarif_has_what_the_standard_requires() -> None:
-    run = check_sarif(json.loads(render(FINDINGS, RULES, "sarif")))
+    run = check_sarif(json.loads(render(made(FINDINGS), "sarif")))
     assert len(run["results"]) == len(FINDINGS)
     for result, expected in zip(run["results"], FINDINGS, strict=True):
         assert result["ruleId"] == expected.code
@@ -132,12 +131,12 @@ def test_sarif_has_what_the_standard_requires() -> None:
     assert (
         run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/train.py"
     )
-    assert json.loads(render([], RULES, "sarif"))["runs"][0]["results"] == []
+    assert json.loads(render(made([]), "sarif"))["runs"][0]["results"] == []
 
 
 @pytest.mark.parametrize("name", ["c:x.py", "ü ñ.py", "#?%.py", "a\udcff.py", "/abs olute/x.py"])
 def test_sarif_writes_any_name_as_a_uri(name: str) -> None:
-    text = render([finding(path=name)], RULES, "sarif")
+    text = render(made([finding(path=name)]), "sarif")
     check_sarif(json.loads(text))
 
 
@@ -148,8 +147,8 @@ SCRIPT = "# é\nimport torch\n\n\ndevice = torch.device('cuda')\nx = 'ü'; y = t
 def test_sarif_fixes_are_the_edits_of_a_port(newline: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(SCRIPT.replace("\n", newline).encode())
-    findings, selection = check([path], ["csx"], use_cache=False)
-    run = check_sarif(json.loads(render(findings, selection.rules, "sarif")))
+    result = check([path], ["csx"], use_cache=False)
+    run = check_sarif(json.loads(render(result, "sarif")))
     lines = path.read_bytes().decode().split(newline)
     assert sum("fixes" in result for result in run["results"]) >= 2
     for result in run["results"]:
@@ -166,6 +165,20 @@ def test_sarif_fixes_are_the_edits_of_a_port(newline: str, tmp_path: Path) -> No
     ported = port([path], ["csx"], out=tmp_path / "out")
     assert ported.left == []
     assert newline.join(apply(lines, whole)).encode() == (tmp_path / "out" / "train.py").read_bytes()
+
+
+def test_a_fix_brings_the_import_that_it_needs(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return torch.triu(x)\n"
+    )
+    result = check([path], ["csx"], use_cache=False)
+    (found,) = check_sarif(json.loads(render(result, "sarif")))["results"]
+    (fix,) = found["fixes"]
+    replacements = fix["artifactChanges"][0]["replacements"]
+    text = "\n".join(apply(path.read_text().splitlines(), replacements))
+    assert text.startswith("import torch\nfrom portwright.")
+    assert render(result, "html")
 
 
 def apply(lines: list[str], replacements: list[dict[str, Any]]) -> list[str]:
@@ -187,8 +200,8 @@ def test_fingerprints_stay_when_lines_move(tmp_path: Path) -> None:
 
     def prints(text: str) -> list[str]:
         path.write_text(text)
-        findings, selection = check([path], ["csx"], use_cache=False)
-        results = json.loads(render(findings, selection.rules, "sarif"))["runs"][0]["results"]
+        result = check([path], ["csx"], use_cache=False)
+        results = json.loads(render(result, "sarif"))["runs"][0]["results"]
         return [result["partialFingerprints"]["portwrightFinding/v1"] for result in results]
 
     before = prints(SCRIPT)
@@ -206,8 +219,8 @@ def test_sarif_of_a_notebook_has_cells_and_no_lines_of_the_file(tmp_path: Path) 
     }
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": [cell, cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    findings, selection = check([path], ["csx"], use_cache=False)
-    run = check_sarif(json.loads(render(findings, selection.rules, "sarif")))
+    result = check([path], ["csx"], use_cache=False)
+    run = check_sarif(json.loads(render(result, "sarif")))
     assert len(run["results"]) == 2
     for result in run["results"]:
         assert "region" not in result["locations"][0]["physicalLocation"]
@@ -235,20 +248,20 @@ class Tags(HTMLParser):
 
 def test_html_is_whole_in_one_file() -> None:
     parser = Tags()
-    parser.feed(render(FINDINGS, RULES, "html"))
+    parser.feed(render(made(FINDINGS), "html"))
     assert parser.open == []
     assert parser.links == []
     assert "x < y & 'z'" in parser.text
     assert "Do <it>." in parser.text
-    Tags().feed(render([], RULES, "html"))
+    Tags().feed(render(made([]), "html"))
 
 
 def test_html_says_the_summary_first_and_shows_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\nx = torch.zeros(3).cuda()  # <b>&\nloss.backward()\n")
-    findings, selection = check([path], use_cache=False)
-    text = render(findings, selection.rules, "html")
-    assert text.index("fixed automatically") < text.index("manual work") < text.index("<details")
+    result = check([path], use_cache=False)
+    text = render(result, "html")
+    assert text.index("needs a person") < text.index("1 files looked at") < text.index("<article")
     assert "<pre>x = torch.zeros(3).cuda()  # &lt;b&gt;&amp;</pre>" in text
     for word in ("csx", "ipu", "rdu"):
         assert f"<tr><td>{word}</td>" in text
@@ -268,6 +281,6 @@ def test_port_says_the_share_and_the_minutes() -> None:
 
 def test_unknown_format_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'sarif'"):
-        render([], RULES, "sariff")
-    write_report(FINDINGS, RULES, "json", tmp_path / "sub" / "x.json")
+        render(made([]), "sariff")
+    write_report(made(FINDINGS), "json", tmp_path / "sub" / "x.json")
     assert json.loads((tmp_path / "sub" / "x.json").read_text())["findings"]

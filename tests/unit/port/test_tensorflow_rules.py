@@ -17,7 +17,7 @@ from portwright.port.patch import make_patch
 from portwright.port.project import Project
 from portwright.port.rule import File
 from portwright.port.source import Source
-from portwright.port.tensorflow_contrib import HOMES, advice, home_of
+from portwright.port.tensorflow_contrib import advice, home_of
 from portwright.port.tensorflow_homes import ESTIMATOR, INNER, TPU, VENDOR, estimator_home
 from portwright.port.tensorflow_names import row_of, table, tensorflow_of
 from portwright.tensorflow import _PLACES
@@ -152,7 +152,7 @@ def test_every_home_is_there() -> None:
 
 
 def test_homes_of_contrib() -> None:
-    assert home_of("data.map_and_batch").name == HOMES["data.map_and_batch"]  # type: ignore[union-attr]
+    assert home_of("data.map_and_batch").name == "compat.v1.data.experimental.map_and_batch"  # type: ignore[union-attr]
     assert home_of("layers.layer_norm").package == "portwright.compat.contrib_norms"  # type: ignore[union-attr]
     assert home_of("estimator.stop_if_lower_hook").package == "portwright.tensorflow"  # type: ignore[union-attr]
     assert home_of("nobody.knows") is None
@@ -173,7 +173,7 @@ def test_the_table_of_names() -> None:
 def test_the_switch_comes_before_what_shares_a_line_with_the_import(tmp_path: Path) -> None:
     after = port("import tensorflow as tf; x = tf.placeholder(tf.float32)\n", tmp_path)
     assert after == (
-        "import tensorflow as tf; tf.compat.v1.disable_eager_execution(); x = tf.compat.v1.placeholder(tf.float32)\n"
+        "import tensorflow as tf; tf.compat.v1.disable_v2_behavior(); x = tf.compat.v1.placeholder(tf.float32)\n"
     )
 
 
@@ -217,3 +217,68 @@ def test_check_loads_neither_framework() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.strip() == "[] None"
+
+
+HELD_BACK = {
+    "meaning that the arguments do not show": (
+        "tf.flags.FLAGS\nx = tf.nn.embedding_lookup([a, b], ids)\ny = tf.strings.split(s)\nz = tf.constant(s, shape=[4])\n",
+        ["v1.nn.embedding_lookup(", "v1.strings.split(", "v1.constant(s, shape"], [],
+    ),
+    "a value alone is the same constant": ("tf.flags.FLAGS\nz = tf.constant(3, tf.int32)\n", ["= tf.constant(3"], []),
+    "for both versions, by the version": (
+        "if tf.__version__ < '2':\n    x = tf.log(s)\ny = tf.where(s, a, b)\n", ["v1.log(", "= tf.where("], ["v1.where("],
+    ),
+    "for both versions, by trying": (
+        "try:\n    log = tf.log\nexcept AttributeError:\n    log = tf.math.log\ny = tf.nn.dropout(s, 0.5)\n",
+        ["= tf.nn.dropout("], ["v1.nn.dropout("],
+    ),
+    "for both versions, by asking for a name": (
+        "x = tf.log(s) if hasattr(tf, 'log') else s\nfrom tensorflow import where, placeholder\n",
+        ["from tensorflow import where"], ["from tensorflow.compat.v1 import where"],
+    ),
+    "eager code beside a graph of its own": (
+        "with tf.Graph().as_default():\n    s = tf.compat.v1.Session()\nprint(tf.ones(2).numpy())\n",
+        [], ["disable_v2_behavior"],
+    ),
+    "a placeholder in a function that need not be called": (
+        "def f():\n    return tf.compat.v1.placeholder(tf.float32)\n", [], ["disable_v2_behavior"],
+    ),
+    "a session that is gone": ("def f():\n    return tf.Session()\n", ["disable_v2_behavior"], []),
+    "a ready-made estimator of version 1": (
+        "tf.flags.FLAGS\ne = tf.estimator.DNNClassifier([3], c)\n", ["canned_v1.DNNClassifier(", "ptf\n"], [],
+    ),
+    "a ready-made estimator of compat.v1": (
+        "e = tf.compat.v1.estimator.LinearRegressor(c)\n", ["canned_v1.LinearRegressor("], [],
+    ),
+    "a ready-made estimator of either": (
+        "e = tf.estimator.DNNClassifier([3], c)\n", ["tf.estimator.DNNClassifier("], ["ptf.DNNClassifier("],
+    ),
+    "an import of either": (
+        "from tensorflow.estimator import DNNClassifier\n", ["tensorflow.estimator import"], ["portwright.tensorflow import"],
+    ),
+    "a module of which a part has no home": (
+        "from tensorflow import estimator as e\nx = e.Estimator(f)\ny = e.experimental.KMeans(3)\n",
+        ["from tensorflow import estimator as e"], [],
+    ),
+    "a class with a method of that name": (
+        "def f(feed):\n    return feed.make_one_shot_iterator()\n", ["feed.make_one"], ["make_one_shot_iterator(feed)"],
+    ),
+    "a shape of the file's own": (
+        "class C:\n    def __init__(self):\n        self.shape = [a]\n\n\ndef f(c):\n    return c.shape[0].value\n",
+        ["c.shape[0].value"], [],
+    ),
+    "both names of ours taken": (
+        "ptf = portwright_tensorflow = 3\nspec = tf.estimator.EstimatorSpec\n", ["as portwright_tensorflow_2", "portwright_tensorflow_2.EstimatorSpec"], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HELD_BACK)
+def test_what_cannot_be_argued_is_not_called_safe(case: str, tmp_path: Path) -> None:
+    """Texts that the safe port has, and those that only the unsafe one has."""
+    body, safe, unsafe = HELD_BACK[case]
+    text = f"import tensorflow as tf\n\n{body}"
+    done = {allowed: port(text, tmp_path, unsafe=allowed) for allowed in (False, True)}
+    assert all(part in done[False] for part in safe), done[False]
+    assert not any(part in done[False] for part in unsafe), done[False]
+    assert all(part in done[True] for part in unsafe), done[True]

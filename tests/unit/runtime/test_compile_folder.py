@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from portwright.job.logs import Console
-from portwright.runtime.compile import prepare_compile
+from portwright.runtime.dry_run import prepare_compile
 
 
 @pytest.mark.parametrize("has_openssl", [True, False])

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from portwright.base_model import PyTorchBaseModel, make_model
 from portwright.job.params import load_params
-from portwright.runtime import rng
-from portwright.runtime.base_model import PyTorchBaseModel, make_model
 from portwright.runtime.construct import construct, host_bytes
 from portwright.target import JobSpec
+from portwright.watching import random_states as rng
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 ROOM = 10**9
@@ -91,13 +91,13 @@ def _a_generator_of_meta(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_model_goes_where_its_code_puts_it(job: Callable[..., JobSpec], model_fn: Any) -> None:
     made = construct(job(model_fn), META, ROOM)
     assert {p.device.type for p in made.module.net.parameters()} == {"meta"}
-    assert not made.is_held
+    assert not made.was_kept_on_host
 
 
 @pytest.mark.parametrize("model_fn", [Model, moved, made_there, under_a_default, by_name])
 def test_a_large_model_stays_on_the_host_with_its_values(job: Callable[..., JobSpec], model_fn: Any) -> None:
     made = construct(job(model_fn), META, 0)
-    assert made.is_held
+    assert made.was_kept_on_host
     on_host = [p for p in made.module.net.parameters() if p.device.type == "cpu"]
     assert on_host
     if model_fn not in (made_there, under_a_default):  # those were asked about when one tensor was there
@@ -108,8 +108,8 @@ def test_a_large_model_stays_on_the_host_with_its_values(job: Callable[..., JobS
 
 
 def test_draws_after_the_move_are_noticed(job: Callable[..., JobSpec]) -> None:
-    assert construct(job(DrawsLater), META, 0).drew_when_held
-    assert construct(job(moved), META, 0).drew_when_held is False
+    assert construct(job(DrawsLater), META, 0).drew_meanwhile
+    assert construct(job(moved), META, 0).drew_meanwhile is False
 
 
 def test_modules_can_move_afterwards_as_before(job: Callable[..., JobSpec]) -> None:
@@ -127,7 +127,7 @@ def test_a_constructor_that_fails_when_held_is_run_as_it_is(job: Callable[..., J
         return net
 
     made = construct(job(insists), META, 0)
-    assert not made.is_held
+    assert not made.was_kept_on_host
     assert made.module.net.fc.weight.device.type == "meta"
 
 

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from portwright.base_model import PyTorchBaseModel, make_model
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.execution import check_execution
 from portwright.job.params import load_params
-from portwright.runtime import execution, rng
+from portwright.runtime import execution
 from portwright.runtime.backend import TorchBackend
-from portwright.runtime.base_model import PyTorchBaseModel, make_model
 from portwright.runtime.execution import (
     Choice,
     choose_execution,
@@ -29,16 +29,16 @@ from portwright.runtime.execution import (
     prepare_execution,
     sure_weight_bytes,
 )
-from portwright.runtime.machine_rates import measure_rates
 from portwright.runtime.precision import resolve_precision
 from portwright.runtime.session import TorchSession
-from portwright.runtime.speed_model import Expected
+from portwright.runtime.speed_model import Expected, measure_rates
 from portwright.runtime.step_need import capture_step, count_state, weight_bytes
 from portwright.runtime.world import Launch, World
 from portwright.target import JobSpec, Stretch
 from portwright.targets.cpu import TARGET as CPU_TARGET
 from portwright.targets.csx import TARGET as CSX
 from portwright.targets.rdu import TARGET as RDU
+from portwright.watching import random_states as rng
 
 CPU = torch.device("cpu")
 SIZE, DEPTH, BATCH = 32, 6, 8
@@ -327,12 +327,42 @@ def test_a_large_model_that_is_streamed_on_demand_is_estimated(
     assert "is not estimated" in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "streaming", "says", "counts"),
+    [
+        ({}, {}, "", "bound by"),
+        ({"max_gradient_norm": 1.0}, {}, "what it costs that an update can be undone", "where max_gradient_norm acts"),
+        ({"loss_scaling_factor": 8.0}, {}, "what it costs that an update can be undone", "bound by"),
+        ({"max_gradient_norm": 1.0, "grad_accum_steps": 2}, {}, "", "bound by"),
+        ({"max_gradient_value": 1.0}, {}, "", "bound by"),
+        ({}, {"offload_activations": True}, "streaming.offload_activations", "bound by"),
+        ({}, {"store": "."}, "the own speed of the disk", "bound by"),
+    ],
+)  # fmt: skip
+def test_the_estimate_counts_what_is_in_force_or_says_that_it_does_not(
+    job: Callable[..., JobSpec],
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: dict[str, Any],
+    streaming: dict[str, Any],
+    says: str,
+    counts: str,
+) -> None:
+    monkeypatch.setattr(execution, "_WORTH_ESTIMATING", 1)
+    spec = job(execution="streaming", optimizer=optimizer, streaming=streaming)
+    line = choose(spec, world, 0).line
+    assert counts in line
+    assert says in line.partition("Not counted: ")[2]
+    assert ("Not counted" in line) == bool(says)
+
+
 def test_a_pipeline_expects_its_bubble(job: Callable[..., JobSpec], world: World) -> None:
     spec = job(execution="pipelined", pipeline={"stages": 4, "micro_batches": 12})
     choice = prepare_execution(spec, CPU, world, lambda line: None)[1]
     assert choice.expected is not None
     assert choice.expected.share == pytest.approx(12 / 15)
     assert "bound by the pipeline bubble" in choice.line
+    assert "Not counted: stages that take unequally long" in choice.line
 
 
 # -- a device that is not the host: `meta` stands for it --------------------------------------------------------
@@ -363,7 +393,7 @@ def of_size(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
         monkeypatch.setattr(rng, "_device_module", lambda device: Generator)
         monkeypatch.setattr(execution, "device_capacity", lambda *_: capacity)
         rates = measure_rates(CPU, torch.float32, False)
-        monkeypatch.setattr("portwright.runtime.machine_rates.measure_rates", lambda *_: rates)
+        monkeypatch.setattr("portwright.runtime.speed_model.measure_rates", lambda *_: rates)
         return torch.device("meta")
 
     return make

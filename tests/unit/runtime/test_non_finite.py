@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from portwright.base_model import LossModule
 from portwright.errors import ExitStatus
-from portwright.runtime.base_model import LossModule
 from portwright.runtime.non_finite import explain_non_finite
 
 CPU = torch.device("cpu")

@@ -12,15 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from portwright.errors import UserError
-from portwright.runtime import rank_links, rank_watch
-from portwright.runtime.rank_links import Card, Door, Link, go_through, how_it_ended, open_door, own_card
 from portwright.runtime.rank_watch import OtherProcessFailed, RankWatch, failing_together, watch_ranks
 
 TIMEOUT = 60.0
@@ -118,10 +115,9 @@ def test_each_process_in_turn(start: Callable[..., Ranks], num: int, victim: int
             assert " at step 7. " in line
 
 
-def test_how_it_died_is_told_where_it_can_be_known(start: Callable[..., Ranks]) -> None:
-    # Its parent, this process, does not look at it before the others have.
+def test_an_exit_without_a_word_is_a_death(start: Callable[..., Ranks]) -> None:
     _, said = start(STUCK, "os._exit(7)", STUCK).finish()
-    assert "has died (exit status 7) at step 7." in said[0]
+    assert "has died at step 7." in said[0]
     assert said[2] == f"process 2: {said[0]}"
 
 
@@ -222,8 +218,9 @@ def test_a_checkpoint_that_is_being_written_is_finished(start: Callable[..., Ran
 class Threads:
     """`watch_ranks` in threads in place of processes; what would end a process is written down."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num: int, change: Callable[[Any], Any] = lambda value: value) -> None:
         self._barrier, self._values = threading.Barrier(num), [None] * num
+        self._change = change  # of what the processes tell each other
         self.watches: list[Any] = [None] * num
         self.notes: list[list[str]] = [[] for _ in range(num)]
         self._threads = [threading.Thread(target=self._start, args=(rank,)) for rank in range(num)]
@@ -236,7 +233,7 @@ class Threads:
         def gather(value: Any) -> list[Any]:
             self._values[rank] = value
             self._barrier.wait(TIMEOUT)
-            values = list(self._values)
+            values = [self._change(value) for value in self._values]
             self._barrier.wait(TIMEOUT)
             return values
 
@@ -249,9 +246,14 @@ class Threads:
             watch.close()
 
 
-def test_processes_of_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_watch, "own_card", lambda rank: replace(own_card(rank), place=f"machine {rank}"))
-    ranks = Threads(3)
+def test_processes_of_several_machines() -> None:
+    numbers = iter(range(100))
+
+    def elsewhere(value: Any) -> Any:
+        is_place = isinstance(value, tuple) and len(value) == 2
+        return (f"machine-{next(numbers)}.invalid", value[1]) if is_place else value
+
+    ranks = Threads(3, elsewhere)
     try:
         assert ranks.notes == [[], [], []]
         ranks.watches[2].tell_failure(UserError("no tea."))
@@ -262,86 +264,77 @@ def test_processes_of_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.close()
 
 
-def test_a_process_that_cannot_be_reached_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed_door(cards: list[Card], master: str | None) -> tuple[socket.socket, Door]:
-        listening, door = open_door(cards, master)
+def test_a_process_that_cannot_be_reached_is_noted() -> None:
+    def elsewhere(value: Any) -> Any:
+        if not (isinstance(value, tuple) and len(value) == 3):
+            return value
         with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-        return listening, replace(door, port=port)
+            return (value[0], other.getsockname()[1], value[2])
 
-    monkeypatch.setattr(rank_watch, "open_door", closed_door)
-    ranks = Threads(2)
+    ranks = Threads(2, elsewhere)
     (line,) = ranks.notes[0]
     assert line.startswith("process 1 cannot reach process 0 at 127.0.0.1:")
     ranks.close()
 
 
 def test_no_port_to_listen_at_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(rank_watch, "open_door", refuse)
+    monkeypatch.setattr(socket, "create_server", refuse)
     ranks = Threads(2)
     assert "process 0 cannot listen: Too many open files" in ranks.notes[0][0]
     ranks.close()
 
 
-@pytest.mark.parametrize(
-    "greeting", [b"GET / HTTP/1.1\n\n", b'{"kind": "join", "token": "x", "rank": 1}\n', b"", b"null\n", b"\xff" * 200000]
-)  # fmt: skip
+@pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\n\n", b"wrong 1\n", b"", b"null\n", b"\xff" * 200000])
 def test_strangers_are_shut_out(greeting: bytes) -> None:
-    cards = [own_card(0), own_card(1)]
-    listening, door = open_door(cards, None)
-    watch = RankWatch(cards, 0, TIMEOUT)
-    watch.let_in(listening, door.token)
-    watch.start()
-    stranger = socket.create_connection(("127.0.0.1", door.port), timeout=TIMEOUT)
+    first, second = (RankWatch(["process 0", "process 1"], rank, TIMEOUT) for rank in range(2))
+    port = first.listen("token", is_local=True)
+    stranger = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
     with stranger, contextlib.suppress(OSError):  # as soon as it has heard enough, it hangs up
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
         assert stranger.recv(100) == b""
-    link = go_through(door, cards[1])
-    assert isinstance(link, Link)
-    assert watch.lost is None
-    link.send({"kind": "end"})
-    link.close()
-    watch.close()
+    assert second.connect(["127.0.0.1"], port, "token") == ""
+    assert first.lost is None
+    second.close()
+    first.close()
 
 
-def test_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_at_the_port_is_no_process_of_the_run() -> None:
+    def answer() -> None:
+        connection, _ = other.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        watch = RankWatch(["process 0", "process 1"], 1, TIMEOUT)
+        assert "somebody else answers" in watch.connect(["127.0.0.1"], other.getsockname()[1], "token")
+        watch.close()
+        answering.join(TIMEOUT)
+
+
+def test_a_host_that_is_gone() -> None:
     """What the kernel says when nothing has come from the other host for minutes."""
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr(rank_links, "_keep_alive", lambda connection: None)
+
+    class Silent:
+        def __iter__(self) -> Iterator[bytes]:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
     ended: list[int] = []
-    link = Link(ours, rank=0)
-
-    def fail() -> None:
-        raise OSError(errno.ETIMEDOUT, "Connection timed out")
-
-    monkeypatch.setattr(link, "receive", fail)
-    watch = RankWatch([Card(0, "node7", 4711, "there"), own_card(1)], 1, 0.05, ended.append)
-    watch.add(link)
-    watch.start()
-    theirs.send(b"x")
-    watch._thread.join(TIMEOUT)
+    watch = RankWatch(["process 0 (host node7, pid 4711)", "process 1"], 1, 0.05, ended.append)
+    watch._read(0, Silent())  # type: ignore[arg-type]
+    deadline = time.monotonic() + TIMEOUT
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert ended == [2]
     assert str(watch.lost).startswith(
         "process 0 (host node7, pid 4711) cannot be reached any more (Connection timed out)."
     )
-    theirs.close()
     watch.close()
-
-
-def test_the_ending_of_another_machines_process_is_not_guessed() -> None:
-    assert how_it_ended(Card(1, "node7", os.getpid(), "there"), "here") == ""
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_ending_of_a_process_here(code: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({code})"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert how_it_ended(Card(1, "here", process.pid, "x"), "x") == f" (exit status {code})"
-    assert how_it_ended(Card(1, "here", process.pid, "x"), "x") == ""
 
 
 def test_a_world_without_a_watch() -> None:

@@ -22,11 +22,11 @@ from portwright.runtime.backend import TorchBackend
 from portwright.runtime.metrics.batches import as_tensor
 from portwright.runtime.plugin import PluginSession
 from portwright.runtime.precision import resolve_precision
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.world import Launch
 from portwright.target import JobSpec, Session
 from portwright.targets import hpu
 from portwright.verify.place import find_place
+from portwright.watching.random_states import capture_rng, restore_rng, seed_all
 
 STAND_IN = Path(__file__).parents[2] / "fixtures" / "habana_stand_in"
 PARAMS = ("--params", "configs/params.yaml", "-D", "model.dropout=0.0", "-D", "runconfig.log_steps=1")

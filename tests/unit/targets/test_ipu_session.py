@@ -325,11 +325,9 @@ def test_a_program_compiles_and_cannot_be_called_offline(harness: Harness, tmp_p
         losses(session, 0, 1)
 
 
-def test_a_cached_executable_gives_the_same_run(harness: Harness, tmp_path: Path) -> None:
+def test_a_folder_for_executables_changes_no_run(harness: Harness, tmp_path: Path) -> None:
     ipu = {"enable_executable_caching": str(tmp_path / "cache")}
-    first = harness.losses("IPU", ipu=ipu)
-    assert list((tmp_path / "cache").iterdir())
-    assert harness.losses("IPU", ipu=ipu) == first == harness.losses("IPU")
+    assert harness.losses("IPU", ipu=ipu) == harness.losses("IPU")
 
 
 class _Late(Metric):

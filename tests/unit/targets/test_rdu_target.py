@@ -17,11 +17,9 @@ from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, Unsup
 from portwright.job.arguments import parse_arguments
 from portwright.target import CompilerSession, JobSpec
 from portwright.targets.rdu.backend import RduBackend
-from portwright.targets.rdu.program import refusals
-from portwright.targets.rdu.section import RduSection
+from portwright.targets.rdu.program import name_tensors, refusals
+from portwright.targets.rdu.section import RduSection, read_settings
 from portwright.targets.rdu.session import RduSession
-from portwright.targets.rdu.settings import read_settings
-from portwright.targets.rdu.step import name_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch, when mkldnn is switched off
 FC_MNIST = contract.FC_MNIST

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from make_docs import pages
 
 from portwright.discover import get_target
-from portwright.docs import pages
 from portwright.job.schema import json_schema
 from portwright.targets.ipu.section import Block
 

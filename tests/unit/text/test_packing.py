@@ -9,8 +9,8 @@ from portwright.text.batches import CausalBatch
 from portwright.text.packing import (
     chunk_rows,
     document_positions,
-    pack_documents,
-    pad_documents,
+    join_documents,
+    pack_rows,
     pad_rows,
 )
 
@@ -19,7 +19,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 98), max_size=20), max_size=12)
 
 
 def as_ids(documents: list[list[int]]) -> list[np.ndarray]:
-    return [np.asarray(each, np.int32) for each in documents]
+    return [np.asarray([*each, EOS], np.int32) for each in documents]
 
 
 def batch_of(rows: dict[str, np.ndarray], **options: bool) -> dict[str, np.ndarray]:
@@ -29,7 +29,7 @@ def batch_of(rows: dict[str, np.ndarray], **options: bool) -> dict[str, np.ndarr
 @given(DOCUMENTS, st.integers(1, 9))
 def test_packing_loses_no_token_and_makes_each_a_label_once(documents: list[list[int]], length: int) -> None:
     stream = [token for each in documents for token in [*each, EOS]]
-    rows = pack_documents(as_ids(documents), length, EOS, PAD)
+    rows = pack_rows(join_documents(as_ids(documents)), length, PAD)
     assert rows["tokens"].shape[1] == length + 1
     batch = batch_of(rows)
     counted = batch["attention_mask"] == 1
@@ -41,20 +41,10 @@ def test_packing_loses_no_token_and_makes_each_a_label_once(documents: list[list
 
 
 @given(DOCUMENTS, st.integers(1, 9))
-def test_padding_keeps_documents_apart(documents: list[list[int]], length: int) -> None:
-    rows = pad_documents(as_ids(documents), length, EOS, PAD)
-    batch = batch_of(rows)
-    counted = batch["attention_mask"] == 1
-    assert batch["labels"][counted].tolist() == [token for each in documents for token in [*each, EOS][1:]]
-    ends = (rows["tokens"] == EOS).sum(axis=1)
-    assert (ends <= 1).all()
-
-
-@given(DOCUMENTS, st.integers(1, 9))
 def test_document_ids_and_positions_begin_anew_after_each_end(
     documents: list[list[int]], length: int
 ) -> None:
-    rows = pack_documents(as_ids(documents), length, EOS, PAD)
+    rows = pack_rows(join_documents(as_ids(documents)), length, PAD)
     batch = batch_of(rows, document_mask=True)
     for tokens, numbers, places in zip(
         batch["input_ids"], batch["document_ids"], batch["position_ids"], strict=True
@@ -80,6 +70,5 @@ def test_chunks_hold_the_whole_stream(stream: list[int], width: int) -> None:
 
 
 def test_no_documents_make_no_rows() -> None:
-    assert pack_documents([], 4, EOS, PAD)["tokens"].shape == (0, 5)
-    assert pad_documents([], 4, EOS, PAD)["tokens"].shape == (0, 5)
+    assert pack_rows(join_documents([]), 4, PAD)["tokens"].shape == (0, 5)
     assert pad_rows([], 4, PAD)["length"].shape == (0,)

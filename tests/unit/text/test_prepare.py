@@ -217,7 +217,7 @@ def test_bad_records(corpus: Path, tmp_path: Path) -> None:
     good = json.dumps({"text": "a good record, and long enough to fill some rows. " * 20})
     lines = [good, "{", good, '{"text": ""}', good, '{"other": 1}']
     (folder / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(UserError, match=r"a\.jsonl', line 2: no JSON .*--skip-bad"):
+    with pytest.raises(UserError, match=r"a\.jsonl', line 2: not JSON .*--skip-bad"):
         prepare([folder], tmp_path / "one", options(vocab_size=300))
     # What was begun without --skip-bad goes on with it, and its end is no other.
     first = options(vocab_size=300, unit_bytes=500, tokenizer=str(_gpt_tokenizer(tmp_path)))
@@ -388,7 +388,7 @@ def test_the_command_tells(corpus: Path, tmp_path: Path) -> None:
 
 def test_preparing_and_its_processes_need_no_torch() -> None:
     code = (
-        "import sys, portwright.text.prepare_command, portwright.text.datasets\n"
+        "import sys, portwright.text.prepare, portwright.text.datasets\n"
         "assert 'torch' not in sys.modules and 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

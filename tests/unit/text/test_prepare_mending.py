@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from portwright.data.check import check_store
+from portwright.data.store import check_store
 from portwright.errors import UserError
 from portwright.text import Objective, shipped_documents
 from portwright.text.prepare import PrepareOptions, prepare

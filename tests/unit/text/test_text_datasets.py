@@ -13,11 +13,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from stores import write_store
 from torch.utils.data import DataLoader
 
 from portwright import text
 from portwright.data.gather import ArrayDataset
-from portwright.data.store_writer import write_store
 from portwright.errors import UserError
 from portwright.job.input_params import loader_arguments
 from portwright.text.prepare import PrepareOptions, prepare
@@ -213,7 +213,7 @@ def test_csv_of_the_zoo(tmp_path: Path) -> None:
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 0, 0]]
     assert batch["next_sentence_label"].tolist() == [1]
     (data / "a.csv").write_text('tokens,segment_ids,is_random_next\n"[1, ",[0],True\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"record 1: 'tokens' is '\[1, ', not tokens"):
+    with pytest.raises(UserError, match=r"line 2: 'tokens' is '\[1, ', not tokens"):
         text.masked_lm(options, "train_input", BERT)
 
     static = tmp_path / "static"

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from portwright.data.tables import BadRecord
 from portwright.errors import UserError
-from portwright.text.documents import BadRecord, read_documents
+from portwright.text.documents import read_documents
 from portwright.text.feed import TextPart, feed_units
 from portwright.text.inputs import find_inputs
 from portwright.text.objectives import Document
@@ -30,7 +31,7 @@ def records(
     found: list[object] = []
     for number, (unit, _) in enumerate(feed_units(find_inputs(places), unit_bytes, split)):  # type: ignore[arg-type]
         assert unit.number == number
-        found += read_documents(unit, split, key)  # type: ignore[arg-type]
+        found += read_documents(unit.parts, split, key)  # type: ignore[arg-type]
     return found
 
 
@@ -156,7 +157,7 @@ def test_bad_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
         found = records([path], unit_bytes=unit_bytes)
         assert [each.text for each in found if isinstance(each, Document)] == ["good", "good too"]
         assert bad(found) == [
-            ("line 2", "no JSON (Expecting value at column 10)"),
+            ("line 2", "not JSON (Expecting value at column 10)"),
             ("line 4", "no key 'text'"),
             ("line 5", "'text' is 3, not text"),
             ("line 6", "the document is empty"),
@@ -206,7 +207,7 @@ def test_bad_csv(tmp_path: Path) -> None:
             ("record that ends on line 5", "the document is empty"),
         ]
     path.write_text('id,text\n1,"open\n', encoding="utf-8")
-    with pytest.raises(UserError, match="no table"):
+    with pytest.raises(UserError, match="not a table"):
         records([path])
     path.write_text("id,txt\n1,a\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"no column 'text'.*Did you mean 'txt'"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from portwright.tensorflow.argument_names import argument_names, call_with
+from portwright.tensorflow.arguments import argument_names, call_with
 
 
 def plain(features: Any, labels: Any, mode: str, params: Any = None) -> Any: ...

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from portwright.errors import UserError
 from portwright.tensorflow import Estimator, EstimatorSpec, RunConfig
-from portwright.tensorflow.input_feed import make_feed
-from portwright.tensorflow.prefetching import needs_prefetch
+from portwright.tensorflow.input_feed import make_feed, needs_prefetch
 
 v1 = tf.compat.v1
 X = np.random.RandomState(0).randn(23, 4).astype(np.float32)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from portwright.errors import UserError
 from portwright.job.console import Console
 from portwright.job.signals import StopSignals
-from portwright.tensorflow import Estimator, EstimatorSpec, RunConfig
+from portwright.tensorflow import Estimator, EstimatorSpec, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from portwright.tensorflow.checkpoints import find_damage, newest_checkpoint
 from portwright.tensorflow.monitor import Monitor, watching
 from portwright.tensorflow.resume_point import read_point
@@ -335,6 +335,47 @@ def test_a_script_that_gets_a_signal_saves_and_ends(
     assert getattr(caught.value, "code", None) == status
     assert estimator.get_variable_value("global_step") == 3
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "train_and_evaluate"])
+def test_a_signal_ends_an_evaluation_at_its_next_batch(verb: str, tmp_path: Path) -> None:
+    """Also one within a training, and one that came before any Estimator noticed signals, as `portwright run` catches them."""
+    seen = []
+
+    def rows() -> Iterator[Any]:
+        for index in range(1000):
+            seen.append(index)
+            if index == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield X[:4], Y[:4]
+
+    def watched_input() -> Any:
+        signature = (tf.TensorSpec([4, 4], tf.float32), tf.TensorSpec([4, 1], tf.float32))
+        return tf.data.Dataset.from_generator(rows, output_signature=signature)
+
+    def predicting(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return (
+            model_fn(features, labels, mode) if mode != "infer" else EstimatorSpec(mode, predictions=features)
+        )
+
+    estimator = Estimator(predicting, str(tmp_path), RunConfig(tf_random_seed=7, save_checkpoints_steps=4))
+
+    def ask() -> None:
+        if verb == "train_and_evaluate":
+            evaluated = EvalSpec(watched_input, steps=None, throttle_secs=0)
+            train_and_evaluate(estimator, TrainSpec(shuffled, max_steps=8), evaluated)
+        with StopSignals():
+            estimator.evaluate(watched_input) if verb == "evaluate" else list(
+                estimator.predict(watched_input)
+            )
+
+    with pytest.raises(SystemExit) as caught:
+        ask()
+    assert caught.value.code == 85
+    assert 3 in seen
+    assert len(seen) < 10
+    if verb == "train_and_evaluate":
+        assert estimator.get_variable_value("global_step") == 4
 
 
 def test_an_input_without_a_position_resumes_in_silence_and_a_queue_with_a_word(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from portwright.errors import UserError
 from portwright.tensorflow import CSEstimatorSpec, EstimatorSpec, ModeKeys
-from portwright.tensorflow.host_call import host_call_to_eval_metric_ops, validate_host_call
+from portwright.tensorflow.spec import host_call_to_eval_metric_ops, validate_host_call
 
 v1 = tf.compat.v1
 
@@ -110,9 +110,26 @@ def test_host_calls_become_metrics() -> None:
         host_call_to_eval_metric_ops((lambda: 3, []))
 
 
-def test_a_spec_keeps_its_host_call_and_has_no_other_metrics() -> None:
-    call = (lambda x: {"m": v1.metrics.mean(x)}, [one()])
-    assert CSEstimatorSpec("eval", host_call=call, loss=one()).host_call is call
-    assert CSEstimatorSpec("eval", loss=one()).host_call is None
+@pytest.mark.parametrize("spec", [EstimatorSpec, CSEstimatorSpec])
+def test_a_host_call_is_made_into_metrics_when_they_are_evaluated(spec: type[EstimatorSpec]) -> None:
+    """Seed 000: "The EstimatorSpec takes: ... `host_call (dict)`: { "accuracy": tf.compat.v1.metrics.accuracy() }"."""
+    calls = []
+
+    def metrics(x: Any) -> dict[str, Any]:
+        calls.append(x)
+        return {"m": v1.metrics.mean(x)}
+
+    call = (metrics, [one()])
+    trained = spec("train", host_call=call, loss=one(), train_op=tf.no_op())
+    assert (trained.host_call, trained.eval_metric_ops, calls) == (call, {}, [])
+    found = spec("eval", host_call=call, loss=one())
+    assert list(found.eval_metric_ops) == ["m"]
+    assert found._replace(predictions={"x": one()}).eval_metric_ops == found.eval_metric_ops
+    made = {"accuracy": v1.metrics.accuracy(one(), one())}
+    assert spec("eval", host_call=made, loss=one()).eval_metric_ops == made
+    assert spec("eval", loss=one()).host_call is None
     with pytest.raises(ValueError, match="Both host_call and eval_metric_ops"):
-        CSEstimatorSpec("eval", call, loss=one(), eval_metric_ops={"a": v1.metrics.mean(one())})
+        spec("eval", host_call=call, loss=one(), eval_metric_ops=made)
+    with pytest.raises(UserError, match="host_call"):
+        spec("train", host_call=3, loss=one(), train_op=tf.no_op())
+    assert CSEstimatorSpec("eval", call, loss=one()).host_call is call

@@ -15,8 +15,7 @@ import tensorflow as tf
 from portwright.errors import NonFiniteError, UnsupportedError, UserError
 from portwright.job.console import Console
 from portwright.tensorflow import CerebrasEstimator, CSEstimatorSpec, Estimator, EstimatorSpec, RunConfig
-from portwright.tensorflow.monitor import Monitor, watching
-from portwright.tensorflow.own_monitor import showing_progress
+from portwright.tensorflow.monitor import Monitor, showing_progress, watching
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype=np.float32).reshape(6, 2) / 10
@@ -169,6 +168,23 @@ def test_updates_made_for_a_keras_input_are_left_alone(tmp_path: Path) -> None:
     estimator.train(endless, steps=2)
     assert np.all(estimator.get_variable_value("norm/moving_mean") > 0)
     assert estimator.evaluate(data)["global_step"] == 2
+
+
+def test_a_metric_of_keras_may_be_updated_in_training_and_counts_in_evaluation_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = model_fn(features, labels, mode)
+        metric = tf.keras.metrics.MeanAbsoluteError()
+        metric.update_state(labels, spec.predictions)
+        return spec._replace(eval_metric_ops={"error": metric})
+
+    estimator = make(tmp_path, measured)
+    estimator.train(endless, steps=2)
+    assert "updates of Keras layers" not in capsys.readouterr().err
+    told = estimator.evaluate(data)
+    expected = np.abs(X @ estimator.get_variable_value("w") - X[:, :1]).mean()
+    assert told["error"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_step_may_count_otherwise_than_by_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from portwright.tensorflow.peer_watch import ConnectionBroken, PeerWatch, answer
 from portwright.tensorflow.processes import ENDED, Processes, find_processes, is_end_of_data
 from portwright.tensorflow.run_config import RunConfig
 from portwright.tensorflow.train_hooks import may_stop
-from portwright.tensorflow.updates import with_shared_statistics
+from portwright.tensorflow.train_loop import with_shared_statistics
 
 v1 = tf.compat.v1
 TASKS = [("chief", 0, "127.0.0.1:1"), ("worker", 0, "127.0.0.1:2")]

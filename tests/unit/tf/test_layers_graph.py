@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import torch
 from layer_twins import numbers
 
 from portwright.errors import UserError
@@ -255,6 +256,34 @@ def test_initializers(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "truncated_normal", "std": 1.0, "a": -0.1, "b": 0.1},
+        {"name": "truncated_normal", "std": 1.0, "a": -4.0, "b": 4.0},
+        {"name": "truncated_normal", "mean": 0.5, "std": 0.3, "b": 0.6},
+        {"name": "truncated_normal", "mean": 0.5, "std": 0.0, "a": 0.25},
+        {"name": "truncated_normal", "std": 0.02},
+        *({"name": "xavier_normal", "gain": name} for name in ("leaky_relu", "tanh", "selu")),
+        {"name": "kaiming_normal", "a": 0.3},
+    ],
+)
+def test_initializers_draw_from_the_distributions_of_torch(spec: dict[str, Any]) -> None:
+    from portwright.layers.initializers import get_initializer
+
+    torch.manual_seed(0)
+    theirs = np.sort(get_initializer(spec)(torch.empty(BIG[::-1])).numpy(), axis=None)
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(0)
+        ours = np.sort(session.run(layers.get_initializer(spec)(BIG)), axis=None)
+    near = np.linspace(100, ours.size - 100, 50).astype(
+        int
+    )  # the outermost few lie far apart in any two samples
+    np.testing.assert_allclose(ours[near], theirs[near], atol=0.05 * theirs.std(), rtol=0.01)
+    bounds = [spec[name] for name in ("a", "b") if name in spec and spec["name"] == "truncated_normal"]
+    assert np.isin(ours, np.float32(bounds)).mean() < 1e-3
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("glorot", "Unknown initializer 'glorot'"),
@@ -264,6 +293,7 @@ def test_initializers(name: str, dtype: Any) -> None:
         ({"name": "normal", "std": -1.0}, "not negative"),
         ({"name": "uniform", "a": 1.0, "b": 0.0}, "below b"),
         ({"name": "normal", "seed": 1.5}, "whole number"),
+        ({"name": "truncated_normal", "std": 0.01, "a": 5, "b": 6}, "mean=0, std=0.01"),
         (3, "is 3"),
         (tf.keras.initializers.Zeros, "Give a name"),
     ],

@@ -18,10 +18,15 @@ from model_folder import NAMES, load, params_of
 from portwright.errors import UserError
 from portwright.tensorflow.input_check.check import look_at
 from portwright.tensorflow.models_common import text_examples
-from portwright.tensorflow.models_common.documentation_text import python_documentation, read_text_files
 from portwright.tensorflow.models_common.pipeline import dataset_of_arrays
-from portwright.tensorflow.models_common.span_corruption import corrupt, lengths_after, raw_length_for
-from portwright.tensorflow.models_common.token_masking import mask_tokens
+from portwright.tensorflow.models_common.text_examples import (
+    corrupt,
+    lengths_after,
+    python_documentation,
+    raw_length_for,
+    read_text_files,
+)
+from portwright.tensorflow.models_common.text_input import mask_tokens
 from portwright.tensorflow.models_common.vocabulary import MASK, SPECIAL_TOKENS, Vocabulary
 from portwright.text.number_words import english, german
 
@@ -148,7 +153,7 @@ def test_records_of_the_model_zoo_are_read(tmp_path: Path) -> None:
     params = params_of("bert", train_input=changes, eval_input=changes)
     data = load("bert", "data")
     for name in ("train_input", "eval_input"):
-        dataset = data.make_dataset(params, name, None)
+        dataset = getattr(data, f"{name}_fn")(params)
         assert look_at(dataset, name=name, is_training=name == "train_input").findings == ()
     found = batches(data.eval_input_fn(params))
     assert len(found) == 3  # of 15 samples, without the short last batch

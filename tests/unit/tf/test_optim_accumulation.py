@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from optim_twins import TFTwin, batches, first_weights, train_torch
 
-from portwright.tensorflow.accumulation import batches_per_update
+from portwright.tensorflow.gradients import batches_per_update
 from portwright.tensorflow.optimizers import make_train_op
 
 v1 = tf.compat.v1

@@ -13,8 +13,8 @@ from optim_twins import TFTwin, batches, first_weights
 
 from portwright.errors import UserError
 from portwright.tensorflow import layers
+from portwright.tensorflow.gradients import is_decayed
 from portwright.tensorflow.optimizers import make_optimizer, make_train_op
-from portwright.tensorflow.weight_decay import is_decayed
 
 v1 = tf.compat.v1
 

@@ -121,7 +121,7 @@ def test_the_framework_is_known_by_what_the_files_import(folder: Path, tmp_path:
         (Request("FOLDER", batch_size=0), "--batch-size is 0"),
         (Request("FOLDER", params=Path("missing.yaml")), "no params file"),
         (Request("FOLDER/model.py:model_fn"), "no input function"),
-        (Request("FOLDER/model.py:model_f", inputs=("x:float32[4,8]",)), "no function 'model_f'"),
+        (Request("FOLDER/model.py:model_f", inputs=("x:float32[4,8]",)), "has no 'model_f'"),
     ],
 )
 def test_what_cannot_be_planned_is_said(
@@ -129,7 +129,7 @@ def test_what_cannot_be_planned_is_said(
 ) -> None:
     import dataclasses
 
-    from portwright.tensorflow.planning.subject import load_step
+    from portwright.planning.tensorflow_subject import load_step
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(UserError, match=words):

@@ -9,10 +9,9 @@ import tensorflow as tf
 from unit.tf.plan_models import capture_net, layers, make_input_fn, make_model_fn, mlp
 
 from portwright.errors import UnsupportedError, UserError
-from portwright.graph.plans.wish import Wish, parse_targets
+from portwright.graph.plans.request import PlanOptions, parse_targets
 from portwright.tensorflow import CerebrasEstimator
-from portwright.tensorflow.planning.compile_step import compile_step
-from portwright.tensorflow.planning.plan import TensorFlowSubject, plan_step
+from portwright.tensorflow.planning.plan import TensorFlowSubject, compile_step, plan_step
 
 
 def make_estimator(folder: Path, net: Any = mlp, **options: Any) -> CerebrasEstimator:
@@ -25,7 +24,9 @@ def test_compile_writes_the_plan_and_runs_nothing(tmp_path: Path) -> None:
     planned = compile_step(estimator, make_input_fn(), note=lines.append)
 
     assert planned.is_good
-    assert lines[0].startswith("CSX: supported on CS-2")
+    assert lines[0].startswith(
+        "CSX, planned only (today's SDK of Cerebras has no TensorFlow): supported on CS-2"
+    )
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {
         "plan.json",
@@ -54,7 +55,7 @@ def test_validate_only_writes_nothing_and_says_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_estimator(tmp_path).compile(make_input_fn(), validate_only=True)
-    assert "CSX: supported" in capsys.readouterr().out
+    assert "CSX, planned only" in capsys.readouterr().out
     assert not (tmp_path / "model_dir" / "compile").exists()
 
 
@@ -92,8 +93,8 @@ def test_the_published_network_has_the_published_numbers(tmp_path: Path) -> None
 def test_targets_without_a_table_are_said_not_guessed() -> None:
     subject = TensorFlowSubject("mlp", lambda: capture_net(mlp))
     with pytest.raises(UserError, match="no table of TensorFlow ops for IPU, RDU"):
-        plan_step(subject, Wish(parse_targets("ipu,rdu")))
-    planned = plan_step(subject, Wish(parse_targets("all")))
+        plan_step(subject, PlanOptions(parse_targets("ipu,rdu")))
+    planned = plan_step(subject, PlanOptions(parse_targets("all")))
     assert set(planned.plans) == {"cpu", "csx", "gpu"}
     assert any("IPU, RDU: left out" in note for note in planned.plans["csx"].notes)
     assert planned.plans["gpu"].report.label == "whatever TensorFlow runs here, it runs"
@@ -102,7 +103,8 @@ def test_targets_without_a_table_are_said_not_guessed() -> None:
 def test_legal_forms_are_torchs() -> None:
     with pytest.raises(UserError, match="--legalise"):
         plan_step(
-            TensorFlowSubject("mlp", lambda: capture_net(mlp)), Wish(parse_targets("csx"), legalise=True)
+            TensorFlowSubject("mlp", lambda: capture_net(mlp)),
+            PlanOptions(parse_targets("csx"), legalise=True),
         )
 
 
@@ -115,7 +117,7 @@ def test_a_large_model_takes_no_memory_for_its_weights() -> None:
         return layers.Dense(10)(x)
 
     planned = plan_step(
-        TensorFlowSubject("large", lambda: capture_net(net, (4, 100_000))), Wish(parse_targets("csx"))
+        TensorFlowSubject("large", lambda: capture_net(net, (4, 100_000))), PlanOptions(parse_targets("csx"))
     )
     plan = planned.plans["csx"]
     assert plan.graph.num_parameters == 4 * 10**10 + 1_000_010

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from portwright.cli.checkpoint_list import describe_checkpoints
 from portwright.errors import UserError
-from portwright.job.checkpoint_list import describe_checkpoints
 from portwright.tensorflow.run_checkpoints import find_given, list_checkpoints, take_weights
 
 v1 = tf.compat.v1

@@ -13,7 +13,7 @@ import tensorflow as tf
 from portwright.errors import ExitStatus
 from portwright.job.logs import Console
 from portwright.tensorflow.failures import explain, explain_non_finite
-from portwright.tensorflow.run_logging import quiet_tensorflow
+from portwright.tensorflow.run_modes import quiet_tensorflow
 
 
 def error_of(fetch: Any, init: Any = None) -> Exception:

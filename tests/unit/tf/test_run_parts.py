@@ -110,7 +110,7 @@ def test_a_failure_of_model_fn_names_its_line_and_what_it_was_given() -> None:
 
 
 def test_a_subclass_of_the_spec_is_taken_and_the_wrapper_keeps_the_signature() -> None:
-    from portwright.tensorflow.argument_names import argument_names
+    from portwright.tensorflow.arguments import argument_names
 
     def model_fn(features: Any, mode: str) -> EstimatorSpec:
         return EstimatorSpec(mode, predictions={"y": features})

@@ -20,7 +20,7 @@ from portwright.tensorflow.stream_marks import Marks
 def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark as often as the number of batches asks for it."""
     monkeypatch.setattr(stream_marks, "_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(stream_marks, "_LEAST_SHARE", 0)
+    monkeypatch.setattr(stream_marks, "_PAUSE_FACTOR", 0)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import tensorflow as tf
 import portwright.tensorflow as est
 from portwright.errors import UserError
 from portwright.tensorflow.monitor import Monitor, watching
-from portwright.tensorflow.run_model import seed_everything
 from portwright.tensorflow.stream_batches import count_samples, flat_specs, receive, values_to_send
 from portwright.tensorflow.stream_lanes import LaneBatch, Lanes, take_fingerprint
 from portwright.tensorflow.stream_source import Source
@@ -226,7 +225,7 @@ def train(
     estimator = est.Estimator(model_fn, config=config)
     with watching(monitor):
         for end in steps:
-            seed_everything(5)
+            tf.keras.utils.set_random_seed(5)
             estimator.train(input_fn, max_steps=end)
     return estimator, notes
 

@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 
-        scores = x.masked_fill(x > 0, float("-inf"))
+        scores = x.masked_fill(x > 0, -1e9)
         return scores.softmax(-1)
 
 

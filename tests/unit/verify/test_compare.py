@@ -22,8 +22,8 @@ def part(original, ported, perturbed=None):
 def test_a_recording_is_equal_to_itself_without_any_distance() -> None:
     comparison = compare(make(), make())
     assert first_difference(comparison) is None
-    assert all(h.measure.distance == 0 for h in comparison.held)
-    assert {h.measure.quantity for h in comparison.held} == {"loss", "gradient", "update"}
+    assert all(h.measure.distance == 0 for h in comparison.checked)
+    assert {h.measure.quantity for h in comparison.checked} == {"loss", "gradient", "update"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_rounding_passes_by_measured_noise_and_a_fault_of_its_size_does_not_hide
     assert part(original, ported) is not None
     comparison = compare(original, ported, perturbed)
     assert first_difference(comparison) is None
-    assert {h.bound.decided_by for h in comparison.held} == {"noise"}
+    assert {h.bound.decided_by for h in comparison.checked} == {"noise"}
     assert part(original, make(factor=1.01), perturbed) is not None
 
 

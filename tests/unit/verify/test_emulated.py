@@ -148,9 +148,8 @@ def test_several_updates_a_call_are_refused_with_the_reason(tmp_path: Path) -> N
     several = PORTED.replace("poptorch.Options()", "poptorch.Options().deviceIterations(5)")
     several = several.replace("nn.BatchNorm1d(6)", "nn.Identity()")  # which wants more than one sample
     proof = proven(tmp_path, several)
-    assert not proof.equal
-    assert proof.first_difference is not None
-    assert "5 updates" in proof.first_difference.reason
+    assert proof.verdict == "cannot tell"
+    assert "5 updates" in proof.unsure
 
 
 def test_unknown_targets_are_named(tmp_path: Path) -> None:
@@ -168,9 +167,8 @@ def test_a_real_package_is_counted_and_its_steps_are_not_guessed(tmp_path: Path)
         "import poptorch\ne = poptorch.PoplarExecutor()\nfor i in range(3):\n    e(i)\n"
     )
     proof = verify("original.py", "ported.py", steps=2, folder=tmp_path)
-    assert not proof.equal
-    assert proof.first_difference is not None
-    assert "3 calls of poptorch.trainingModel" in proof.first_difference.reason
+    assert proof.verdict == "cannot tell"
+    assert "3 calls of poptorch.trainingModel" in proof.unsure
 
 
 def test_one_step_on_the_host_among_others_is_seen() -> None:

@@ -27,7 +27,9 @@ Answers = Callable[..., list[list[str]]]
 def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
     """Plays a vendor's environment that gives these answers in turn; returns the commands that it was given."""
     (tmp_path / "train.py").write_text("")
-    monkeypatch.setattr(front_end, "where", lambda environment: Known(tmp_path / "python", "2.10.0", False))
+    monkeypatch.setattr(
+        front_end, "find_usable", lambda environment: Known(tmp_path / "python", "2.10.0", False)
+    )
 
     def play(*documents: dict[str, Any] | str) -> list[list[str]]:
         asked: list[list[str]] = []
@@ -41,7 +43,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
             Path(words[words.index("--answer") + 1]).write_text(json.dumps(document))
             return 0, "", ""
 
-        monkeypatch.setattr(front_end._Place, "run", run)
+        monkeypatch.setattr(front_end._Runner, "run", run)
         return asked
 
     return play
@@ -114,6 +116,12 @@ def test_the_rest_of_a_step_whose_batch_is_refused(answers: Answers, tmp_path: P
             "imports cv2",
             "pip install opencv-python-headless torch==",
         ),
+        ({"failed": "no module", "module": "_pytest"}, "imports _pytest", "pip install pytest torch=="),
+        (
+            {"failed": "no module", "module": "nobody_has_this"},
+            "imports nobody_has_this",
+            "can be somebody else's",
+        ),
         ({"failed": "crash", "words": "ValueError: no"}, "ValueError: no", "mend it first"),
         (
             {"failed": "crash", "words": "AttributeError: module 'torch' has no attribute 'x'"},
@@ -172,7 +180,7 @@ def test_targets_without_a_front_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ask_front_end("train.py", "csz", tmp_path)
     with pytest.raises(UnsupportedError, match="no front end"):
         ask_front_end("train.py", "gpu", tmp_path)
-    monkeypatch.setattr(front_end, "where", lambda environment: None)
+    monkeypatch.setattr(front_end, "find_usable", lambda environment: None)
     monkeypatch.setenv("PORTWRIGHT_ENVS", str(tmp_path / "none"))
     with pytest.raises(UnsupportedError) as raised:
         ask_front_end("train.py", "csx", tmp_path)

@@ -28,12 +28,15 @@ def proof_of(folder: Path, **recordings) -> Proof:
 def test_an_equal_proof_says_so_first_and_names_what_it_rests_on(tmp_path: Path) -> None:
     proof = proof_of(tmp_path, original=make(), ported=make(noise=3e-5), original_noise=make(noise=2e-5))
     text = render(proof)
-    assert text.startswith("equal over 6 steps: distances are within what one rounding")
+    assert text.startswith(
+        "equal over 6 steps; largest bound 0.00017 of an update\n  distances are within what one"
+    )
     assert "gradients: worst distance" in text
     assert "matched: 4 by name" in text
     assert "this machine's CPU" in text
     document = proof.as_dict()
-    assert document["equal"] is True
+    assert (document["verdict"], document["equal"], document["bound_quantity"]) == ("equal", True, "update")
+    assert document["bound"] == pytest.approx(1.7e-4, rel=0.1)
     assert document["first_difference"] is None
     assert document["steps"] == 6
     assert document["front_end"] is None
@@ -47,7 +50,7 @@ def test_a_difference_says_step_parameter_both_values_and_rule(tmp_path: Path) -
         tmp_path, original=make(), ported=make(keeps_gradient=True), original_noise=make(noise=1e-6)
     )
     text = render(proof)
-    assert text.startswith("not equal: they part at step 2, gradient of last.bias")
+    assert text.startswith("different: they part at step 2, gradient of last.bias")
     assert "zero_grad" in text
     assert "likely rule: PW402" in text
     assert re.search(r"norm [\d.]+ in the original, [\d.]+ in the port; distance [\d.]+, allowed", text)
@@ -108,7 +111,7 @@ def test_a_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "proof.html"
     write_page(proof, path)
     page = path.read_text()
-    assert "Not equal at step 1: gradient of last.bias" in page
+    assert "Different: they part at step 1, gradient of last.bias" in page
     assert "<script" not in page
     assert not re.search(r'(src|href)="(?!data:,|#)', page)
     assert page.count("<polyline") >= 2 + 3

@@ -5,54 +5,21 @@ What each name does here is listed in docs/emulated-poptorch.md.
 
 from __future__ import annotations
 
-from portwright.emulate.poptorch import (
-    enums,
-    ops,
-    optim,
-    options,
-    poptorch_core,
-    profiling,
-)
-from portwright.emulate.poptorch._data import (
-    AsynchronousDataAccessor,
-    DataLoader,
-)
-from portwright.emulate.poptorch._data import _SubDataset as _SubDataset
-from portwright.emulate.poptorch._impl import (
-    createPoptorchError,
-    isRunningOnIpu,
-)
-from portwright.emulate.poptorch._logging import (
-    logger,
-)
+from portwright.emulate.poptorch import enums, ops, optim, options, poptorch_core, profiling
+from portwright.emulate.poptorch._dataloader import AsynchronousDataAccessor, DataLoader
+from portwright.emulate.poptorch._errors import createPoptorchError
+from portwright.emulate.poptorch._logging import logger, setLogLevel
+from portwright.emulate.poptorch._names import refused_of
 from portwright.emulate.poptorch._poplar_executor import (
+    VERSION,
     PoplarExecutor,
-    registerPostCompileHook,
-    registerPreCompileHook,
-)
-from portwright.emulate.poptorch._poplar_executor import _OverwriteContextManager as _OverwriteContextManager
-from portwright.emulate.poptorch._printing import (
-    module_repr,
-    print,
-)
-from portwright.emulate.poptorch._toplevel import (
-    ICustomArgParser,
+    inferenceModel,
     ipuHardwareIsAvailable,
     ipuHardwareVersion,
-    poptorchAtExit,
-    registerCustomArgParser,
-    registerGeometricCustomArgParsers,
-    setLogLevel,
-)
-from portwright.emulate.poptorch._utils import (
-    accessAttributes,
-    getIpuTensorId,
-)
-from portwright.emulate.poptorch._wrap import (
-    inferenceModel,
-    load,
+    module_repr,
     trainingModel,
 )
+from portwright.emulate.poptorch._watch import isRunningOnIpu
 from portwright.emulate.poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -71,52 +38,35 @@ from portwright.emulate.poptorch.enums import (
     VariableRetrievalMode,
 )
 from portwright.emulate.poptorch.ops import (
-    CPU,
     BeginBlock,
     Block,
     BlockFunction,
     LegacyBeginBlockFn,
     MultiConv,
-    NameScope,
-    cond,
-    ctc_beam_search_decoder,
     custom_op,
     dynamic_slice,
     dynamic_update,
-    for_loop,
-    fps,
     identity_loss,
-    ipu_print_tensor,
-    nearest,
     nop,
     recomputationCheckpoint,
     removeBlocks,
     serializedMatMul,
     set_available_memory,
-    set_overlap_for_input,
-    set_overlap_for_output,
 )
 from portwright.emulate.poptorch.options import (
     Attribute,
     BlockId,
     ConfigFileError,
     Options,
-    ParallelPhasedExecution,
-    Phase,
     PipelinedExecution,
-    SerialPhasedExecution,
     ShardedExecution,
     Stage,
     TensorLocationSettings,
 )
-from portwright.emulate.poptorch.poptorch_core import (
-    Error,
-    RecoverableError,
-    UnrecoverableError,
-    importPoptorchMetadataFromFile,
-)
+from portwright.emulate.poptorch.poptorch_core import Error, RecoverableError, UnrecoverableError
 
-__version__ = "3.4.0+emulated"
+__version__ = VERSION
+__getattr__ = refused_of("__init__", "ops", "options", "_poplar_executor", "_printing", "_utils")
 
 __all__ = [
     "CPU",
@@ -171,7 +121,6 @@ __all__ = [
     "fps",
     "getIpuTensorId",
     "identity_loss",
-    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",

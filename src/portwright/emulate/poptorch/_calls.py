@@ -23,9 +23,8 @@ IPU = torch.device("ipu:0")
 """What a tensor of the graph says that it is on, when the model asks; below, all of it is on the CPU."""
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_Handler = Callable[
-    ["Calls", Any, Any, Any], tuple[bool, Any, Any]
-]  # whether it is done; the result, or args and kwargs
+# whether it is done; the result, or args and kwargs
+_Handler = Callable[["Calls", Any, Any, Any], tuple[bool, Any, Any]]
 
 # What the real one puts on the IPU where no device is named: _SetDefaultDeviceType.
 _FACTORIES = {
@@ -66,7 +65,11 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         watch = self.watch
-        if watch.is_paused or watch.phase != "forward":
+        if watch.is_paused or watch.phase not in ("forward", "backward"):
+            return func(*args, **kwargs)
+        if watch.phase == "backward":
+            if func in _READS and not watch.is_readable(tensors_in((*args, *kwargs.values()))):
+                raise watch.refuse_read(_name(func))
             return func(*args, **kwargs)
         handler = _backward if func is Tensor.backward else _HANDLERS.get(func)  # others may have replaced it
         if handler is not None:
@@ -240,6 +243,69 @@ def _new(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, An
     return False, args, kwargs
 
 
+_READS = {
+    getattr(home, name)
+    for home, names in (
+        (
+            Tensor,
+            (
+                "item",
+                "tolist",
+                "numpy",
+                "cpu",
+                "is_nonzero",
+                "equal",
+                "allclose",
+                "__bool__",
+                "__int__",
+                "__float__",
+            ),
+        ),
+        (
+            Tensor,
+            ("__index__", "__complex__", "__array__", "__repr__", "__format__", "__contains__", "data_ptr"),
+        ),
+        (
+            Tensor,
+            ("__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage", "storage", "_typed_storage"),
+        ),
+        (Tensor, ("share_memory_", "apply_", "map_", "map2_")),
+        (torch, ("equal", "allclose", "is_nonzero", "to_dlpack")),
+    )
+    for name in names
+    if hasattr(home, name)
+}
+
+
+def _one_hot(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
+    """torch's own looks at the values first, to check them."""
+    given = {**dict(zip(("input", "num_classes"), args, strict=False)), **kwargs}
+    tensor, num_classes = given["input"], given.get("num_classes", -1)
+    if not calls.watch.residence.has(tensor):
+        return False, args, kwargs
+    if num_classes < 0:
+        raise calls.watch.refuse_read("one_hot without num_classes")
+    makes_outer, calls.watch.makes_on_ipu = calls.watch.makes_on_ipu, True
+    try:
+        classes = torch.arange(num_classes, dtype=tensor.dtype)
+        return True, (tensor.unsqueeze(-1) == classes).to(torch.int64), None
+    finally:
+        calls.watch.makes_on_ipu = makes_outer
+
+
+def _split(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
+    if calls.watch.residence.has(args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")):
+        raise calls.watch.refuse_read("tensor_split by a tensor of indices")
+    return False, args, kwargs
+
+
+def _set_data(calls: Calls, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
+    raise calls.watch.refuse_here(
+        "x.data = y puts another tensor in the place of x, which a compiled step does not see. Write into it: x.copy_(y) under "
+        "torch.no_grad()"
+    )
+
+
 def _make_handlers() -> dict[Any, _Handler]:
     handlers: dict[Any, _Handler] = {
         Tensor.device.__get__: _get_device,
@@ -251,24 +317,9 @@ def _make_handlers() -> dict[Any, _Handler]:
         torch.autograd.grad: _backward,
         torch.autograd.backward: _backward,
     }
-    for name in (
-        *(
-            "item",
-            "tolist",
-            "numpy",
-            "cpu",
-            "is_nonzero",
-            "equal",
-            "allclose",
-            "__bool__",
-            "__int__",
-            "__float__",
-        ),
-        *("__index__", "__complex__", "__array__", "__repr__", "__format__", "__contains__", "data_ptr"),
-    ):
-        handlers[getattr(Tensor, name)] = _read
-    for name in ("equal", "allclose", "is_nonzero"):
-        handlers[getattr(torch, name)] = _read
+    handlers |= dict.fromkeys(_READS, _read)
+    handlers |= {torch._C._nn.one_hot: _one_hot, torch.tensor_split: _split, Tensor.tensor_split: _split}
+    handlers[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
     for name in ("cuda", "xpu", "hpu", "ipu"):
         if hasattr(Tensor, name):
             handlers[getattr(Tensor, name)] = _elsewhere

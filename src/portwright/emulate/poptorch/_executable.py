@@ -2,25 +2,90 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.func import functional_call
 
-from portwright.emulate.poptorch import _rules, _utils
-from portwright.emulate.poptorch._batching import Batching
+from portwright.emulate.poptorch import _rules
+from portwright.emulate.poptorch._batching import Batching, Collector, Reduction, check_period
 from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import refuse
-from portwright.emulate.poptorch._inputs import Signature, to_device
-from portwright.emulate.poptorch._naming import ModuleOutputs, all_names, check_anchors
-from portwright.emulate.poptorch._outputs import check_period
+from portwright.emulate.poptorch._inputs import (
+    Signature,
+    Structure,
+    flattenTensorStructure,
+    reconstructTensorStructure,
+    to_device,
+)
 from portwright.emulate.poptorch._program import Program
-from portwright.emulate.poptorch._python_state import PythonState
-from portwright.emulate.poptorch._structure import Structure
+from portwright.emulate.poptorch._program_trace import trace
+from portwright.emulate.poptorch._rules import PythonState
+from portwright.emulate.poptorch._update import UpdateRule
+from portwright.errors import suggest
+
+GRADIENT = "Gradient___"
+UPDATED = "UpdatedVar___"
+
+
+class ModuleOutputs:
+    """What each module returned while the program was traced, as "path/to/module/Class:k", k counting results."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        handles = [
+            module.register_forward_hook(self._hook(name))
+            for name, module in self._model.named_modules()
+            if name and not isinstance(module, torch.jit.ScriptModule)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Any:
+        def record(module: torch.nn.Module, inputs: Any, result: Any) -> None:
+            base = f"{name.replace('.', '/')}/{type(module).__name__}"
+            for tensor in flattenTensorStructure(result):
+                index = self._counts.get(base, 0)
+                self._counts[base] = index + 1
+                self.tensors[f"{base}:{index}"] = tensor
+
+        return record
+
+
+def all_names(
+    inputs: Iterable[str],
+    weights: Iterable[str],
+    trained: Iterable[str],
+    outputs: Iterable[str],
+    training: bool,
+) -> list[str]:
+    """Every name that can be anchored: inputs, weights, module results, and in training the loss, gradients and updates."""
+    trained = list(trained)
+    names = [f"input/{name}" for name in inputs] + list(weights) + list(outputs)
+    if training:
+        names += ["loss", *(GRADIENT + name for name in trained), *(UPDATED + name for name in trained)]
+    return names
+
+
+def check_anchors(wanted: Iterable[str], names: Iterable[str]) -> None:
+    known = set(names)
+    for name in wanted:
+        if name not in known:
+            raise refuse(
+                f"anchorTensor() names {name!r}, which is no tensor of this model. {suggest(name, known)}"
+            )
+
 
 WRITTEN = "written/"
 """Before the number of an input in the name of the output that has what forward() made of it in place."""
@@ -30,7 +95,7 @@ LOSS_SCALE = "lossScaling_FLOAT"
 
 @dataclass(frozen=True)
 class Executable:
-    """What compiling gives, and what a file holds; `results` says which output of the program has a name."""
+    """What compiling gives; `results` says which output of the program has a name."""
 
     program: Program
     inputs: Signature
@@ -38,11 +103,9 @@ class Executable:
     results: dict[str, int]
     tensor_names: list[str]
     training: bool
-    weights: dict[str, list[Any]]
     scales_loss: bool
     placement: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    memory: dict[str, Any] = field(default_factory=dict)  # of each IPU, where it was compiled in this process
+    memory: dict[str, Any] = field(default_factory=dict)  # of each IPU
 
 
 @dataclass(frozen=True)
@@ -62,12 +125,6 @@ def anchors_of(options: Any) -> dict[str, Anchor]:
     }
 
 
-def partials_of(options: Any) -> torch.dtype | None:
-    """The type that products of half tensors are added up in, where Precision.setPartialsType has set one."""
-    named = {"half": torch.float16, "float": torch.float32}
-    return named.get(options._popart.options.get("partialsTypeMatMuls", ""))
-
-
 def compile_step(
     model: torch.nn.Module,
     args: Any,
@@ -77,10 +134,8 @@ def compile_step(
     optimizer: torch.optim.Optimizer | None,
     scales_loss: bool,
     numbers: Sequence[str],
-    around: AbstractContextManager[Any],
 ) -> Executable:
     """Runs the user's Python once, on the first micro-batch, and keeps what it computes as a program."""
-    started = time.perf_counter()
     training = optimizer is not None
     trained = [name for name, p in model.named_parameters() if p.requires_grad] if training else []
     batching = Batching.of(options)
@@ -88,7 +143,7 @@ def compile_step(
     anchors = anchors_of(options)
     for anchor in anchors.values():
         check_period(anchor.mode, anchor.period, batching, f"the anchor of {anchor.name}")
-    flat = _utils.flattenTensorStructure((args.args, args.kwargs))
+    flat = flattenTensorStructure((args.args, args.kwargs))
     inputs = [
         batching.first(tensor, f"input {index}").clone() for index, tensor in enumerate(to_device(flat))
     ]
@@ -96,15 +151,14 @@ def compile_step(
     if scales_loss:
         weights[LOSS_SCALE] = torch.ones(())
     traced = _Traced(model, args, options, [anchor.name for anchor in anchors.values()])
-    with around, RandomState(0).active(), _rules.watching(options, training=training) as watch:
-        program = Program.trace(
+    with RandomState(0).active(), _rules.watching(options, training=training) as watch:
+        program = trace(
             traced.call,
             weights,
             inputs,
             training=training,
             find_loss=traced.find_loss(watch, scales_loss),
             trained=trained,
-            partials=partials_of(options),
         )
     _check_buffers(program, options)
     memory = _rules.check_memory(watch, options, weights, optimizer)
@@ -123,10 +177,8 @@ def compile_step(
         traced.extra,
         names,
         training,
-        {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in image.weights().items()},
         scales_loss,
         watch.placement.as_json(),
-        time.perf_counter() - started,
         memory.as_json(),
     )
 
@@ -138,7 +190,7 @@ class _Traced:
         self._model = model
         self._args = args
         self._anchors = anchors
-        self._outputs = ModuleOutputs(model, options._module_namescope_enabled)
+        self._outputs = ModuleOutputs(model)
         self.extra: dict[str, int] = {}
         self._scale: torch.Tensor | None = None
         self._result: Any = None
@@ -152,11 +204,10 @@ class _Traced:
         versions = [tensor._version for tensor in inputs]
         own = dict(weights)
         self._scale = own.pop(LOSS_SCALE, None)
-        args, kwargs = _utils.reconstructTensorStructure((tuple(self._args.args), self._args.kwargs), inputs)
+        args, kwargs = reconstructTensorStructure((tuple(self._args.args), self._args.kwargs), inputs)
         for name, _ in self._model.named_parameters(remove_duplicate=False):
-            if (
-                name in own
-            ):  # as torch marks those that are of no class of their own: isinstance() and get_parameter() ask
+            # as torch marks those that are of no class of their own: isinstance() and get_parameter() ask
+            if name in own:
                 own[name].__dict__["_is_param"] = True
         state = PythonState(self._model)
         handle = self._model.register_forward_hook(_check_kept(dict(own)))
@@ -173,7 +224,7 @@ class _Traced:
                 there.update(before)
         state.warn_of_changes()
         self._result = result
-        flat: list[torch.Tensor] = _utils.flattenTensorStructure(result)
+        flat: list[torch.Tensor] = flattenTensorStructure(result)
         named = {name: self._outputs.tensors[name] for name in self._anchors if name in self._outputs.tensors}
         for name, value in [*zip(self._args.arg_names, args, strict=True), *kwargs.items()]:
             if f"input/{name}" in self._anchors and isinstance(value, torch.Tensor):
@@ -229,3 +280,108 @@ def _check_buffers(program: Program, options: Any) -> None:
             f"{options.replication_factor} replicas PopTorch does not keep such buffers alike. If the model can do with "
             "buffers that differ between replicas, set Options.broadcastBuffers(False)."
         )
+
+
+class Run:
+    """One call of an executable: all device iterations, accumulated micro-batches and replicas."""
+
+    def __init__(
+        self, executable: Executable, image: Image, options: Any, rule: UpdateRule | None, random: RandomState
+    ) -> None:
+        self._executable = executable
+        self._image = image
+        self._rule = rule
+        self._random = random
+        self._batching = Batching.of(options)
+        self._reduction = Reduction(options, rule.accum_type) if rule is not None else None
+        replicas, accumulation = self._batching.replicas, self._batching.accumulation
+        num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
+        mode, period = options.output_mode, options.output_return_period
+        self._outputs = [Collector(mode, period, replicas, accumulation) for _ in range(num_outputs)]
+        self._written = {
+            int(name.removeprefix(WRITTEN)): place
+            for name, place in executable.results.items()
+            if name.startswith(WRITTEN)
+        }
+        self._host_inputs: list[torch.Tensor] = []
+        self._anchors = anchors_of(options)
+        self._kept = {
+            short: Collector(
+                anchor.mode, anchor.period, replicas, 1 if anchor.name.startswith(UPDATED) else accumulation
+            )
+            for short, anchor in self._anchors.items()
+        }
+
+    def __call__(self, flat: Sequence[torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Gives the results in the model's own structure, and the anchored tensors by their short names."""
+        inputs = to_device(flat)
+        for number in self._written:
+            inputs[number] = inputs[number].clone()  # what one replica writes is not what the next one reads
+        self._host_inputs = [tensor.detach() for tensor in flat]
+        with self._random.active(), torch.no_grad():
+            for iteration in range(self._batching.device_iterations):
+                self._iterate(iteration, inputs)
+        structure = self._executable.structure
+        filled = None if structure is None else structure.filled([one.result() for one in self._outputs])
+        return filled, {short: collector.result() for short, collector in self._kept.items()}
+
+    def _iterate(self, iteration: int, inputs: Sequence[torch.Tensor]) -> None:
+        batching = self._batching
+        observe = None
+        if self._rule is not None and self._executable.scales_loss:
+            scale = torch.tensor(self._rule.loss_scale)
+            for replica in range(batching.replicas):
+                self._image.weights(replica)[LOSS_SCALE] = scale
+        if self._rule is not None and self._rule.scaling is not None:
+            observe = self._rule.scaling.observe
+        for accumulated in range(batching.accumulation):
+            run = iteration * batching.accumulation + accumulated
+            for replica in range(batching.replicas):
+                weights = self._image.weights(replica)
+                micro = [batching.micro_batch(tensor, run, replica) for tensor in inputs]
+                results, gradients = self._executable.program.run(weights, micro, observe)
+                for number, place in self._written.items():
+                    batching.micro_batch(self._host_inputs[number], run, replica).copy_(results[place])
+                self._keep(run, replica, results, gradients, weights)
+                if self._reduction is not None:
+                    self._reduction.add(replica, gradients)
+        if self._rule is not None and self._reduction is not None:
+            self._rule.apply(self._image.parameters, self._reduction.result())
+            self._keep_updated(iteration)
+
+    def _keep(
+        self,
+        run: int,
+        replica: int,
+        results: Sequence[torch.Tensor],
+        gradients: Mapping[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:
+        for collector, value in zip(self._outputs, results, strict=False):
+            collector.add(run, replica, value)
+        if not self._kept:
+            return
+        places = self._executable.results
+        for short, anchor in self._anchors.items():
+            name = anchor.name
+            if name.startswith(GRADIENT):
+                self._kept[short].add(run, replica, _gradient(gradients, name.removeprefix(GRADIENT)))
+            elif self._rule is not None and name in (numbers := self._rule.numbers()):
+                self._kept[short].add(run, replica, numbers[name])
+            elif not name.startswith(UPDATED):
+                self._kept[short].add(
+                    run, replica, results[places[name]] if name in places else weights[name]
+                )
+
+    def _keep_updated(self, iteration: int) -> None:
+        for short, anchor in self._anchors.items():
+            if anchor.name.startswith(UPDATED):
+                value = self._image.parameters[anchor.name.removeprefix(UPDATED)]
+                for replica in range(self._batching.replicas):
+                    self._kept[short].add(iteration, replica, value)
+
+
+def _gradient(gradients: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in gradients:
+        raise refuse(f"anchorTensor() names {GRADIENT}{name}, but the loss does not depend on {name}.")
+    return gradients[name]

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from portwright.emulate.poptorch._rounding import store
-
 Values = Mapping[str, float]
 """The numbers of one parameter group under PopART's names: learningRate, weightDecay, beta1, ..."""
 
@@ -40,12 +38,12 @@ def sgd(weight: Tensor, gradient: Tensor, values: Values, loss_scaling: float) -
     """SGD without a velocity; unlike torch's, its dampening counts here too."""
     exact = weight.float()
     change = _decayed(exact, gradient.float() / loss_scaling, values["weightDecay"])
-    store(weight, exact.add(change, alpha=-values["learningRate"] * (1 - values["dampening"])))
+    weight.copy_(exact.add(change, alpha=-values["learningRate"] * (1 - values["dampening"])))
 
 
 def sgd_of_products(weight: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
     """SGD without a velocity, by the two numbers that the device has of it: the rate takes the loss scaling out, too."""
-    store(weight, weight.float().mul(decay).add(gradient.float(), alpha=-rate))
+    weight.copy_(weight.float().mul(decay).add(gradient.float(), alpha=-rate))
 
 
 def sgd_separate(
@@ -59,7 +57,7 @@ def sgd_separate(
     )
     if nesterov:
         moved = change.add(moved, alpha=values["momentum"])
-    store(weight, exact.add(moved, alpha=-values["learningRate"] / scaling))
+    weight.copy_(exact.add(moved, alpha=-values["learningRate"] / scaling))
 
 
 def sgd_combined(
@@ -76,7 +74,7 @@ def sgd_combined(
         change = _decayed(exact, scaled, values["weightDecay"] * scaling).add(moved, alpha=values["momentum"])
     else:
         change = moved
-    store(weight, exact.add(change, alpha=-values["learningRate"] / scaling))
+    weight.copy_(exact.add(change, alpha=-values["learningRate"] / scaling))
     decay = kept * values["weightDecay"] * scaling
     _stored(velocity, _decayed(weight.float(), moved.mul(values["momentum"]), decay))
 
@@ -94,7 +92,7 @@ def adam(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, de
     else:
         gradient = _decayed(exact, gradient, values["weightDecay"])
     first, root, correction = _moments(gradient, values, slots)
-    store(weight, exact.addcdiv(first, root, value=-values["learningRate"] / correction))
+    weight.copy_(exact.addcdiv(first, root, value=-values["learningRate"] / correction))
 
 
 def lamb(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, bias_correction: bool) -> None:
@@ -106,7 +104,7 @@ def lamb(weight: Tensor, gradient: Tensor, values: Values, slots: Moments, *, bi
     change = first.div(root).div(correction).add(exact, alpha=values["weightDecay"])
     length, size = exact.norm().item(), change.norm().item()
     trust = min(length, values["maxWeightNorm"]) / size if length and size else 1.0
-    store(weight, exact.add(change, alpha=-values["learningRate"] * trust))
+    weight.copy_(exact.add(change, alpha=-values["learningRate"] * trust))
 
 
 def lamb_values(group: Mapping[str, Any]) -> dict[str, float]:
@@ -139,7 +137,7 @@ def rmsprop(weight: Tensor, gradient: Tensor, values: Values, slots: Averages, *
         added = change.mul(rate) if tensorflow else change
         change = _stored(slots.momentum, slots.momentum.float().mul(values["momentum"]).add(added))
         rate = 1.0 if tensorflow else rate
-    store(weight, exact.add(change, alpha=-rate))
+    weight.copy_(exact.add(change, alpha=-rate))
 
 
 def clip_factor(gradients: list[Tensor], largest: float) -> float:
@@ -179,5 +177,4 @@ def _decayed(weight: Tensor, gradient: Tensor, decay: float) -> Tensor:
 
 def _stored(slot: Tensor, value: Tensor) -> Tensor:
     """What is left of a value once it is in its slot, which may be half."""
-    store(slot, value)
-    return slot.float() if slot.dtype != torch.float32 else slot
+    return slot.copy_(value).float()

@@ -2,15 +2,203 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Dict, Generator, List
 
 import torch
 
-from portwright.emulate.poptorch import _utils
-from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._logging import logger
+from portwright.errors import suggest
+
+
+def flattenTensorStructure(tensors, canonical_structure=None):
+    """All tensors of nested lists, tuples and dicts; dicts in the order of the canonical structure."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    like = tensors if canonical_structure is None else canonical_structure
+    flat: list[torch.Tensor] = []
+    for place in _places(tensors, like):
+        flat += flattenTensorStructure(tensors[place], like[place])
+    return flat
+
+
+def _places(value: Any, like: Any) -> Iterable[Any]:
+    """By what the parts of a structure are found in it, in the order of another; nothing is in what is no structure."""
+    if isinstance(value, dict):
+        return list(like)
+    return range(len(value)) if isinstance(value, (list, tuple)) else ()
+
+
+def reconstructTensorStructure(structure, values, filter_fn=lambda t: True):
+    """The same structure with other tensors: those for which `filter_fn` is true, in the order of flattening."""
+    return _rebuild(structure, iter(values), filter_fn)
+
+
+def _rebuild(value: Any, tensors: Iterator[torch.Tensor], wanted: Callable[[torch.Tensor], bool]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return next(tensors) if wanted(value) else value
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    parts = [_rebuild(value[place], tensors, wanted) for place in _places(value, value)]
+    if isinstance(value, dict):
+        return type(value)(dict(zip(value, parts, strict=True)))
+    # a named tuple takes each
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def combine_batch_tensors_gen(tensors: List[List[torch.Tensor]]) -> Generator[torch.Tensor, None, None]:
+    """Joins the first tensors of all batches, then the second ones, and so on."""
+    for parts in zip(*tensors, strict=True):
+        yield torch.cat(parts)
+
+
+def combined_batch_generator(dataloader_iterator, num_batches_to_combine, drop_last=True):
+    """Joins every `num_batches_to_combine` batches into one; fewer are left at the end, and dropped or joined."""
+    held: list[list[torch.Tensor]] = []
+    batch = None
+    for batch in dataloader_iterator:
+        held.append(flattenTensorStructure(batch))
+        if len(held) == num_batches_to_combine:
+            yield reconstructTensorStructure(batch, combine_batch_tensors_gen(held))
+            held = []
+    if held and not drop_last:
+        yield reconstructTensorStructure(batch, combine_batch_tensors_gen(held))
+
+
+class Structure:
+    """A result's nesting; `template` holds an empty tensor where a result goes."""
+
+    def __init__(self, template: Any, num_tensors: int) -> None:
+        self.template = template
+        self.num_tensors = num_tensors
+
+    @classmethod
+    def of(cls, result: Any) -> Structure:
+        num_tensors = len(flattenTensorStructure(result))
+        holes = [torch.empty(0) for _ in range(num_tensors)]
+        return cls(reconstructTensorStructure(result, holes), num_tensors)
+
+    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return reconstructTensorStructure(self.template, list(tensors))
+
+
+_MANY = inspect.Parameter.VAR_POSITIONAL
+_NAMED = inspect.Parameter.VAR_KEYWORD
+
+
+@dataclass
+class Args:
+    """One call's arguments: `args` by position, named by `arg_names`, and `kwargs` that only go by name."""
+
+    args: list[Any] = field(default_factory=list)
+    arg_names: list[str] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def append(self, value: Any, name: str) -> None:
+        self.args.append(value)
+        self.arg_names.append(name)
+
+
+class ArgsParser:
+    """Sorts positional, named and default arguments by the signature of a model or callable."""
+
+    def __init__(self, model: Any):
+        self._parameters = _parameters_of(model)
+        self._warned_of_strides = False
+        self._warned_of_dicts = False
+
+    def __call__(self, args: Any, kwargs: Dict[str, Any], fast_path: bool = False) -> Args:
+        self._refuse_unknown(args, kwargs)
+        given = Args()
+        rest = list(args)
+        by_name = False  # behind *args, or a parameter that only goes by name
+        for name, parameter in self._parameters.items():
+            if parameter.kind == _MANY:
+                for index, value in enumerate(rest):
+                    given.append(value, f"*{name}[{index}]")
+                rest, by_name = [], True
+                continue
+            if parameter.kind == _NAMED:
+                for key in kwargs:
+                    if key not in self._parameters or self._parameters[key].kind in (_MANY, _NAMED):
+                        given.kwargs[key] = kwargs[key]
+                continue
+            by_name = by_name or parameter.kind == inspect.Parameter.KEYWORD_ONLY
+            value = self._value_of(name, parameter, rest if not by_name else [], kwargs)
+            if by_name:
+                given.kwargs[name] = value
+            else:
+                given.append(value, name)
+        if not fast_path:
+            self._warn_of_dicts([*given.args, *given.kwargs.values()])
+        whole = (given.args, given.kwargs)
+        tensors = flattenTensorStructure(whole)
+        if not all(map(_is_contiguous, tensors)):
+            if not self._warned_of_strides:
+                logger.warning("an input is not contiguous: it is copied at every call")
+            self._warned_of_strides = True
+            copies = [tensor if _is_contiguous(tensor) else tensor.contiguous() for tensor in tensors]
+            given.args, given.kwargs = reconstructTensorStructure(whole, copies)
+        return given
+
+    def _value_of(
+        self, name: str, parameter: inspect.Parameter, rest: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        if rest:
+            if name in kwargs:
+                raise refuse(f"the argument {name} was given by position and by name.", AssertedError)
+            return rest.pop(0)
+        if name in kwargs:
+            return kwargs[name]
+        if parameter.default is inspect.Parameter.empty:
+            raise refuse(f"the argument {name} of forward() is missing.")
+        return parameter.default
+
+    def _refuse_unknown(self, args: Any, kwargs: dict[str, Any]) -> None:
+        kinds = {parameter.kind for parameter in self._parameters.values()}
+        names = [name for name, p in self._parameters.items() if p.kind not in (_MANY, _NAMED)]
+        if _NAMED not in kinds:
+            for name in kwargs:
+                if name not in names:
+                    raise refuse(
+                        f"forward() has no parameter '{name}'. {suggest(name, names)}", AssertedError
+                    )
+        by_position = [n for n in names if self._parameters[n].kind != inspect.Parameter.KEYWORD_ONLY]
+        if _MANY not in kinds and len(args) > len(by_position):
+            raise refuse(
+                f"forward() takes {len(by_position)} positional arguments ({', '.join(by_position)}) and got {len(args)}.",
+                AssertedError,
+            )
+
+    def _warn_of_dicts(self, values: list[Any]) -> None:
+        while values and not self._warned_of_dicts:
+            value = values.pop()
+            if isinstance(value, dict):
+                self._warned_of_dicts = True
+                logger.warning(
+                    "a dict as an input is read by its keys when the model is compiled: keep its keys the same"
+                )
+            elif isinstance(value, (list, tuple)):
+                values.extend(value)
+
+
+def _parameters_of(model: Any) -> dict[str, inspect.Parameter]:
+    if isinstance(model, torch.nn.Module):
+        model = model.forward
+    elif not callable(model):
+        raise TypeError(f"a model is callable, most often as a torch.nn.Module: {model!r} is not.")
+    try:
+        return dict(inspect.signature(model).parameters)
+    except ValueError:  # a callable written in C may have no signature: anything goes
+        return {"args": inspect.Parameter("args", _MANY), "kwargs": inspect.Parameter("kwargs", _NAMED)}
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    return tensor.layout != torch.strided or tensor.is_contiguous()
+
 
 _CURE = (
     "A compiled model keeps its inputs' number, shapes and types. Make every batch alike (drop_last=True), or wrap the "
@@ -26,7 +214,7 @@ _AS_FLOAT = {torch.float64, torch.bfloat16}
 
 @dataclass(frozen=True)
 class Signature:
-    """A description of arguments: plain lists and dicts, so that it can be written as JSON."""
+    """A description of arguments: plain lists and dicts."""
 
     names: list[str]
     positional: list[Any]
@@ -68,8 +256,6 @@ def _flatten(expected: Any, value: Any, flat: list[torch.Tensor]) -> None:
     kind = expected["is"]
     if kind == "tensor":
         flat.append(value)
-    elif kind == "custom":
-        flat.extend(_utils.flattenTensorStructure(value))
     elif kind == "dict":
         for key, item in expected["items"]:
             _flatten(item, value[key], flat)
@@ -120,13 +306,6 @@ def warn_requires_grad(tensors: Sequence[torch.Tensor]) -> None:
 def _describe(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {"is": "tensor", "dtype": str(value.dtype), "shape": list(value.shape)}
-    if _utils.getCustomParser(value) is not None:
-        tensors = _utils.flattenTensorStructure(value)
-        return {
-            "is": "custom",
-            "type": _type_name(value),
-            "tensors": [_describe(tensor) for tensor in tensors],
-        }
     if isinstance(value, dict):
         return {
             "is": "dict",
@@ -165,11 +344,6 @@ def _check(name: str, expected: Any, value: Any) -> None:
         _check_keys(name, dict(expected["items"]), value)
         for key, one in expected["items"]:
             _check(f"{name}[{key}]", one, value[key])
-    elif kind == "custom":
-        if expected["tensors"] != got["tensors"]:
-            raise refuse(
-                f"Shape mismatch for {name}: compiled for {_said(expected)} and got {_said(got)}. {_CURE}"
-            )
     elif expected["value"] != got["value"]:
         raise refuse(
             f"Value mismatch for {name}: compiled for {expected['value']!r}, which became a constant of the program, and got "
@@ -191,8 +365,6 @@ def _said(described: Any) -> str:
         return f"a tensor {described['dtype']} {described['shape']}"
     if kind == "value":
         return f"{described['type']} {described['value']!r}"
-    if kind == "custom":
-        return f"{described['type']} of {', '.join(map(_said, described['tensors']))}"
     return f"{described['type']} of {len(described['items'])}"
 
 

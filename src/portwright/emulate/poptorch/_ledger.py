@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from portwright.emulate import note_made
+
 _OURS = str(Path(__file__).parents[1])  # all emulators
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -66,6 +68,7 @@ def user_line() -> str:
 def enter(executor: Any, kind: str, model: str) -> str:
     """Notes a new executor and gives the user's line that made it."""
     entry = _Entry(kind, user_line(), model)
+    note_made()
     _entries.append(entry)
     _of[executor] = entry
     return entry.where

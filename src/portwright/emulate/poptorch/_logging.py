@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import sys
+from typing import Union
 
 logger = logging.getLogger("poptorch")
 
@@ -22,14 +22,8 @@ _LEVELS = {  # name: (number in the binding, level of Python's logging)
 _PUBLIC = [name for name in _LEVELS if name not in ("TRACE_ALL", "DEBUG_IR")]
 
 
-def setPopartLogLevel(level):
-    """Takes the level of PopART's own log, of which there is none here."""
-    if not isinstance(level, str) or level not in _LEVELS:
-        raise ValueError(f"PopART has no log level {level!r}. Valid: {', '.join(_PUBLIC)}.")
-
-
-def setLogLevel(level, update_cpp=True):
-    """Sets how much is logged, by name or by the binding's number; `update_cpp` has no binding to reach here."""
+def setLogLevel(level: Union[str, int]):
+    """Sets how much is logged: TRACE, DEBUG, INFO, WARN, ERR or OFF, or its number."""
     if isinstance(level, int) and not isinstance(level, bool):
         named = [name for name in _PUBLIC if _LEVELS[name][0] == level]
         if not named:
@@ -41,27 +35,12 @@ def setLogLevel(level, update_cpp=True):
     logger.setLevel(_LEVELS[level][1])
 
 
-class _PoptorchFormatter(logging.Formatter):
-    """One line a record: time, name, level, text; coloured where a person reads it."""
+class _Formatter(logging.Formatter):
+    """The level in small letters, as PopTorch writes it."""
 
-    _COLOURS = {logging.DEBUG: 36, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
-
-    def outputToFile(self):
-        return not sys.stdout.isatty() or not sys.stderr.isatty()
-
-    def __init__(self):
-        super().__init__("[%(asctime)s] [%(name)s] [%(levelname)s] %(message)s")
-
-    def formatTime(self, record, datefmt=None):
-        when = datetime.datetime.fromtimestamp(record.created)
-        return when.strftime(datefmt) if datefmt else f"{when:%H:%M:%S}.{int(record.msecs):03d}"
-
-    def format(self, record):
-        line = super().format(
-            logging.makeLogRecord({**record.__dict__, "levelname": record.levelname.lower()})
-        )
-        colour = self._COLOURS.get(record.levelno)
-        return line if colour is None or self.outputToFile() else f"\x1b[1;{colour}m{line}\x1b[0m"
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        name = f"[{record.levelname}]"
+        return super().formatMessage(record).replace(name, name.lower(), 1)
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]  # takes no argument before Python 3.11
@@ -75,7 +54,7 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]  # takes no arg
 def _start() -> None:
     if not logger.handlers:
         console = _Console()
-        console.setFormatter(_PoptorchFormatter())
+        console.setFormatter(_Formatter("[%(asctime)s] [%(name)s] [%(levelname)s] %(message)s", "%H:%M:%S"))
         logger.addHandler(console)
     setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from portwright.graph.graph import Node, Place
+from portwright.graph.graph import Node
+from portwright.watching.place import Place
 
 # Those of PopTorch 3.4's user guide, which are the handlers that end in an identity loss: LossOps.cpp, AtenHandlers.gen.cpp.
 NAMES = (

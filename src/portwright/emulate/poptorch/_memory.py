@@ -7,21 +7,87 @@ exchange buffers, padding and the working space of single ops, which on hardware
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from portwright.emulate.poptorch import _impl
-from portwright.emulate.poptorch._overlaps import num_io_tiles
-from portwright.emulate.poptorch._placement import PHASED, Placement, Tag
-from portwright.emulate.poptorch._uses import Uses
+from portwright.emulate import target_of
+from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._placement import Placement, Tag
 from portwright.graph.graph import ITEM_BYTES, Value
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._watch import Watch
+
+
+class Uses:
+    """The values of one trace, by the places that use them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.tags, self.results = watch.tags, watch.results
+        self.nodes, self.values = watch.tape.nodes, watch.tape.values
+        self._makers, self._of_host = watch.tape.makers, watch.of_host
+
+    def weights(self) -> Iterator[tuple[Value, bool]]:
+        """Parameters and buffers, and whether gradients are computed for them; tied ones once."""
+        for value in self.values:
+            if value.kind in ("parameter", "buffer") and value.base == value.index:
+                yield value, value.requires_grad
+
+    def weight_homes(self) -> dict[int, Tag]:
+        """Where each weight is read first."""
+        homes: dict[int, Tag] = {}
+        for node, tag in zip(self.nodes, self.tags, strict=True):
+            for index in node.inputs:
+                value = self.values[index]
+                if tag is not None and value.kind in ("parameter", "buffer"):
+                    homes.setdefault(value.base, tag)
+        return homes
+
+    def home(self, index: int) -> Tag:
+        """Where a value is made; of an input, where it is read first."""
+        maker = self._makers.get(index)
+        if maker is None:
+            tags = (
+                t for n, t in zip(self.nodes, self.tags, strict=True) if index in n.inputs and t is not None
+            )
+            return next(tags, Tag())
+        return self.tags[maker] or Tag()
+
+    def stage_inputs(self) -> dict[tuple[int, int], Tag]:
+        """(value, stage that reads it from an earlier one or from the host): where that stage is."""
+        entering: dict[tuple[int, int], Tag] = {}
+        for node, tag in zip(self.nodes, self.tags, strict=True):
+            for index in node.inputs:
+                value = self.values[index]
+                base = self.values[value.base]
+                if tag is None or base.kind not in ("activation", "input"):
+                    continue
+                if base.kind == "input" or self.home(base.index).stage != tag.stage:
+                    entering.setdefault((base.index, tag.stage), tag)
+        return entering
+
+    def lifetimes(self) -> dict[int, tuple[int, int]]:
+        """The first and last node at which each value of the forward pass is there; views count for what they show."""
+        lives: dict[int, tuple[int, int]] = {}
+        nodes, values = self.nodes, self.values
+        for node in nodes:
+            if node.index in self._of_host:
+                continue
+            for index in (*node.outputs, *node.inputs):
+                base = values[index].base
+                if values[base].kind in ("activation", "input"):
+                    first = -1 if values[base].kind == "input" else node.index
+                    lives[base] = lives.get(base, (first, 0))[0], node.index
+        for index in self.results:
+            base = values[index].base
+            if base in lives:
+                lives[base] = lives[base][0], len(nodes)
+        return lives
+
 
 LABEL = "estimated from the tensors of the step; code, exchange buffers and working space of ops come on top"
 _MK1_BYTES = 304_000_000  # Graphcore's first IPU: 1,216 tiles, 304 MB
@@ -86,7 +152,7 @@ def check_memory(
     report = _Account(watch, options, weights, optimizer).report()
     for one in report.ipus:
         if one.total > report.capacity_bytes:
-            raise _impl.createPoptorchError(_explain(one, report, watch))
+            raise refuse(_explain(one, report, watch))
     return report
 
 
@@ -121,14 +187,15 @@ def capacity(options: Any) -> int:
     """Bytes of one IPU that hold tensors: a Mk2 or Bow, or a Mk1 where the options name that."""
     if options.exists("ipu_version") and options.ipu_version == 1:
         return _MK1_BYTES
-    from portwright.targets.ipu import hardware
-
+    hardware = target_of("poptorch").hardware
+    assert hardware is not None
     machine = hardware()
     assert machine.num_cores is not None
     tiles = machine.num_cores // machine.num_chips
     # What the datasheet says of a whole IPU, as `portwright plan` has it; of one tile only "about 624 KB" is public.
     whole = machine.memory_bytes // machine.num_chips
-    return whole * (tiles - num_io_tiles(options)) // tiles
+    copying = int(options.TensorLocations._values.get("numIOTiles", 0))  # tiles that only copy
+    return whole * (tiles - copying) // tiles
 
 
 @dataclass(frozen=True)
@@ -141,14 +208,14 @@ class _Location:
     least_sharded: int
 
     @classmethod
-    def of(cls, options: Any, kind: str, is_phased: bool) -> _Location:
+    def of(cls, options: Any, kind: str) -> _Location:
         name = f"location_{kind}"
         given: Mapping[str, Any] = (
             getattr(options.TensorLocations, name) if options.TensorLocations.exists(name) else {}
         )
         shards = int(options.replication_factor) if given.get("useReplicatedTensorSharding") else 1
         return cls(
-            bool(given.get("onChip", not is_phased)),
+            bool(given.get("onChip", True)),
             shards,
             int(given.get("minElementsForOffChip", _LEAST_OFF_CHIP)),
             int(given.get("minElementsForReplicatedTensorSharding", _LEAST_SHARDED)),
@@ -176,33 +243,17 @@ class _Account:
         self._watch, self._options, self._optimizer = watch, options, optimizer
         self._placement: Placement = watch.placement
         self._uses = Uses(watch)
-        self._is_phased = self._placement.mode == PHASED
         self._trains = self._placement.trains
 
     def report(self) -> MemoryReport:
-        # Phases share an IPU one after the other, so that only the largest counts; all else is there at the same time.
-        slots: dict[int, dict[int, dict[str, int]]] = defaultdict(
-            lambda: defaultdict(lambda: defaultdict(int))
-        )
+        counted: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*_PARTS, "off_chip"), 0))
         for part, tag, on_chip, off_chip in self._entries():
-            slot = slots[tag.ipu][tag.phase if self._is_phased else 0]
-            slot[part] += on_chip
-            slot["off_chip"] += off_chip
-        ipus = []
-        for ipu in self._placement.ipus:
-            phases: list[dict[str, int]] = [*slots[ipu].values()] or [{}]
-            largest = max(phases, key=lambda slot: sum(slot.get(part, 0) for part in _PARTS))
-            off_chip = sum(slot.get("off_chip", 0) for slot in phases)
-            counted = {part: largest.get(part, 0) for part in _PARTS}
-            ipus.append(
-                IpuMemory(
-                    ipu,
-                    self._placement.stages_of(ipu),
-                    self._placement.blocks_of(ipu),
-                    **counted,
-                    off_chip=off_chip,
-                )
-            )
+            counted[tag.ipu][part] += on_chip
+            counted[tag.ipu]["off_chip"] += off_chip
+        place = self._placement
+        ipus = [
+            IpuMemory(ipu, place.stages_of(ipu), place.blocks_of(ipu), **counted[ipu]) for ipu in place.ipus
+        ]
         return MemoryReport(tuple(ipus), capacity(self._options))
 
     def _entries(self) -> Iterable[tuple[str, Tag, int, int]]:
@@ -212,8 +263,7 @@ class _Account:
 
     def _weight_entries(self) -> Iterable[tuple[str, Tag, int, int]]:
         locations = {
-            kind: _Location.of(self._options, kind, self._is_phased)
-            for kind in ("weight", "accumulator", "optimizer")
+            kind: _Location.of(self._options, kind) for kind in ("weight", "accumulator", "optimizer")
         }
         homes = self._uses.weight_homes()
         for value, trained in self._uses.weights():
@@ -221,8 +271,7 @@ class _Account:
             elements, size = value.num_elements, device_bytes(value)
             on_chip, off_chip = locations["weight"].split(elements, size)
             if off_chip:  # comes on the chip when it is used
-                on_chip = size
-                yield "temporary", tag, on_chip if self._is_phased else 0, off_chip
+                yield "temporary", tag, 0, off_chip
             else:
                 yield "weights", tag, on_chip, 0
             if not self._trains or not trained:
@@ -233,7 +282,7 @@ class _Account:
 
     def _activation_entries(self) -> Iterable[tuple[str, Tag, int, int]]:
         watch = self._watch
-        location = _Location.of(self._options, "activation", self._is_phased)
+        location = _Location.of(self._options, "activation")
         kept = watch.kept if self._trains else set()
         if kept:
             for value, tag, times in self._kept(kept):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 import math
 import numbers
+import struct
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -96,7 +98,7 @@ class OptimizerAttrTracker:
 
 def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):
     """The dictionary of an optimizer; half sums of gradients make `options` average them as they are added up."""
-    attr_tracker.setType(_toPoptorchOptimizer(optimizer))
+    attr_tracker.setType(_kind_of(optimizer))
     if type(optimizer) not in (*_TORCH, *_OURS) and isinstance(optimizer, (*_TORCH, *_OURS)):
         logger.warning(
             "%s is derived from an optimizer that PopTorch knows: the device runs that one's formula, and no Python "
@@ -128,26 +130,51 @@ def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):
 
 def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = False) -> dict[str, Any]:
     """The dictionary alone, without a look at options or at attributes that have no effect."""
-    kind = _toPoptorchOptimizer(optimizer)
-    known = _toPoptorchClass(kind)
-    readers = _readers(kind, getattr(optimizer, "variable_attrs", None), automatic_loss_scaling)
+    kind = _kind_of(optimizer)
+    known, variable = _CLASSES[kind], getattr(optimizer, "variable_attrs", None)
     described: dict[str, Any] = {"optimizer_type": kind}
     for name in known._child_only:
-        if name not in known._group_vars and name not in known._child_vars:
-            described.update(readers[name](optimizer))
-    defaults = _read(readers, known._group_vars, optimizer.defaults)
-    for name in known._child_vars:
-        defaults.update(readers[name](optimizer))
-    described["defaults"] = defaults
-    described["groups"] = [_read(readers, known._group_vars, group) for group in optimizer.param_groups]
+        if name in _OF_OPTIMIZER:
+            default, check = _OF_OPTIMIZER[name]
+            value = _found(getattr(optimizer, name, default), name, "optimizer")
+            described[_camel_case(name)] = check(value, name)
+    scaling = _found(getattr(optimizer, "loss_scaling", 1.0), "loss_scaling", "optimizer")
+    is_const = scaling == 1.0 and not automatic_loss_scaling
+    described["defaults"] = _describe_group(kind, optimizer.defaults, variable)
+    described["defaults"]["lossScaling"] = _pair("loss_scaling", scaling, is_const, variable)
+    described["groups"] = [_describe_group(kind, group, variable) for group in optimizer.param_groups]
     return described
 
 
-def _read(readers: dict[str, Any], names: list[str], group: dict[str, Any]) -> dict[str, Any]:
-    read: dict[str, Any] = {}
-    for name in names:
-        read.update(readers[name](group))
-    return read
+def _describe_group(kind: _OptimizerType, group: dict[str, Any], variable: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for name in _CLASSES[kind]._group_vars:
+        if name == "amsgrad" and group[name]:
+            raise refuse("amsgrad=True: there is no AMSGrad on an IPU. Leave it False.", ValueRefused)
+        if name not in _OF_GROUP:
+            continue
+        default, constant = _OF_GROUP[name]
+        if name == "weight_decay" and kind is _OptimizerType.ADAMW:
+            constant = 1e-2  # torch's own default
+        value = _found(group.get(name, default), name, "parameter group")
+        pair = _pair(name, value, constant is _ALWAYS or bool(value == constant), variable)
+        if name == "betas":
+            described |= {"beta1": (value[0], pair[1]), "beta2": (value[1], pair[1])}
+        else:
+            described["learningRate" if name == "lr" else _camel_case(name)] = pair
+    return described
+
+
+def _pair(name: str, value: Any, is_const: bool, variable: Any) -> tuple[Any, bool]:
+    """(value, is_const); without a word of the user (`variable_attrs`), the value says whether it is constant."""
+    if name != "betas":
+        _check_number(value, name)
+    elif not isinstance(value, tuple) or len(value) != 2:
+        raise refuse(f"{name} must be a pair of numbers, not {value!r}.", AssertedError)
+    else:
+        for index, one in enumerate(value):
+            _check_number(one, f"{name}[{index}]")
+    return value, is_const if variable is None else variable.isConstant(name)
 
 
 def _settle_reduction(optimizer: Any, options: Any, is_compiled: bool) -> None:
@@ -169,60 +196,6 @@ def _settle_reduction(optimizer: Any, options: Any, is_compiled: bool) -> None:
         )
 
 
-def _readers(kind: _OptimizerType, variable: Any, automatic: bool) -> dict[str, Any]:
-    """A reader for every attribute there is, by the name that torch gives it."""
-
-    def pair(is_const: Any) -> _ValueConstPairFormatter:
-        return _ValueConstPairFormatter(variable, is_const)
-
-    def always(_: Any) -> bool:
-        return True
-
-    def never(_: Any) -> bool:
-        return False
-
-    readers: dict[str, Any] = {
-        "amsgrad": _refuse_amsgrad,
-        "bias_correction": _nothing,  # told by the optimizer's kind, as are the next two
-        "centered": _nothing,
-        "use_combined_accum": _nothing,
-    }
-    for name in (
-        "accum_type",
-        "velocity_accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-    ):
-        _AttrReader(readers, name, _OptimizerGetter(torch.float32), _is_half)
-    _AttrReader(readers, "use_tf_variant", _OptimizerGetter(False))
-    _AttrReader(readers, "max_grad_norm", _OptimizerGetter(math.inf), _positive)
-    _AttrReader(
-        readers, "loss_scaling", _OptimizerGetter(1.0), pair(lambda value: value == 1.0 and not automatic)
-    )
-    _AttrReader(readers, "lr", _GroupGetter(), pair(never), new_name="learningRate")
-    decay = 1e-2 if kind is _OptimizerType.ADAMW else 0.0  # torch's own defaults
-    _AttrReader(readers, "weight_decay", _GroupGetter(), pair(_IsEqualTo(decay)))
-    _AttrReader(readers, "momentum", _GroupGetter(), pair(_IsEqualTo(0.0)))
-    _AttrReader(readers, "velocity_scaling", _GroupGetter(1.0), pair(_IsEqualTo(1.0)))
-    _AttrReader(readers, "dampening", _GroupGetter(), pair(_IsEqualTo(0.0)))
-    _AttrReader(readers, "eps", _GroupGetter(), pair(_IsEqualTo(1e-08)))
-    _AttrReader(readers, "max_weight_norm", _GroupGetter(), pair(_IsEqualTo(optim.FP16_MAX_NORM)))
-    _AttrReader(readers, "alpha", _GroupGetter(), pair(always))
-    _AttrReader(readers, "nesterov", _GroupGetter(), pair(always))
-    _BetaReader(readers, variable)
-    return readers
-
-
-def _nothing(_: Any) -> dict[str, Any]:
-    return {}
-
-
-def _refuse_amsgrad(group: dict[str, Any]) -> dict[str, Any]:
-    if group["amsgrad"]:
-        raise refuse("amsgrad=True: there is no AMSGrad on an IPU. Leave it False.", ValueRefused)
-    return {}
-
-
 def _is_half(dtype: Any, name: str) -> bool:
     if dtype not in (torch.float16, torch.float32):
         raise refuse(f"{name} must be torch.float16 or torch.float32, not {dtype}.", ValueRefused)
@@ -230,17 +203,13 @@ def _is_half(dtype: Any, name: str) -> bool:
 
 
 def _positive(value: Any, name: str) -> float:
-    _assertIsNumber(value, name)
+    _check_number(value, name)
     if not value > 0:  # NaN too
         raise refuse(f"{name} must be larger than 0, not {value}.", ValueRefused)
     return float(value)
 
 
-def _toPoptorchClass(optimizer_type):
-    return _CLASSES[optimizer_type]
-
-
-def _toPoptorchOptimizer(optimizer):
+def _kind_of(optimizer):
     """What the device runs for an optimizer of poptorch.optim or torch.optim, or for one derived from them."""
     if isinstance(optimizer, torch.optim.SGD):
         return _OptimizerType.SGD1 if getattr(optimizer, "use_combined_accum", False) else _OptimizerType.SGD2
@@ -274,40 +243,14 @@ def _names(kinds: Any) -> str:
     return ", ".join(kind.name for kind in kinds)
 
 
-def _toCamelCase(string):
-    first, *others = string.split("_")
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
-def _assertIsNumber(value, name):
+def _check_number(value: Any, name: str) -> None:
     if not isinstance(value, numbers.Number):
         raise refuse(f"{name} must be a number, not {value!r} ({type(value).__name__}).", AssertedError)
-
-
-class _GroupGetter:
-    """Takes an attribute from a parameter group."""
-
-    def __init__(self, default_value=None):
-        self.default_value = default_value
-
-    def __call__(self, group, name):
-        if not isinstance(group, dict):
-            raise refuse(
-                f"{name} belongs into a parameter group, which {type(group).__name__} is not.", AssertedError
-            )
-        return _found(group.get(name, self.default_value), name, "parameter group")
-
-
-class _OptimizerGetter:
-    """Takes an attribute from the optimizer itself."""
-
-    def __init__(self, default_value=None):
-        self.default_value = default_value
-
-    def __call__(self, opt, name):
-        if not isinstance(opt, torch.optim.Optimizer):
-            raise refuse(f"{name} belongs to the whole optimizer, not into a parameter group.", AssertedError)
-        return _found(getattr(opt, name, self.default_value), name, "optimizer")
 
 
 def _found(value: Any, name: str, where: str) -> Any:
@@ -316,57 +259,113 @@ def _found(value: Any, name: str, where: str) -> Any:
     return value
 
 
-class _ValueConstPairFormatter:
-    """Makes (value, is_const); without a word of the user (`variable_attrs`), the value says whether it is constant."""
-
-    def __init__(self, variable_attrs, const_evaluator, value_validator=None):
-        self.variable_attrs = variable_attrs
-        self.const_evaluator = const_evaluator
-        self.value_validator = value_validator or _assertIsNumber
-
-    def __call__(self, value, name):
-        self.value_validator(value, name)
-        if self.variable_attrs is not None:
-            return value, self.variable_attrs.isConstant(name)
-        return value, self.const_evaluator(value)
-
-
-class _IsEqualTo:
-    def __init__(self, reference):
-        self.reference = reference
-
-    def __call__(self, value):
-        return value == self.reference
-
-
-class _AttrReader:
-    """Reads one attribute and gives it PopART's name; puts itself among `readers`."""
-
-    def __init__(self, readers, name, getter, formatter=None, new_name=None):
-        self.name = name
-        self.getter = getter
-        self.formatter = formatter or (lambda value, _: value)
-        self.new_name = new_name or _toCamelCase(name)
-        readers[name] = self
-
-    def __call__(self, params):
-        return {self.new_name: self.formatter(self.getter(params, self.name), self.name)}
+_ALWAYS = object()
+_OF_GROUP: dict[
+    str, tuple[Any, Any]
+] = {  # where a group has none, and the value that is a constant of the program
+    "lr": (None, None),
+    "weight_decay": (None, 0.0),
+    "momentum": (None, 0.0),
+    "velocity_scaling": (1.0, 1.0),
+    "dampening": (None, 0.0),
+    "eps": (None, 1e-08),
+    "max_weight_norm": (None, optim.FP16_MAX_NORM),
+    "alpha": (None, _ALWAYS),
+    "nesterov": (None, _ALWAYS),
+    "betas": (None, _ALWAYS),
+}
+_OF_OPTIMIZER: dict[str, tuple[Any, Any]] = {  # where an optimizer has none, and what is made of it
+    "accum_type": (torch.float32, _is_half),
+    "velocity_accum_type": (torch.float32, _is_half),
+    "first_order_momentum_accum_type": (torch.float32, _is_half),
+    "second_order_momentum_accum_type": (torch.float32, _is_half),
+    "use_tf_variant": (False, lambda value, name: value),
+    "max_grad_norm": (math.inf, _positive),
+}
 
 
-class _BetaReader(_AttrReader):
-    """Reads Adam's pair, which PopART takes apart."""
-
-    def __init__(self, attr_readers, variable_attrs):
-        formatter = _ValueConstPairFormatter(variable_attrs, lambda _: True, _assert_pair)
-        super().__init__(attr_readers, "betas", _GroupGetter(), formatter)
-
-    def __call__(self, params):
-        (beta1, beta2), is_const = super().__call__(params)["betas"]
-        return {"beta1": (beta1, is_const), "beta2": (beta2, is_const)}
+_TORCH_NAMES = {"learningRate": "lr", "beta1": "betas", "beta2": "betas"}
 
 
-def _assert_pair(value: Any, name: str) -> None:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise refuse(f"{name} must be a pair of numbers, not {value!r}.", AssertedError)
-    for index, one in enumerate(value):
-        _assertIsNumber(one, f"{name}[{index}]")
+def check_values(description: Mapping[str, Any]) -> None:
+    """PopART's own limits, which torch's constructors do not know or which were passed by later."""
+    scaling = description["defaults"]["lossScaling"][0]
+    if not scaling or not math.isfinite(scaling):
+        raise refuse(f"loss_scaling must be a finite number other than 0, not {scaling}.")
+    for group in (description["defaults"], *description["groups"]):
+        for name, (value, is_const) in group.items():
+            if (value < 0 and name != "lossScaling") or math.isnan(value):
+                raise refuse(
+                    f"{_torch_name(name)} of an optimizer must be a number that is not negative, and is {value}."
+                )
+            if name in ("eps", "velocityScaling") and value <= 0:
+                raise refuse(f"{_torch_name(name)} must be larger than 0 on the device: {value}.")
+            if name in ("beta1", "beta2") and value >= 1:
+                raise refuse(f"{name} must be smaller than 1: {value}.")
+            if name == "learningRate" and value == 0 and is_const:
+                raise refuse("lr is 0 and constant, so that nothing would ever train. Mark it as variable.")
+        if group.get("nesterov", (0, True))[0] and group["dampening"][0]:
+            raise refuse(f"nesterov needs a dampening of 0, not {group['dampening'][0]}.")
+
+
+def check_replacement(
+    old: Mapping[str, Any], new: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> None:
+    if old["optimizer_type"] != new["optimizer_type"]:
+        raise refuse(
+            f"the model was compiled with {old['optimizer_type'].name}, and cannot go on with "
+            f"{new['optimizer_type'].name}. Make a new trainingModel()."
+        )
+    for name in old:
+        if name not in ("optimizer_type", "defaults", "groups") and old[name] != new[name]:
+            raise refuse(
+                f"{_torch_name(name)} is part of the program, which is already compiled, and cannot change any more "
+                f"({old[name]} became {new[name]}). Make a new trainingModel().",
+                ValueRefused,
+            )
+    if len(old["groups"]) != len(new["groups"]):
+        raise refuse(
+            f"the model was compiled with {len(old['groups'])} parameter groups, and setOptimizer() got {len(new['groups'])}."
+        )
+    pairs = [("the defaults", old["defaults"], new["defaults"])]
+    pairs += [
+        (f"group {index}", a, b)
+        for index, (a, b) in enumerate(zip(old["groups"], new["groups"], strict=True))
+    ]
+    for where, before, after in pairs:
+        for number, (value, is_const) in before.items():
+            if number == "velocityScaling" and old["optimizer_type"] is _OptimizerType.SGD2:
+                continue  # the separate velocity is scaled like the loss, and a group's own number has no part in it
+            _check_unchanged(number, where, (value, is_const), after[number], optimizer)
+
+
+def _check_unchanged(
+    number: str,
+    where: str,
+    old: tuple[float, bool],
+    new: tuple[float, bool],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    name = _torch_name(number)
+    if old[1] == new[1] and not (old[1] and _single(old[0]) != _single(new[0])):
+        return
+    if hasattr(optimizer, "variable_attrs"):
+        cure = f"Call optimizer.variable_attrs.markAs{'Constant' if not new[1] else 'Variable'}({name!r}) to match"
+        if old[1] and new[1]:
+            cure = f"Pass {name} to the optimizer, or call optimizer.variable_attrs.markAsVariable({name!r}), before compiling"
+    else:
+        cure = f"With poptorch.optim.{type(optimizer).__name__}, what is passed to the optimizer may change later"
+    kinds = {True: "a constant", False: "variable"}
+    change = f"changed from {old[0]} to {new[0]}" if old[1] == new[1] else f"is now {kinds[new[1]]}"
+    raise refuse(f"{name} of {where} was compiled as {kinds[old[1]]} ({old[0]}) and {change}. {cure}.")
+
+
+def _torch_name(number: str) -> str:
+    found = _TORCH_NAMES.get(number)
+    return found or "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in number)
+
+
+def _single(value: float) -> float:
+    """The value as the device has it: a float of 32 bits."""
+    number: float = struct.unpack("f", struct.pack("f", value))[0]
+    return number

@@ -12,8 +12,7 @@ import torch
 from portwright.emulate.poptorch import _optimizer_attributes, optim
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._loss_scaling import is_automatic
-from portwright.emulate.poptorch._update import UpdateRule, make_update
+from portwright.emulate.poptorch._update import UpdateRule, is_automatic, make_update
 
 _STATE_DICT = "state_dict"  # a method of the class that an optimizer on a device has one of its own for
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from portwright.emulate.poptorch import _active, _impl
+from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
-from portwright.graph.graph import Node, Place
+from portwright.graph.graph import Node
+from portwright.watching.place import Place
 
-PIPELINED, SHARDED, PHASED = "pipelined", "sharded", "phased"
-_MODES = {0: PIPELINED, 1: SHARDED, 2: PHASED}
+PIPELINED, SHARDED = "pipelined", "sharded"
+_MODES = {0: PIPELINED, 1: SHARDED}
 MOST_IPUS = 64  # of one process: PopTorch 3.4, CompilerImpl.cpp
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Where an op runs: the block's name ('' before the first block), its stage, phase and IPU."""
+    """Where an op runs: the block's name ('' before the first block), its stage and IPU."""
 
     block: str = ""
     stage: int = 0
-    phase: int = 0
     ipu: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -37,7 +37,6 @@ class Blocks:
     """The blocks in the order in which a model enters them."""
 
     mode: str = PIPELINED
-    is_serial: bool = True
     tag: Tag | None = field(default_factory=Tag)  # None behind the end of a block
     entered: list[Tag] = field(default_factory=list)
     _last_ipu: int = 0
@@ -46,17 +45,8 @@ class Blocks:
     outer: str | None = None  # the block that goes on, though one inside of it has ended
     outer_of: dict[int, str] = field(default_factory=dict)  # the same of an op, by its number
 
-    def begin(self, block: str, stage: int, phase: int, ipu: int) -> None:
-        if self.mode == PHASED and not self.is_serial and phase % 2 != ipu % 2:
-            raise _impl.createPoptorchError(
-                f"block '{block}' of phase {phase} is on IPU {ipu}: ParallelPhasedExecution alternates, and has IPUs 0, 2, ... for "
-                f"phases 0, 2, ... and the others for the phases between. Choose its IPUs with strategy.phase({phase}).ipus(...)."
-            )
-        if ipu < 0:
-            raise _impl.createPoptorchError(
-                f"block '{block}' has no IPU. Give it an ipu_id, or its stage one: poptorch.Stage('{block}').ipu(0)."
-            )
-        self.tag, self.outer = Tag(block, max(stage, 0), max(phase, 0), ipu), None
+    def begin(self, block: str, stage: int, ipu: int) -> None:
+        self.tag, self.outer = Tag(block, stage, ipu), None
         self.entered.append(self.tag)
         if ipu != self._last_ipu:
             self.num_switches += 1
@@ -88,7 +78,6 @@ class Placement:
     num_forward_stages: int  # of a pipeline: one more each time that the IPU changes
     trains: bool
     replication_factor: int = 1
-    is_serial: bool = True
 
     @property
     def ipus(self) -> tuple[int, ...]:
@@ -129,17 +118,7 @@ class Placement:
 
 def make_blocks(options: Any) -> Blocks:
     backend: Mapping[str, Any] = options._execution_strategy.backendOptions()
-    mode = _MODES[backend.get("execution_mode", 0)]
-    return Blocks(mode, bool(backend.get("serial_phases_execution", True)))
-
-
-def current_block() -> Tag | None:
-    """The tag of the op that is being traced; of a gradient's op, that of the forward op whose gradient it is a part of.
-
-    None where no model is being traced, and behind the end of a block.
-    """
-    watch = _active.current()
-    return None if watch is None else watch.find_tag()
+    return Blocks(_MODES[backend.get("execution_mode", 0)])
 
 
 def place(
@@ -176,11 +155,10 @@ def place(
         blocks.num_switches + 1,
         trains,
         int(options.replication_factor),
-        blocks.is_serial,
     )
     if placement.is_pipelined:
         _check_order(nodes, tags, refuse)
-    if blocks.mode != PHASED and len(placement.ipus) > 1:
+    if len(placement.ipus) > 1:
         _check_one_ipu_a_stage(placement.tags)
     _check_number(placement, options)
     _check_batches(placement, options)
@@ -189,12 +167,9 @@ def place(
 
 def check_shared_weights(
     readers: Iterable[tuple[str, Tag, Place | None]],
-    mode: str,
     refuse: Callable[[str, Place | None], Exception],
 ) -> None:
     """Layers that share a weight must be on one IPU; `readers` are (weight, where it is read)."""
-    if mode == PHASED:
-        return
     first: dict[str, Tag] = {}
     for name, tag, where in readers:
         there = first.setdefault(name, tag)
@@ -243,7 +218,7 @@ def _check_one_ipu_a_stage(tags: Iterable[Tag]) -> None:
     for tag in tags:
         there = first.setdefault(tag.stage, tag)
         if there.ipu != tag.ipu:
-            raise _impl.createPoptorchError(
+            raise refuse(
                 f"stage {tag.stage} is on two IPUs: {there} and {tag}. A stage runs on one IPU: give both blocks the same "
                 "ipu_id, or put them into different stages."
             )
@@ -256,13 +231,13 @@ def _check_batches(placement: Placement, options: Any) -> None:
     if placement.trains:
         given = int(options.Training.gradient_accumulation)
         if given < needed:
-            raise _impl.createPoptorchError(
+            raise refuse(
                 f"gradientAccumulation is {given}, and a pipeline of {forward} forward stages has {needed} stages when it "
                 f"trains ({forward} forward, {needed - forward} more for the gradients), which must all be filled. Use "
                 f"options.Training.gradientAccumulation({needed}) or more, or poptorch.ShardedExecution."
             )
     elif int(options.device_iterations) < needed:
-        raise _impl.createPoptorchError(
+        raise refuse(
             f"deviceIterations is {int(options.device_iterations)}, and the pipeline has {needed} stages, which must all be "
             f"filled. Use options.deviceIterations({needed}) or more, or poptorch.ShardedExecution."
         )
@@ -273,7 +248,7 @@ def _check_number(placement: Placement, options: Any) -> None:
     replicas = placement.replication_factor
     made_of = f" ({placement.ipus_per_replica} for each of {replicas} replicas)" if replicas > 1 else ""
     if number > MOST_IPUS:
-        raise _impl.createPoptorchError(
+        raise refuse(
             f"the model needs {number} IPUs{made_of}, and one process can have {MOST_IPUS}. Use fewer replicas or blocks, or "
             "more processes."
         )
@@ -281,7 +256,7 @@ def _check_number(placement: Placement, options: Any) -> None:
     if rounded == number or is_offline(options) or is_ipu_model(options):
         return
     if not options.auto_round_num_ipus:
-        raise _impl.createPoptorchError(
+        raise refuse(
             f"the model needs {number} IPUs{made_of}, and IPUs are reserved in powers of two: {rounded} here. Use another number, "
             "or let PopTorch reserve more than it uses: options.autoRoundNumIPUs(True)."
         )

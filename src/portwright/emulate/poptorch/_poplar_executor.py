@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-import collections
+import copy
+import json
 import os
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+import textwrap
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 import torch
-import torch.utils.hooks
 
-from portwright.emulate.poptorch import (
-    _active,
-    _args_parser,
-    _executable_file,
-    _host_guard,
-    _host_model,
-    _lazy_copies,
-    _ledger,
-    _loader_marks,
-    _outputs,
-    _printing,
-    _rules,
-    _utils,
-    enums,
-    optim,
-    profiling,
+from portwright.emulate.poptorch import _host_model, _ledger, _rules, enums, optim
+from portwright.emulate.poptorch._batching import mark_results
+from portwright.emulate.poptorch._dataloader import (
+    batches_of_a_call,
+    refuse_several_processes,
+    warn_of_other_options,
 )
-from portwright.emulate.poptorch._compiling import _OverwriteContextManager, _SetDefaultDeviceType, compiling
 from portwright.emulate.poptorch._device import Image, RandomState
-from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, refuse
-from portwright.emulate.poptorch._executable import Executable, compile_step
-from portwright.emulate.poptorch._host_changes import HostChanges
-from portwright.emulate.poptorch._inputs import check_kinds, warn_requires_grad
-from portwright.emulate.poptorch._ledger import call_counts, unused_executors
+from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, StateError, refuse
+from portwright.emulate.poptorch._executable import Executable, Run, compile_step
+from portwright.emulate.poptorch._host_model import HostChanges, _owner_of, release_looks, unseen, watch_looks
+from portwright.emulate.poptorch._inputs import (
+    ArgsParser,
+    check_kinds,
+    flattenTensorStructure,
+    warn_requires_grad,
+)
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._loss_scaling import check_trains
+from portwright.emulate.poptorch._names import partly, with_others
 from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
-from portwright.emulate.poptorch._python_state import warn_of_training_mode
-from portwright.emulate.poptorch._refused import not_emulated, partly, refused
-from portwright.emulate.poptorch._run import Run
-from portwright.emulate.poptorch._settled import check_run_options, settle
+from portwright.emulate.poptorch._rules import warn_of_training_mode
+from portwright.emulate.poptorch._update import check_trains
+from portwright.emulate.poptorch._watch import current
+from portwright.emulate.poptorch.options import Options, PipelinedExecution, ShardedExecution
+from portwright.job.atomic import atomic_write_text
 
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
-__all__ = [
-    "PoplarExecutor",
-    "_OverwriteContextManager",
-    "_SetDefaultDeviceType",
-    "call_counts",
-    "registerPostCompileHook",
-    "registerPreCompileHook",
-    "unused_executors",
-]
-
-NO_EXECUTABLE_ERR = NOT_COMPILED
+VERSION = "3.4.0+emulated"
 _MOVES = {"to", "cuda", "cpu", "xpu", "ipu", "to_empty", "half", "float", "double", "bfloat16", "type"}
-_NO_TIMES = "there is no IPU, and this machine's times say nothing about one."
 _said_emulated = False
 
 
+@with_others()
 class PoplarExecutor:
     """What trainingModel() and inferenceModel() give: call it like the model.
 
     The first call compiles. Weights then live on the device; the model's own follow on copyWeightsToHost() only.
     """
-
-    _precompile_hooks: Dict[int, Callable[[], Any]] = collections.OrderedDict()
-    _postcompile_hooks: Dict[int, Callable[[], Any]] = collections.OrderedDict()
 
     def __init__(
         self,
@@ -83,9 +66,8 @@ class PoplarExecutor:
         self._model = model
         self._training = training
         self._poptorch_version = poptorch_version
-        self._options: poptorch.Options = settle(options, training)
-        self._args_parser = _args_parser.ArgsParser(model)
-        self._profiling = profiling.Channel(f"poptorch.{'trainingModel' if training else 'inferenceModel'}")
+        self._options: poptorch.Options = _settle(options, training)
+        self._args_parser = ArgsParser(model)
         self._executable: Executable | None = None
         self._image: Image | None = None
         self._is_attached = False
@@ -96,9 +78,8 @@ class PoplarExecutor:
         self._host_weights_version = 0  # of a training model's copies to the host
         self._version_taken = 0  # the one that an inference model has
         self._runs_taken = 0  # how far its weights were trained when they were read
-        self._source: Callable[[], PoplarExecutor | None] = lambda: (
-            None
-        )  # whose training an inference follows
+        # whose training an inference follows
+        self._source: Callable[[], PoplarExecutor | None] = lambda: None
         self._num_runs = 0
         self._said_cut = False  # that a DataLoader has other options
         self._process = os.getpid()
@@ -120,7 +101,7 @@ class PoplarExecutor:
             _host_model.wrap(self._user_model, self)
             _rules.guard_host(self, self._user_model.parameters())
             if self._is_implicit:
-                _lazy_copies.watch(self._host_weights().values(), self)
+                watch_looks(self._host_weights().values(), self)
         _say_emulated()
 
     # The device and the host
@@ -144,7 +125,7 @@ class PoplarExecutor:
         image = self._need_image()
         self._check_process("copyWeightsToHost()")
         host = self._host_weights()
-        with _lazy_copies.unseen():
+        with unseen():
             self._host_changes.check_types(host)
             _ledger.count("copyWeightsToHost")
             image.write_host(host)
@@ -156,7 +137,7 @@ class PoplarExecutor:
         """Copies the host's weights and buffers to the device, over what was trained there."""
         self._take_over()
         host = self._host_weights()
-        with _lazy_copies.unseen():  # the host's weights are taken as they are
+        with unseen():  # the host's weights are taken as they are
             self._host_changes.check_types(host)
             self._need_image().read_host(host)
             self._host_changes.settle(host)
@@ -179,7 +160,7 @@ class PoplarExecutor:
         if self._options.connection_type == enums.ConnectionType.Never:
             raise refuse(
                 "attachToDevice(): the model was compiled for an offline target (ConnectionType.Never), which runs nothing. "
-                "Save it, and poptorch.load() the file where there is a device.",
+                "Compile it where there is a device.",
                 AssertedError,
             )
         if self._is_attached:
@@ -219,7 +200,7 @@ class PoplarExecutor:
         if self._link is not None:
             self._link.rule = None
             _host_model.unwrap(self._user_model)
-            _lazy_copies.release(self._host_weights().values())
+            release_looks(self._host_weights().values())
             _rules.release_host(self)
         self._executable = self._image = None
         self._host_changes = HostChanges()  # nothing is on a device
@@ -251,16 +232,15 @@ class PoplarExecutor:
             return
         self._compile(parsed)
 
-    @torch.inference_mode(
-        False
-    )  # or the device's weights could not be changed outside of the user's inference mode
+    # or the device's weights could not be changed outside of the user's inference mode
+    @torch.inference_mode(False)
     def _compile(self, parsed: Any) -> None:
-        check_run_options(self._options, self._model)
+        _check_run_options(self._options, self._model)
         check_trains(self._options, self._training)
         check_kinds(parsed)
         if not self._training:
             warn_of_training_mode(self._model)
-        warn_requires_grad(_utils.flattenTensorStructure((parsed.args, parsed.kwargs)))
+        warn_requires_grad(flattenTensorStructure((parsed.args, parsed.kwargs)))
         image = self._make_image()
         rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
         executable = compile_step(
@@ -271,13 +251,8 @@ class PoplarExecutor:
             optimizer=None if self._link is None else self._link.optimizer,
             scales_loss=scales_loss(rule),
             numbers=[] if rule is None else list(rule.numbers()),
-            around=compiling(self._precompile_hooks, self._postcompile_hooks),
         )
         _ledger.note_compiled(self, self._options.device_iterations, executable.memory)
-        cached = _executable_file.through_cache(executable, self._options, self._poptorch_version)
-        self._install(cached, image, rule)
-
-    def _install(self, executable: Executable, image: Image, rule: Any) -> None:
         self._executable, self._image = executable, image
         if self._link is not None:
             self._link.rule = rule
@@ -304,10 +279,10 @@ class PoplarExecutor:
         if not self._is_attached:
             self.attachToDevice()
         self._follow_training()
-        with _lazy_copies.unseen():
+        with unseen():
             self._host_changes.check(self._host_weights(), training=self._training)
         results = self._run(parsed)
-        _outputs.mark_results(_utils.flattenTensorStructure(results))
+        mark_results(flattenTensorStructure(results))
         return results
 
     @torch.inference_mode(False)
@@ -322,9 +297,7 @@ class PoplarExecutor:
         run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
         flat = executable.inputs.flatten(parsed)
         if not self._said_cut:
-            self._said_cut = _loader_marks.warn_of_others(
-                flat, _loader_marks.batches_of_a_call(self._options)
-            )
+            self._said_cut = warn_of_other_options(flat, batches_of_a_call(self._options))
         results, self._anchor_memory = run(flat)
         self._num_runs += 1
         if link is not None:
@@ -348,7 +321,7 @@ class PoplarExecutor:
         """The training models whose weights this inference model has, or a part of."""
         if self._training:
             return []
-        owners = map(_host_guard._owner_of, self._model.parameters())
+        owners = map(_owner_of, self._model.parameters())
         return list({id(owner): owner for owner in owners if owner is not None}.values())
 
     def _take_over(self) -> None:
@@ -374,40 +347,7 @@ class PoplarExecutor:
             self._said_stale = True
             _host_model.warn_stale(reading)
 
-    # Files
-
-    @torch.inference_mode(False)
-    def loadExecutable(self, filename: str) -> None:
-        """Takes a program that compileAndExport() or save() wrote, for the same model and options."""
-        check_run_options(self._options, self._model)
-        loaded = _executable_file.read(filename, self._poptorch_version)
-        image = self._make_image()
-        _executable_file.check_fits(loaded, image.weights(), self._options, self._training)
-        rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
-        if scales_loss(rule) and not loaded.executable.scales_loss:
-            raise refuse(
-                f"{filename} was compiled without loss scaling, which the optimizer has. Compile it anew."
-            )
-        _ledger.note_used(self)
-        self._install(loaded.executable, image, rule)
-
-    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True):
-        """Writes the program and, with export_model, the weights and optimizer, for loadExecutable() or poptorch.load()."""
-        if self._executable is None:
-            raise refuse(NOT_COMPILED)
-        _ledger.note_used(self)
-        if self._is_attached:
-            self._bring_back()
-        exported = _executable_file.Exported(self._user_model, self._link) if export_model else None
-        _executable_file.write(
-            filename,
-            self._executable,
-            self._options,
-            self._poptorch_version,
-            exported=exported,
-            random=self._random.get() if save_rng_state else None,
-        )
-
+    @partly("the file says what was compiled, and has no program in it: loadExecutable() is refused.")
     def compileAndExport(
         self,
         filename: str,
@@ -415,17 +355,15 @@ class PoplarExecutor:
         export_model: bool = True,
         **kwargs: Dict[str, "torch.Tensor"],
     ):
-        """Compiles for arguments like these, and saves."""
+        """Compiles for arguments like these, and writes what was compiled."""
         self.compile(*args, **kwargs)
-        self.save(filename, export_model)
-
-    def _restore(self, state: Dict[str, torch.Tensor], random: Optional[List[int]]) -> None:
-        """What a file has beside the program and the weights."""
-        if self._link is not None and self._link.rule is not None:
-            self._link.rule.load(state)
-            self._link.note_trained()
-        if random is not None:
-            self._random.set(random)
+        assert self._executable is not None
+        ops = [node.name for node in self._executable.program.nodes()]
+        described = {"emulated": self._poptorch_version, "training": self._training, "ops": ops}
+        try:
+            atomic_write_text(Path(filename), json.dumps(described, indent=1) + "\n")
+        except OSError as error:
+            raise refuse(f"{filename} cannot be written: {error}.") from error
 
     # What can be asked
 
@@ -465,42 +403,9 @@ class PoplarExecutor:
             )
         return self._anchor_memory[short_name]
 
-    @partly("it is refused, after the checks of the real one: only real hardware counts cycles")
-    def cycleCount(self) -> int:
-        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
-            raise refuse("cycleCount(): cycles are counted only with Options.logCycleCount(True).")
-        if not self._num_runs:
-            raise refuse("cycleCount(): run the model once first.")
-        raise not_emulated("cycleCount()", "an emulated IPU has no cycles, only real hardware counts them.")
-
-    def compilationTime(self) -> timedelta:
-        """How long the emulator took to trace the model, which says nothing about the real compiler."""
-        if self._executable is None:
-            raise refuse("compilationTime(): compile the model first.")
-        if not self._options._show_compilation_progress_bar:
-            raise refuse(
-                "compilationTime(): it is measured only with Options.showCompilationProgressBar(True)."
-            )
-        return timedelta(seconds=self._executable.seconds)
-
-    @refused(_NO_TIMES)
-    def getPerfCounters(self): ...
-
-    @refused(_NO_TIMES)
-    def getHostIpuLatency(self): ...
-
-    @refused(_NO_TIMES)
-    def getComputeLatency(self): ...
-
-    @refused(_NO_TIMES)
-    def getIpuHostLatency(self): ...
-
-    @refused(_NO_TIMES)
-    def getLatency(self): ...
-
     def __repr__(self) -> str:
         kind = "trainingModel" if self._training else "inferenceModel"
-        return f"{kind} (PopTorch, emulated by Portwright on the CPU) of {_printing.module_repr(self._user_model)}"
+        return f"{kind} (PopTorch, emulated by Portwright on the CPU) of {module_repr(self._user_model)}"
 
     def __getattr__(self, attr: str) -> Any:
         if "_user_model" not in self.__dict__:  # while an object is made or copied
@@ -516,7 +421,7 @@ class PoplarExecutor:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise refuse(
-            "an executor holds a device and cannot be copied or pickled. Use save() and poptorch.load()."
+            "an executor holds a device and cannot be copied or pickled. Save the state_dict() of the model."
         )
 
     def _check_process(self, what: str) -> None:
@@ -539,7 +444,7 @@ class PoplarExecutor:
 def _warn_shared(executor: PoplarExecutor) -> None:
     """Weights that two executors train are two copies on two devices, which know nothing of each other."""
     for name, parameter in executor._user_model.named_parameters():
-        other = _host_guard._owner_of(parameter)
+        other = _owner_of(parameter)
         if other is not None:
             logger.warning(
                 "%s is also trained by the trainingModel made at %s. Each has a copy of its own on its device: between calls of "
@@ -551,7 +456,7 @@ def _warn_shared(executor: PoplarExecutor) -> None:
 
 
 def _refuse_inside(executor: PoplarExecutor) -> None:
-    watch = _active.current()
+    watch = current()
     if watch is not None:
         raise watch.refuse_here(
             f"forward() calls the executor made at {executor._made_at} while it is compiled itself: one program cannot run another. "
@@ -580,19 +485,127 @@ def _say_emulated() -> None:
         )
 
 
-def registerPreCompileHook(hook: Callable) -> torch.utils.hooks.RemovableHandle:  # type: ignore[type-arg]
-    """Has `hook()` called before each compilation, until the handle's remove()."""
-    return _register(PoplarExecutor._precompile_hooks, hook, "pre-compile")
+def _settle(options: Any, training: bool) -> Any:
+    """A copy with an output mode of its own; the user's options are frozen."""
+    if options is None:
+        settled: Any = Options()
+    elif isinstance(options, Options):
+        options._freeze()
+        settled = options.clone()
+    else:
+        raise refuse(f"options must be a poptorch.Options, not {type(options).__name__} ({options!r}).")
+    if not training and settled.Training.gradient_accumulation != 1:
+        more = ""
+        strategy = settled._execution_strategy
+        if isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution):
+            more = " To feed a pipeline enough batches a call, use Options.deviceIterations."
+        raise refuse(
+            "an inferenceModel accumulates no gradients: Options.Training.gradientAccumulation is "
+            f"{settled.Training.gradient_accumulation}, and must be 1.{more}"
+        )
+    if settled.defaultOutputMode():
+        settled.outputMode(enums.OutputMode.Final if training else enums.OutputMode.All)
+    for anchor in settled.anchored_tensors.values():
+        if anchor[1]:
+            anchor[2] = settled.output_mode
+            anchor[3] = settled.output_return_period if anchor[2] == enums.OutputMode.EveryN else 1
+    return settled
 
 
-def registerPostCompileHook(hook: Callable) -> torch.utils.hooks.RemovableHandle:  # type: ignore[type-arg]
-    """Has `hook()` called after each compilation, until the handle's remove()."""
-    return _register(PoplarExecutor._postcompile_hooks, hook, "post-compile")
+def _check_run_options(options: Any, model: torch.nn.Module) -> None:
+    """Refuses what cannot be emulated, and names of buffers that the model does not have."""
+    refuse_several_processes(options)
+    known = dict(model.named_buffers())
+    for name in options._Popart.options.get("updatableNamedBuffers") or []:
+        if name not in known:
+            raise refuse(
+                f"Options.updatableNamedBuffers names {name!r}, which is no buffer of the model. "
+                f"Valid: {', '.join(known) or 'none'}."
+            )
 
 
-def _register(hooks: Any, hook: Any, kind: str) -> torch.utils.hooks.RemovableHandle:
-    if not callable(hook):
-        raise RuntimeError(f"a {kind} hook is called without arguments; {hook!r} cannot be called.")
-    handle = torch.utils.hooks.RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
+def trainingModel(
+    model: Union["torch.nn.Module", "poptorch.PoplarExecutor"],
+    options: Optional["poptorch.Options"] = None,
+    optimizer: Optional["torch.optim.Optimizer"] = None,
+) -> "poptorch.PoplarExecutor":
+    """Wraps a model whose forward() computes the loss: each call trains it.
+
+    Without an optimizer it is SGD at a rate of 0.01. The model itself stays with the host, and its weights there follow
+    on copyWeightsToHost().
+    """
+    module = _module_of(model)
+    if _host_model.is_wrapped(module):
+        executor = _host_model.owner(module)
+        where = f" at {executor._made_at}" if executor is not None and executor._made_at else ""
+        raise refuse(
+            f"{type(module).__bases__[0].__name__} has already been wrapped in trainingModel(){where}. "
+            "Call destroy() on it before wrapping it again.",
+            StateError,
+        )
+    return PoplarExecutor(
+        model=copy.copy(module),
+        options=options,
+        training=True,
+        optimizer=optimizer,
+        user_model=module,
+        poptorch_version=VERSION,
+    )
+
+
+def inferenceModel(
+    model: Union["torch.nn.Module", "poptorch.PoplarExecutor"], options: Optional["poptorch.Options"] = None
+) -> "poptorch.PoplarExecutor":
+    """Wraps a model for inference; one that a trainingModel trains gets its weights at each call after training."""
+    module = _module_of(model)
+    executor = PoplarExecutor(
+        model=copy.copy(module), options=options, training=False, poptorch_version=VERSION
+    )
+    trainer = _host_model.owner(module)
+    if trainer is None and isinstance(model, PoplarExecutor):
+        trainer = model._source()
+    if trainer is not None:
+        executor._source = weakref.ref(trainer)
+    return executor
+
+
+def _module_of(model: Any) -> Any:
+    if isinstance(model, PoplarExecutor):
+        return model._user_model
+    if not isinstance(model, torch.nn.Module):
+        raise refuse(f"a torch.nn.Module is wrapped, not {type(model).__name__} ({model!r}).")
+    if isinstance(model, torch.jit.ScriptModule) or isinstance(
+        getattr(model, "_orig_mod", None), torch.nn.Module
+    ):
+        raise refuse(
+            f"{type(model).__name__} is a module that torch.jit or torch.compile has compiled. Wrap the module as it was written."
+        )
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise refuse(
+            f"{type(model).__name__} spreads a model over GPUs or processes. Wrap the module that it holds (.module), and set "
+            "Options.replicationFactor() for copies on several IPUs."
+        )
+    return model
+
+
+def module_repr(m: torch.nn.Module):
+    """The text of a module as torch writes it; a wrapped parameter's class does not show."""
+    lines = m.extra_repr().split("\n") if m.extra_repr() else []
+    children = [
+        f"({name}): {module_repr(child) if child is not None else None}" for name, child in m._modules.items()
+    ]
+    hooks = "".join(f"{hook!r} " for hook in m._forward_pre_hooks.values())
+    if not children and len(lines) <= 1:
+        return f"{hooks}{m._get_name()}({''.join(lines)})"
+    body = textwrap.indent("\n".join([*lines, *children]), "  ")
+    return f"{hooks}{m._get_name()}(\n{body}\n)"
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Whether there are that many IPUs: never under the emulator, which needs none."""
+    return False
+
+
+def ipuHardwareVersion() -> int:
+    """The version of the IPUs; refused without any, as by the real one."""
+    raise refuse("there is no IPU: PopTorch is emulated on the CPU.", AssertedError)

@@ -2,73 +2,204 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from portwright.emulate.poptorch import _program_file
-from portwright.emulate.poptorch._impl import createPoptorchError
-from portwright.emulate.poptorch._partials import choose_target
-from portwright.emulate.poptorch._program_code import Forward, Observe, build
-from portwright.emulate.poptorch._program_failure import explain
-from portwright.emulate.poptorch._program_graph import Given, Layout, Op, Parts, ProgramNode
-from portwright.emulate.poptorch._program_structure import rebuild
-from portwright.emulate.poptorch._program_trace import trace
+from portwright.emulate.poptorch import poptorch_core
+from portwright.emulate.poptorch._errors import RangeError, StateError, refuse
+
+
+class Given(NamedTuple):
+    """A tensor from outside of the step: `kind` is weight, input or constant; `key` a name, or an input's number as text."""
+
+    kind: str
+    key: str
+
+
+class Value(NamedTuple):
+    """What op number `op` gives; `path` leads to a tensor where the op gives a tuple or list."""
+
+    op: int
+    path: tuple[int, ...] = ()
+
+
+Ref = Given | Value
+
+
+class Layout(NamedTuple):
+    """What a tensor from outside must look like at each run: shapes and strides are parts of the program."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.stride(), int(tensor.storage_offset()))
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op: what is called with what, the user's line, and the memory it uses (numbers of allocations)."""
+
+    target: Any  # torch._ops.OpOverload, or one of the functions in RANDOM_STATE
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    line: str = ""
+    is_backward: bool = False
+    allocates: frozenset[int] = frozenset()  # none of a view, nor of an op in place
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    lasts: bool = False  # writes into what is given, which others see
+
+
+class ProgramNode(NamedTuple):
+    """One op of a program, for whoever speaks of it."""
+
+    name: str
+    line: str
+    is_backward: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a program is made of."""
+
+    ops: Sequence[Op]
+    layouts: Mapping[Given, Layout]
+    constants: Mapping[str, Tensor]
+    outputs: Sequence[Ref]
+    gradients: Mapping[str, Ref]
+    tied: Mapping[str, str]
+    written: frozenset[str]
+    training: bool
+
+
+def get_random_state() -> Tensor:
+    """The state of torch's generator; a step asks for it where it draws the same numbers twice (torch.utils.checkpoint)."""
+    return torch.default_generator.get_state()
+
+
+def set_random_state(state: Tensor) -> None:
+    torch.default_generator.set_state(state)
+
+
+RANDOM_STATE: dict[str, Callable[..., Any]] = {
+    "random_state.get": get_random_state,
+    "random_state.set": set_random_state,
+}
+_RANDOM_STATE_NAMES = {function: name for name, function in RANDOM_STATE.items()}
+
+# These write into running statistics although their schemas do not say so: argument numbers, and the flag that switches it on.
+_UNDECLARED_WRITES: dict[str, tuple[tuple[int, ...], int]] = {
+    "aten.native_batch_norm.default": ((3, 4), 5),
+    "aten.rrelu_with_noise.default": ((1,), 4),
+}
+
+
+def name_of(target: Any) -> str:
+    """aten.add.Tensor for the op that torch calls so."""
+    return _RANDOM_STATE_NAMES.get(target) or str(target)
+
+
+def refs_in(thing: Any) -> Iterator[Ref]:
+    if isinstance(thing, Given | Value):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for item in thing:
+            yield from refs_in(item)
+    elif isinstance(thing, Mapping):
+        for item in thing.values():
+            yield from refs_in(item)
+
+
+def map_refs(thing: Any, change: Callable[[Ref], Any]) -> Any:
+    """The same arguments, with what `change` gives in the place of each ref."""
+    if isinstance(thing, Given | Value):
+        return change(thing)
+    if isinstance(thing, list | tuple):
+        return type(thing)(map_refs(item, change) for item in thing)
+    if isinstance(thing, Mapping):
+        return {key: map_refs(item, change) for key, item in thing.items()}
+    return thing
+
+
+def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments whose memory the op writes into."""
+    if target in _RANDOM_STATE_NAMES:
+        return []
+    written: list[Any] = []
+    for number, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            there = args[number] if number < len(args) else kwargs.get(argument.name)
+            written.extend(there if isinstance(there, list | tuple) else [there])
+    undeclared, flag = _UNDECLARED_WRITES.get(name_of(target), ((), 0))
+    if undeclared and not written and len(args) > flag and args[flag]:
+        written.extend(args[number] for number in undeclared)
+    return [argument for argument in written if argument is not None]
+
+
+def has_effect(op: Op) -> bool:
+    """Whether the op does more than to compute: it draws random numbers, checks, or writes into what is given."""
+    if op.target in _RANDOM_STATE_NAMES:
+        return True
+    draws = torch.Tag.nondeterministic_seeded in op.target.tags
+    return draws or not op.target._schema.returns or op.lasts
+
+
+def prune(ops: Sequence[Op], results: Any, leaving: frozenset[int]) -> tuple[list[Op], Any]:
+    """Leaves out what no result needs, and gives the other ops their numbers anew, also in `results`."""
+    needed = {ref.op for ref in refs_in(results) if isinstance(ref, Value)}
+    seen = set(leaving)  # memory that somebody reads later
+    kept: list[int] = []
+    for number in reversed(range(len(ops))):
+        op = ops[number]
+        if number in needed or has_effect(op) or not seen.isdisjoint(op.writes):
+            kept.append(number)
+            seen.update(op.reads)
+            needed.update(ref.op for ref in refs_in((op.args, op.kwargs)) if isinstance(ref, Value))
+    new = {number: place for place, number in enumerate(reversed(kept))}
+
+    def renumber(ref: Ref) -> Ref:
+        return Value(new[ref.op], ref.path) if isinstance(ref, Value) else ref
+
+    pruned = [
+        replace(ops[n], args=map_refs(ops[n].args, renumber), kwargs=map_refs(ops[n].kwargs, renumber))
+        for n in new
+    ]
+    return pruned, map_refs(results, renumber)
+
+
+Forward = Callable[..., list[Tensor]]
+Observe = Callable[[Any], None]
+_FILE = "<frozen program>"
+"""What a traceback calls the text of the function that replays a program."""
+_FIRST_LINE = 2
+"""The line of that text with the first op; each op has one."""
 
 
 class Program:
     """One step of a model: outputs, and when it trains the gradients of its loss, from weights and inputs.
 
-    Made by `trace`, or read by `from_file_parts`. `outputs_structure` is plain data; `rebuild(flat)` gives the model's result.
     `written` are the names of the weights that a run changes in place (running statistics). `tied` says of a weight that is
     the same tensor as an earlier one the name of that one: it is read and changed under that name, and has no gradient of its own.
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.outputs_structure = parts.outputs_structure
         self.training = parts.training
-        self.partials = parts.partials
         self.tied = dict(parts.tied)
         self.written = parts.written
         self._parts = parts
         self._needs_offset = any(map(_names_offset, parts.ops))
         self._forward = self._build(None)
         self._observed: tuple[Observe, Forward] | None = None
-
-    @classmethod
-    def trace(
-        cls,
-        call: Callable[[dict[str, Tensor], list[Tensor]], Any],
-        weights: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
-        *,
-        training: bool,
-        find_loss: Callable[[Any], Tensor],
-        trained: Collection[str],
-        tag: Callable[[], Any] | None = None,
-        partials: torch.dtype | None = None,
-    ) -> Program:
-        """Runs `call(weights, inputs)` once, and keeps its ops; weights, inputs and torch's generator are as before afterwards.
-
-        With `training`, the gradient of `find_loss(result)` for the weights in `trained` is part of the program. `tag` is asked
-        at each op, of the gradients, too; without it, the block of poptorch (`_placement.current_block`). `partials` is the type
-        that products of half tensors are added up in; None leaves it to torch.
-        """
-        return cls(
-            trace(
-                call,
-                weights,
-                inputs,
-                training=training,
-                find_loss=find_loss,
-                trained=trained,
-                tag=tag,
-                partials=partials,
-            )
-        )
 
     def run(
         self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor], observe: Observe | None = None
@@ -89,9 +220,9 @@ class Program:
                 stack.enter_context(torch.autocast("cpu", enabled=False))
             try:
                 results = self._function(observe)(*given)
-            except (IndexError, RuntimeError, FloatingPointError) as error:
-                explained = explain(error, self._parts.nodes)
-                if explained is error:
+            except (IndexError, RuntimeError) as error:
+                explained = self._explain(error)
+                if explained is None:
                     raise
                 raise explained from error
         for ref, tensor in zip(self._parts.layouts, given, strict=True):
@@ -102,18 +233,8 @@ class Program:
 
     def _build(self, observe: Observe | None) -> Forward:
         parts = self._parts
-        return build(
-            parts.ops,
-            list(parts.layouts),
-            [*parts.outputs, *parts.gradients.values()],
-            lambda target: choose_target(target, parts.partials),
-            observe,
-            frozenset(
-                number
-                for number, node in enumerate(parts.nodes)
-                if observe is not None and node.is_backward and node.output_bytes
-            ),
-        )
+        results = [*parts.outputs, *parts.gradients.values()]
+        return _Writer(parts.ops, list(parts.layouts), results).compile(observe)
 
     def _function(self, observe: Observe | None) -> Forward:
         if observe is None:
@@ -122,28 +243,24 @@ class Program:
             self._observed = observe, self._build(observe)
         return self._observed[1]
 
-    def rebuild(self, flat: Sequence[Any]) -> Any:
-        """The model's result with these in the places of its tensors."""
-        return rebuild(self.outputs_structure, flat)
-
     def nodes(self) -> list[ProgramNode]:
-        """Each op in order, with its tag, its source and the memory it takes."""
-        return list(self._parts.nodes)
+        """Each op in order."""
+        return [ProgramNode(name_of(op.target), op.line, op.is_backward) for op in self._parts.ops]
 
-    def to_file_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The program as JSON data, and the tensors that belong to it."""
-        return _program_file.write(self._parts)
-
-    @classmethod
-    def from_file_parts(cls, data: Any, tensors: Mapping[str, Tensor]) -> Program:
-        """The program that `to_file_parts` gave; refuses what it does not know, and runs nothing but ops of torch."""
-        parts = _program_file.read(data, tensors)
-        try:
-            return cls(parts)
-        except KeyError as error:
-            raise createPoptorchError(
-                f"the compiled program uses {error}, which no op of it gives."
-            ) from error
+    def _explain(self, error: Exception) -> Exception | None:
+        """The error with the line of the op that raised it, which is not on the stack any more; None where no op has."""
+        trace = None if isinstance(error, poptorch_core.Error) else error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
+            trace = trace.tb_next
+        number = -1 if trace is None else trace.tb_lineno - _FIRST_LINE
+        if not 0 <= number < len(self._parts.ops):
+            return None
+        node = self.nodes()[number]
+        where = f" [{node.line}]" if node.line else ""
+        kind = RangeError if isinstance(error, IndexError) else StateError
+        explained = refuse(f"{node.name}: {str(error).strip().rstrip('.')}.{where}", kind)
+        explained.location = node.line
+        return explained
 
     def _bind(
         self, ref: Given, layout: Layout, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]
@@ -154,11 +271,11 @@ class Program:
             tensor = weights[ref.key] if ref.kind == "weight" else inputs[int(ref.key)]
         except (KeyError, IndexError):
             there = f"{len(inputs)} inputs" if ref.kind == "input" else f"{len(weights)} weights"
-            raise createPoptorchError(
+            raise refuse(
                 f"the {ref.kind} {ref.key} of the compiled program is missing from the {there} given to it."
             ) from None
         if tensor.shape != layout.shape or tensor.dtype != layout.dtype:
-            raise createPoptorchError(
+            raise refuse(
                 f"the {ref.kind} {ref.key} is a {tensor.dtype} of shape {tuple(tensor.shape)}, and the program was compiled for "
                 f"a {layout.dtype} of shape {layout.shape}: shapes are fixed when the model is compiled."
             )
@@ -178,3 +295,89 @@ def _names_offset(op: Op) -> bool:
     return "as_strided" in str(op.target) and (
         len(op.args) > 3 or op.kwargs.get("storage_offset") is not None
     )
+
+
+def _shown(function: Callable[..., Any], observe: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        observe(result)
+        return result
+
+    return call
+
+
+class _Writer:
+    """Writes the text of the function that replays a program: one line an op, each value dropped at its last use.
+
+    The text is made of numbers alone; what they stand for, ops and arguments, is handed over as objects. So nothing of a program is
+    ever read as code.
+    """
+
+    def __init__(self, ops: Sequence[Op], given: Sequence[Given], results: Sequence[Ref]) -> None:
+        self._ops, self._given, self._results = ops, given, results
+        self._names: dict[Ref, str] = {ref: f"g{number}" for number, ref in enumerate(given)}
+        self._objects: dict[str, Any] = {}
+        self._last: dict[Ref, int] = {}  # the op that uses a value last
+        self._items: dict[int, list[Value]] = defaultdict(list)  # of an op that gives several: those in use
+        for number, op in enumerate([*ops, None]):
+            for ref in refs_in(results if op is None else (op.args, op.kwargs)):
+                if ref not in self._last and isinstance(ref, Value) and ref.path:
+                    self._items[ref.op].append(ref)
+                self._last[ref] = number
+
+    def compile(self, observe: Observe | None) -> Forward:
+        """The function that takes the given tensors in order and gives the results; `observe` sees what gradients' ops compute."""
+        dead: dict[int, list[Ref]] = defaultdict(list)
+        for ref, number in self._last.items():
+            dead[number].append(ref)
+        functions: dict[Any, str] = {}
+        text = [f"def forward({', '.join(self._names.values())}):"]
+        for number, op in enumerate(self._ops):
+            is_seen = observe is not None and op.is_backward and bool(op.allocates)
+            if (op.target, is_seen) not in functions:
+                functions[op.target, is_seen] = self._keep(
+                    _shown(op.target, observe) if is_seen else op.target
+                )
+            line = self._write(number, op, functions[op.target, is_seen])
+            if dead[number]:
+                line.append(f"del {', '.join(self._names[ref] for ref in dead[number])}")
+            text.append(f" {'; '.join(line)}")
+        text.append(f" return [{', '.join(self._names[ref] for ref in self._results)}]")
+        space = dict(self._objects)
+        exec(compile("\n".join(text), _FILE, "exec"), space)
+        forward: Forward = space["forward"]
+        return forward
+
+    def _write(self, number: int, op: Op, function: str) -> list[str]:
+        arguments = [self._express(argument) for argument in op.args]
+        if op.kwargs:
+            named = ", ".join(
+                f"{self._keep(key)}: {self._express(value)}" for key, value in op.kwargs.items()
+            )
+            arguments.append(f"**{{{named}}}")
+        call = f"{function}({', '.join(arguments)})"
+        whole = Value(number)
+        if whole in self._last:
+            self._names[whole] = f"v{number}"
+            return [f"v{number} = {call}"]
+        if number not in self._items:
+            return [call]
+        lines = [f"v{number} = {call}"]
+        for place, item in enumerate(self._items[number]):
+            self._names[item] = f"v{number}_{place}"
+            lines.append(f"v{number}_{place} = v{number}{''.join(f'[{int(step)}]' for step in item.path)}")
+        return [*lines, f"del v{number}"]
+
+    def _express(self, argument: Any) -> str:
+        if isinstance(argument, Given | Value):
+            return self._names[argument]
+        if isinstance(argument, list | tuple) and any(True for _ in refs_in(argument)):
+            return f"[{', '.join(map(self._express, argument))}]"
+        if isinstance(argument, Mapping):
+            raise TypeError(f"no op of torch takes {argument!r}")
+        return self._keep(argument)
+
+    def _keep(self, thing: Any) -> str:
+        name = f"k{len(self._objects)}"
+        self._objects[name] = thing
+        return name

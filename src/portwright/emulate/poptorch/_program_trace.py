@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from portwright.emulate.poptorch import _active
-from portwright.emulate.poptorch._impl import createPoptorchError
-from portwright.emulate.poptorch._partials import tracing_for
-from portwright.emulate.poptorch._placement import current_block
-from portwright.emulate.poptorch._program_graph import (
+from portwright.emulate.poptorch._errors import refuse
+from portwright.emulate.poptorch._program import (
     Given,
     Layout,
     Op,
     Parts,
+    Program,
     Ref,
     Value,
-    account,
     get_random_state,
     map_refs,
     prune,
     refs_in,
     set_random_state,
 )
-from portwright.emulate.poptorch._program_guard import guarding
-from portwright.emulate.poptorch._program_recorder import Recorder
-from portwright.emulate.poptorch._program_source import Sources
-from portwright.emulate.poptorch._program_structure import Structure, flatten
+from portwright.emulate.poptorch._recorder import Recorder
+from portwright.emulate.poptorch._watch import current
+
+if TYPE_CHECKING:
+    from portwright.emulate.poptorch._watch import Watch
 
 aten = torch.ops.aten
 
@@ -44,48 +45,44 @@ def trace(
     training: bool,
     find_loss: Callable[[Any], Tensor],
     trained: Collection[str],
-    tag: Callable[[], Any] | None,
-    partials: torch.dtype | None,
-) -> Parts:
-    """What a Program is made of."""
+) -> Program:
+    """Runs `call(weights, inputs)` once, and keeps its ops; weights, inputs and torch's generator are as before afterwards.
+
+    With `training`, the gradient of `find_loss(result)` for the weights in `trained` is part of the program. It is called inside of
+    `watching`, whose watch is shown each op.
+    """
     unknown = sorted(set(trained) - set(weights))
     if unknown:
-        raise createPoptorchError(
-            f"{', '.join(unknown)} cannot be trained: no weight of the model has that name."
-        )
-    sources = Sources()
-    recorder = Recorder(sources, tag or current_block, _is_paused)
+        raise refuse(f"{', '.join(unknown)} cannot be trained: no weight of the model has that name.")
+    watch = current()
+    assert watch is not None, "a model is traced inside of watching()"
+    recorder = Recorder(watch)
     tied = _find_tied(weights)
     with torch.inference_mode(False), _restoring(recorder):
         given = _Givens(recorder, weights, inputs, tied, trained if training else ())
         with (
             torch.set_grad_enabled(training),
-            tracing_for(partials),
-            sources.following(),
-            guarding(recorder),
+            _following_random_states(recorder, watch),
             recorder,
         ):
             result = call(given.weights, given.inputs)
-            tensors: list[Tensor] = []
-            structure = flatten(result, tensors)
+            tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
             gradients = {}
             if training and given.leaves:
                 loss = find_loss(result)
                 recorder.is_backward = True
                 gradients = _differentiate(loss, given.leaves)
     with torch._C.DisableTorchFunction():
-        return _finish(recorder, given, tensors, structure, gradients, tied, training, partials)
+        return Program(_finish(recorder, given, tensors, gradients, tied, training))
 
 
 def _finish(
     recorder: Recorder,
     given: _Givens,
     tensors: Sequence[Tensor],
-    structure: Structure,
     gradients: Mapping[str, Tensor],
     tied: Mapping[str, str],
     training: bool,
-    partials: torch.dtype | None,
 ) -> Parts:
     taken = _Results(recorder)
     outputs = [taken.take(tensor) for tensor in tensors]
@@ -101,13 +98,10 @@ def _finish(
         layouts=layouts,
         constants=constants,
         outputs=outputs,
-        outputs_structure=structure,
         gradients=taken_gradients,
-        nodes=account(ops, taken.memories()),
         tied=tied,
         written=frozenset(ref.key for ref in recorder.memories.written() if ref.kind == "weight"),
         training=training,
-        partials=partials,
     )
 
 
@@ -135,7 +129,7 @@ class _Givens:
             mine = self._make(tensor, Given("weight", name))
             if name in first_trained:
                 if not (mine.is_floating_point() or mine.is_complex()):
-                    raise createPoptorchError(f"{name} cannot be trained: it is a tensor of {mine.dtype}.")
+                    raise refuse(f"{name} cannot be trained: it is a tensor of {mine.dtype}.")
                 self.leaves[first_trained[name]] = mine.requires_grad_()
             self.weights[name] = mine
         for number, tensor in enumerate(inputs):
@@ -207,20 +201,6 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = (
-            f"a tensor of shape {tuple(loss.shape)}"
-            if isinstance(loss, Tensor)
-            else f"a {type(loss).__name__}"
-        )
-        raise createPoptorchError(
-            f"the loss is {what}, and must be one number. Reduce it: loss.mean() or loss.sum()."
-        )
-    if not loss.requires_grad:
-        raise createPoptorchError(
-            "the loss does not depend on any weight that is trained (it was computed under torch.no_grad(), from detached tensors, "
-            "or from frozen weights alone). Compute it from the model's parameters."
-        )
     caught: dict[str, list[Tensor]] = {name: [] for name in leaves}
     hooks = [leaf.register_hook(caught[name].append) for name, leaf in leaves.items()]
     try:
@@ -249,18 +229,12 @@ def _protect(recorder: Recorder, results: Any) -> tuple[list[Op], Any]:
         return Value(ref.op + len(changed), ref.path) if isinstance(ref, Value) else copies.get(ref, ref)
 
     first = [
-        Op(aten.clone.default, (ref,), {}, allocates={m.number: m.num_bytes}) for ref, m in changed.items()
+        Op(aten.clone.default, (ref,), {}, allocates=frozenset((m.number,))) for ref, m in changed.items()
     ]
     moved = [
         replace(op, args=map_refs(op.args, move), kwargs=map_refs(op.kwargs, move)) for op in recorder.ops
     ]
     return first + moved, map_refs(results, move)
-
-
-def _is_paused() -> bool:
-    """Whether a function of the host runs in the middle of the model (poptorch.CPU)."""
-    watch = _active.current()
-    return watch is not None and watch.is_paused
 
 
 @contextmanager
@@ -273,3 +247,49 @@ def _restoring(recorder: Recorder) -> Iterator[None]:
         set_random_state(state)
         with torch._C.DisableTorchFunction():
             recorder.undo()
+
+
+class _Kept:
+    """torch.utils.checkpoint(use_reentrant=True) that keeps everything."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _keep(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """What torch.utils.checkpoint does around a function whose values are kept: nothing."""
+    yield
+
+
+@contextmanager
+def _following_random_states(recorder: Recorder, watch: Watch) -> Iterator[None]:
+    """Has the states of torch's generator recorded that a model asks for and goes back to, and no part of it run twice."""
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def put(home: Any, name: str, new: Callable[..., Any]) -> None:
+        if hasattr(home, name):  # parts of torch that are not public come and go
+            replaced.append((home, name, getattr(home, name)))
+            setattr(home, name, new)
+
+    transformer = importlib.import_module("torch.nn.modules.transformer")
+    look = getattr(transformer, "_detect_is_causal_mask", None)
+
+    def detect_is_causal(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+        # Only a hint that lets torch leave the mask out; it compares the mask's values, which may be known at each run only.
+        if is_causal is None and isinstance(mask, Tensor) and watch.residence.has(mask):
+            return False
+        return bool(look(mask, is_causal, size))  # type: ignore[misc]
+
+    if look is not None:
+        put(transformer, "_detect_is_causal_mask", detect_is_causal)
+    # Recomputation changes no result, and would run the user's Python again behind the forward pass, on the host's weights.
+    put(torch.utils.checkpoint, "CheckpointFunction", _Kept)
+    put(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _keep)
+    put(torch, "get_rng_state", recorder.record_get_state)
+    put(torch, "set_rng_state", recorder.record_set_state)
+    try:
+        yield
+    finally:
+        for home, name, old in reversed(replaced):
+            setattr(home, name, old)

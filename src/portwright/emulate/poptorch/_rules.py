@@ -8,24 +8,138 @@ by the table of the target IPU, as for `portwright plan`.
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from portwright.emulate.poptorch import _active, _impl, poptorch_core
+from portwright.emulate.poptorch import poptorch_core
 from portwright.emulate.poptorch._calls import Calls
-from portwright.emulate.poptorch._host_guard import guard_host, release_host
-from portwright.emulate.poptorch._host_random import told_draws
+from portwright.emulate.poptorch._host_model import guard_host, release_host
+from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._memory import MemoryReport, check_memory
-from portwright.emulate.poptorch._recording import Recorder
-from portwright.emulate.poptorch._watch import Watch
+from portwright.emulate.poptorch._watch import Watch, active, current
+from portwright.patched import patched
+
+if TYPE_CHECKING:
+    from portwright.emulate.poptorch._watch import Watch
+
+
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
+_MEANING = (
+    "is drawn once, while the model is compiled: each later call uses the same number, and takes the same branch. Draw with torch "
+    "(torch.rand, torch.where), or give it to the model as an input"
+)
+
+
+@contextmanager
+def told_draws(watch: Watch) -> Iterator[None]:
+    """Warns of each line of the model that calls a function of `random` or `numpy.random`.
+
+    Functions that were imported by name are seen by what they leave behind, without their line.
+    """
+    thread, told = threading.get_ident(), []
+
+    def watched(name: str, draw: Any) -> Any:
+        @functools.wraps(draw)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_here = threading.get_ident() == thread and watch.phase == "forward" and not watch.is_paused
+            if is_here and not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+                told.append(name)
+                watch.note_once(f"{name}() {_MEANING}")
+            return draw(*args, **kwargs)
+
+        return call
+
+    numpy_random: Any = sys.modules.get("numpy.random")
+    before = _states(numpy_random)
+    with ExitStack() as stack:
+        for home, owner in ((random, random._inst), (numpy_random, _global_state(numpy_random))):
+            for name, draw in list(vars(home).items()) if home is not None else ():
+                if name not in _NO_DRAWS and owner is not None and getattr(draw, "__self__", None) is owner:
+                    called = f"{home.__name__}.{name}"
+                    stack.enter_context(patched(home, name, watched(called, draw)))
+        yield
+    for name, state in _states(numpy_random).items():
+        if state != before.get(name) and not told:
+            logger.warning("what forward() draws from %s %s", name, _MEANING)
+
+
+def _global_state(numpy_random: Any) -> Any:
+    return None if numpy_random is None else getattr(numpy_random.mtrand, "_rand", None)
+
+
+def _states(numpy_random: Any) -> dict[str, Any]:
+    states: dict[str, Any] = {"random": random.getstate()}
+    if numpy_random is not None:
+        kind, key, *rest = numpy_random.get_state()
+        states["numpy.random"] = (kind, key.tobytes(), *rest)
+    return states
+
+
+_MOST_NAMED = 4
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class PythonState:
+    """The attributes of a model's own modules before forward() runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = _attributes(model)
+
+    def warn_of_changes(self) -> None:
+        """Says which attributes forward() has set: it runs once, so they stay as they are from now on."""
+        now = _attributes(self._model)
+        changed = [name for name, value in now.items() if not _is_same(self._before.get(name, self), value)]
+        if changed:
+            more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+            logger.warning(
+                "forward() sets %s%s, which happens once, when the model is compiled: later calls run the program, in which the "
+                "value is a constant. Keep what changes in a buffer (register_buffer, changed in place), or return it",
+                ", ".join(f"self.{name}" for name in changed[:_MOST_NAMED]),
+                more,
+            )
+
+
+def warn_of_training_mode(model: nn.Module) -> None:
+    """Says that a model infers as in training, where that makes a difference."""
+    for name, part in model.named_modules():
+        drops = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+        counts = isinstance(part, _STATISTICS) and part.track_running_stats
+        if part.training and (drops or counts):
+            logger.warning(
+                "an inferenceModel is compiled of a model in training mode: %s '%s' %s. Call model.eval() before",
+                type(part).__name__,
+                name,
+                "drops values" if drops else "normalises by each batch and changes its statistics",
+            )
+            return
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    found = {}
+    for path, part in model.named_modules():
+        if not type(part).__module__.startswith("torch."):
+            prefix = f"{path}." if path else ""
+            found.update({prefix + name: value for name, value in vars(part).items() if name[:1] != "_"})
+    return found
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    return type(before) is type(now) and isinstance(now, _PLAIN) and bool(before == now)
+
 
 __all__ = ["MemoryReport", "Watch", "check_memory", "guard_host", "release_host", "watching"]
 
@@ -35,9 +149,8 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
     """Watches over the one trace of a model: the code that runs inside is what PopTorch compiles."""
     watch = Watch(options, training=training)
     strategy = options._execution_strategy
-    was_on_ipu = _impl.isRunningOnIpu()
     with ExitStack() as stack:
-        stack.enter_context(_active.active(watch))
+        stack.enter_context(active(watch))
         stack.enter_context(_watched_modules(watch))
         stack.enter_context(_refused_backward(watch))
         stack.enter_context(_refused_optimizers(watch))
@@ -46,12 +159,10 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
         stack.enter_context(told_draws(watch))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # an IPU has no kernel that keeps no scores
         stack.callback(watch.close)
-        stack.callback(_impl.setIpuContext, was_on_ipu)
         stack.callback(strategy.onEndTracing)
-        _impl.setIpuContext(True)
         strategy.onStartTracing()
         try:
-            with Recorder(watch), Calls(watch):
+            with Calls(watch):
                 yield watch
                 watch.is_paused = True
             watch.check()
@@ -96,7 +207,7 @@ def _watched_modules(watch: Watch) -> Iterator[None]:
         finally:
             tape.modules.pop()
 
-    with mock.patch.object(nn.Module, "__call__", call):
+    with patched(nn.Module, "__call__", call):
         yield
 
 
@@ -107,11 +218,11 @@ def _refused_backward(watch: Watch) -> Iterator[None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        if _active.current() is watch and watch.phase == "forward" and not watch.is_paused:
+        if current() is watch and watch.phase == "forward" and not watch.is_paused:
             raise watch.refuse_backward("torch.autograd.backward")
         original(*args, **kwargs)
 
-    with mock.patch.object(torch.autograd, "backward", backward):
+    with patched(torch.autograd, "backward", backward):
         yield
 
 
@@ -127,18 +238,18 @@ def _refused_optimizers(watch: Watch) -> Iterator[None]:
         )
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _active.current() is watch and not watch.is_paused and watch.phase == "forward":
+        if current() is watch and not watch.is_paused and watch.phase == "forward":
             raise refuse(f"{type(optimizer).__name__}.step()")
 
     def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
-        if _active.current() is watch and not watch.is_paused:
+        if current() is watch and not watch.is_paused:
             raise refuse(f"{type(optimizer).__name__}.zero_grad()")
         original(optimizer, set_to_none)
 
     original: Any = Optimizer.zero_grad
     hook = register_optimizer_step_pre_hook(before_step)
     try:
-        with mock.patch.object(Optimizer, "zero_grad", zero_grad):
+        with patched(Optimizer, "zero_grad", zero_grad):
             yield
     finally:
         hook.remove()
@@ -163,13 +274,13 @@ def _refused_compilation(watch: Watch) -> Iterator[None]:
 
     with ExitStack() as stack:
         always = guarded(torch.compile, lambda *args: True)
-        stack.enter_context(mock.patch.object(torch, "compile", always))
+        stack.enter_context(patched(torch, "compile", always))
         frames = sys.modules.get("torch._dynamo.eval_frame")  # is there once something was compiled
         for name in ("set_eval_frame", "_maybe_set_eval_frame"):
             if hasattr(frames, name):
                 # None and False stand for functions that are not to be compiled.
                 setter = guarded(getattr(frames, name), lambda callback: callable(callback))
-                stack.enter_context(mock.patch.object(frames, name, setter))
+                stack.enter_context(patched(frames, name, setter))
         yield
 
 

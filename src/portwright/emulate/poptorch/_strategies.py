@@ -1,18 +1,47 @@
-"""How a model's blocks are spread over IPUs: pipelined, sharded or in phases (names as in `poptorch.options`)."""
+"""How a model's blocks are spread over IPUs: pipelined or sharded (names as in `poptorch.options`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Union
+import abc
+from typing import TYPE_CHECKING, Any, List
 
-from portwright.emulate.poptorch import _options_impl, enums
-from portwright.emulate.poptorch._refused import accepted
+from portwright.emulate.poptorch import enums
+from portwright.emulate.poptorch._errors import asserted
+from portwright.emulate.poptorch._logging import logger
 
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
 BlockId = str
 
-_PHASES = "phases decide when tensors travel to and from memory off the chip; the results are the same."
+
+class IStageManager(abc.ABC):
+    """Gives the blocks of a model their stage and IPU, in the order in which the model enters them."""
+
+    def __init__(self):
+        self._next_auto_id = 0
+        self._current_ipu: int | None = None
+
+    def nextAutoId(self):
+        self._next_auto_id += 1
+        return str(self._next_auto_id - 1)
+
+    @abc.abstractmethod
+    def getStage(self, block_id):
+        """The Stage that a block belongs to."""
+
+    def beginStage(self, user_id, ipu_id_from_block):
+        """Gives (stage, IPU) of the block that starts; a stage's own IPU goes before the block's."""
+        self._current_ipu = ipu_id_from_block
+        block = user_id or self.nextAutoId()
+        stage = self.getStage(block)
+        number = stage._stage_id
+        ipu = next(place for place in (stage._ipu, ipu_id_from_block, number) if place is not None)
+        logger.debug("block %s: stage %s, IPU %s", block, number, ipu)
+        return number, ipu
+
+    def resetAutoId(self):
+        self._next_auto_id = 0
 
 
 class Stage:
@@ -21,10 +50,9 @@ class Stage:
     def __init__(self, *block_ids: BlockId) -> None:
         for block in block_ids:
             if not isinstance(block, str):
-                raise _options_impl.wrong(f"a block's ID is a str, not {block!r}.")
+                raise asserted(f"a block's ID is a str, not {block!r}.")
         self._blocks = block_ids
         self._stage_id = -1
-        self._phase_id = -1
         self._ipu: int | None = None
 
     @property
@@ -34,7 +62,7 @@ class Stage:
     def ipu(self, ipu: int) -> "poptorch.Stage":
         """Puts the stage on an IPU, whatever its blocks say."""
         if not isinstance(ipu, int) or isinstance(ipu, bool) or ipu < 0:
-            raise _options_impl.wrong(f"an IPU is a number from 0, not {ipu!r}.")
+            raise asserted(f"an IPU is a number from 0, not {ipu!r}.")
         self._ipu = ipu
         return self
 
@@ -44,7 +72,7 @@ class Stage:
         return self
 
 
-class _DefaultStageManager(_options_impl.IStageManager):
+class _DefaultStageManager(IStageManager):
     """Makes a stage of each block that it meets, numbered after the block's IPU or by order of appearance."""
 
     def __init__(self, auto_stage: "poptorch.AutoStage") -> None:
@@ -58,7 +86,7 @@ class _DefaultStageManager(_options_impl.IStageManager):
             return self._block_map[block_id]
         if self._auto_stage == enums.AutoStage.SameAsIpu:
             if self._current_ipu is None:
-                raise _options_impl.wrong(
+                raise asserted(
                     f"AutoStage.SameAsIpu needs the IPU of every block, and block {block_id} has none. Give it an ipu_id."
                 )
             number = self._current_ipu
@@ -69,7 +97,7 @@ class _DefaultStageManager(_options_impl.IStageManager):
         return self._block_map[block_id]
 
 
-class _NamedStageManager(_options_impl.IStageManager):
+class _NamedStageManager(IStageManager):
     """Knows the stages of all blocks beforehand."""
 
     def __init__(self, block_map: dict[str, Stage]) -> None:
@@ -79,7 +107,7 @@ class _NamedStageManager(_options_impl.IStageManager):
     def getStage(self, block_id: str) -> Stage:
         if block_id not in self._block_map:
             known = ", ".join(repr(block) for block in self._block_map)
-            raise _options_impl.wrong(f"the execution strategy has no block {block_id!r}. It has: {known}.")
+            raise asserted(f"the execution strategy has no block {block_id!r}. It has: {known}.")
         return self._block_map[block_id]
 
 
@@ -88,24 +116,22 @@ class _IExecutionStrategy:
 
     def __init__(self, stages_manager, block_map):
         self._block_map: dict[str, Stage] = block_map
-        self._stages_manager: _options_impl.IStageManager = stages_manager
+        self._stages_manager: IStageManager = stages_manager
 
     def stage(self, block_id):
         if block_id not in self._block_map:
             known = ", ".join(repr(block) for block in self._block_map) or "none"
-            raise _options_impl.wrong(f"the execution strategy has no block {block_id!r}. It has: {known}.")
+            raise asserted(f"the execution strategy has no block {block_id!r}. It has: {known}.")
         return self._block_map[block_id]
 
     def onStartTracing(self):
         from portwright.emulate.poptorch import ops  # ops knows nothing of options, and both know blocks
 
-        self._stages_manager.clearDebug()
         ops.Block._stages_manager = self._stages_manager
 
     def onEndTracing(self):
         from portwright.emulate.poptorch import ops
 
-        self._stages_manager.printDebug()
         ops.Block._stages_manager = None
 
     def backendOptions(self):
@@ -114,30 +140,8 @@ class _IExecutionStrategy:
     def _add(self, stage: Stage) -> None:
         for block in stage.blocks:
             if block in self._block_map:
-                raise _options_impl.wrong(f"block {block!r} is in more than one stage.")
+                raise asserted(f"block {block!r} is in more than one stage.")
             self._block_map[block] = stage
-
-
-class Phase:
-    """Stages that run at the same time."""
-
-    def __init__(self, *arg: Union[BlockId, "poptorch.Stage"]):
-        if all(isinstance(part, Stage) for part in arg):
-            self.stages: Any = arg
-        elif all(isinstance(part, str) for part in arg):
-            self.stages = [Stage(*arg)]  # type: ignore[arg-type]
-        else:
-            kinds = ", ".join(type(part).__name__ for part in arg)
-            raise _options_impl.wrong(f"a phase is made of block IDs only or of Stages only, not of {kinds}.")
-
-    def stage(self, idx):
-        return self.stages[idx]
-
-    def ipus(self, *ipus):
-        if len(ipus) != len(self.stages):
-            raise _options_impl.wrong(f"{len(ipus)} IPUs were given for {len(self.stages)} stages.")
-        for stage, ipu in zip(self.stages, ipus, strict=True):
-            stage.ipu(ipu)
 
 
 def _as_stage(given: Any) -> Stage:
@@ -145,7 +149,7 @@ def _as_stage(given: Any) -> Stage:
         return given
     blocks = [given] if isinstance(given, str) else given
     if not isinstance(blocks, (list, tuple)):
-        raise _options_impl.wrong(f"a stage is a Stage, a block's ID or a list of them, not {given!r}.")
+        raise asserted(f"a stage is a Stage, a block's ID or a list of them, not {given!r}.")
     return Stage(*blocks)
 
 
@@ -174,70 +178,3 @@ class ShardedExecution(PipelinedExecution):
 
     def backendOptions(self):
         return {"execution_mode": 1}
-
-
-class _IPhasedExecution(_IExecutionStrategy):
-    """Stages in phases, with tensors kept off the chip in between."""
-
-    def __init__(self, *phases: Union["poptorch.Phase", List["poptorch.Stage"], List[BlockId]]):
-        super().__init__(None, {})
-        if not phases:
-            raise _options_impl.wrong("phased execution needs its phases: there is no AutoStage for it.")
-        self._tensors_liveness = enums.Liveness.AlwaysLive
-        self._separate_backward_phase = False
-        self._phases: list[Phase] = []
-        for number, given in enumerate(phases):
-            parts: Any = given if isinstance(given, list) else [given]
-            phase = given if isinstance(given, Phase) else Phase(*parts)
-            self._phases.append(phase)
-            for stage in phase.stages:
-                stage._phase_id = number
-                self._add(stage)
-        self._stages_manager = _NamedStageManager(self._block_map)
-
-    def phase(self, phase: int) -> "poptorch.Phase":
-        if not isinstance(phase, int) or phase < 0:
-            raise _options_impl.wrong(f"a phase is a number from 0, not {phase!r}.")
-        return self._phases[phase]
-
-    @accepted(_PHASES)
-    def useSeparateBackwardPhase(self, use: bool = True):
-        if not isinstance(use, bool):
-            raise _options_impl.wrong(f"useSeparateBackwardPhase takes a bool, not {use!r}.")
-        self._separate_backward_phase = use
-        return self
-
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {
-            "execution_mode": 2,
-            "separate_backward_phase": self._separate_backward_phase,
-            "tensors_liveness": self._tensors_liveness.value,
-        }
-
-
-class ParallelPhasedExecution(_IPhasedExecution):
-    """Phases alternate between two groups of IPUs."""
-
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {**super().backendOptions(), "serial_phases_execution": False}
-
-    @accepted(_PHASES)
-    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> "poptorch.ParallelPhasedExecution":
-        if not isinstance(off_chip, bool):
-            raise _options_impl.wrong(f"sendTensorsOffChipAfterFwd takes a bool, not {off_chip!r}.")
-        self._tensors_liveness = enums.Liveness.OffChipAfterFwd if off_chip else enums.Liveness.AlwaysLive
-        return self
-
-
-class SerialPhasedExecution(_IPhasedExecution):
-    """All phases run on one group of IPUs, one after the other."""
-
-    @accepted(_PHASES)
-    def setTensorsLiveness(self, liveness: "poptorch.Liveness") -> "poptorch.SerialPhasedExecution":
-        if not isinstance(liveness, enums.Liveness):
-            raise _options_impl.wrong(f"setTensorsLiveness takes a poptorch.Liveness, not {liveness!r}.")
-        self._tensors_liveness = liveness
-        return self
-
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {**super().backendOptions(), "serial_phases_execution": True}

@@ -12,11 +12,81 @@ import torch
 from torch import Tensor
 
 from portwright.emulate.poptorch import _formulas
-from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._loss_scaling import FACTOR, FINAL, LossScaling
-from portwright.emulate.poptorch._optimizer_attributes import _OptimizerType, describe
-from portwright.emulate.poptorch._optimizer_checks import check_replacement, check_values
+from portwright.emulate.poptorch._optimizer_attributes import (
+    _OptimizerType,
+    check_replacement,
+    check_values,
+    describe,
+)
+
+FACTOR = "lossScaleUpdateFactor"
+"""What the loss scaling of the optimizer is multiplied by: a part of the device's optimizer state."""
+FINAL = "finalLossScale"
+"""The product of both, which anchorTensor() can ask for."""
+_SETTINGS = "automaticLossScalingSettings."
+ENABLED = f"{_SETTINGS}enabled"
+
+
+class LossScaling:
+    """Counts the gradients of one update, and says then how the factor goes on."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        largest = torch.finfo(torch.float16).max
+        self._edge = largest * _proportion(settings, "binEdgeLocation", 0.125)
+        self._threshold = _proportion(settings, "thresholdUpperCountProportion", 1e-7)
+        self._period = int(settings.get(f"{_SETTINGS}updatePeriod", 1))
+        if self._period < 1:
+            raise refuse(
+                f"PopART's setting '{_SETTINGS}updatePeriod' is {self._period}, and must be 1 or more."
+            )
+        self._num_updates = 0
+        self._num_all = self._num_large = 0
+
+    def observe(self, results: Any) -> None:
+        """Takes what one op of the backward pass gave."""
+        for tensor in results if isinstance(results, list | tuple) else (results,):
+            if isinstance(tensor, Tensor) and tensor.dtype == torch.float16:
+                self._num_all += tensor.numel()
+                self._num_large += int((tensor.abs() > self._edge).sum())  # nan counts as small, as there
+
+    def check(self) -> None:
+        """Refuses a model without a half gradient before its first update, as PopART does when it compiles."""
+        if not self._num_all:
+            raise refuse(
+                "Options.Training.setAutomaticLossScaling(True): no gradient of the model is half, so that PopART finds none to "
+                "watch. Leave it out, float32 needs no loss scaling; or make the model half: model.half()."
+            )
+
+    def update(self, factor: Tensor) -> None:
+        """Doubles or halves the factor, and starts counting anew."""
+        if self._num_updates % self._period == 0:
+            factor.mul_(0.5 if self._num_large > self._threshold * self._num_all else 2.0)
+        self._num_updates += 1
+        self._num_all = self._num_large = 0
+
+
+def is_automatic(options: Any) -> bool:
+    """Whether the options ask for it."""
+    return bool(options._Popart.options.get(ENABLED, False))
+
+
+def check_trains(options: Any, training: bool) -> None:
+    """Refuses it for an inference model, as PopART does."""
+    if is_automatic(options) and not training:
+        raise refuse(
+            "Options.Training.setAutomaticLossScaling(True) is only for training, and PopART compiles no inferenceModel "
+            "with it. Give the inferenceModel options of its own."
+        )
+
+
+def _proportion(settings: Mapping[str, Any], name: str, default: float) -> float:
+    value = float(settings.get(f"{_SETTINGS}{name}", default))
+    if not 0 <= value <= 1:
+        raise refuse(f"PopART's setting '{_SETTINGS}{name}' is {value}, and must be from 0 to 1.")
+    return value
+
 
 _DEFAULTS = -1  # in place of a group's number: weights that are in no group
 _SPECIFIC = "___specific___"
@@ -63,7 +133,7 @@ class UpdateRule:
         self._trained = {name: tensor.detach() for tensor, name in names.items() if tensor.requires_grad}
         groups = self._find_groups(optimizer)
         if isinstance(groups, Tensor):
-            raise createPoptorchError(
+            raise refuse(
                 f"the optimizer holds a tensor of shape {tuple(groups.shape)} that is no parameter of the model. Make "
                 "the optimizer from the parameters of the model that is wrapped."
             )
@@ -98,7 +168,7 @@ class UpdateRule:
         """Changes the weights in place, once, by gradients that still carry `loss_scale`."""
         missing = sorted(set(grads) - (set(weights) & set(self._trained)))
         if missing:
-            raise createPoptorchError(
+            raise refuse(
                 f"there are gradients for {', '.join(missing)}, which are no weights that the device trains."
             )
         if self.scaling is not None:
@@ -119,7 +189,7 @@ class UpdateRule:
         check_values(new)
         groups = self._find_groups(optimizer)
         if not isinstance(groups, Tensor) and groups != self._group_of:  # a copied optimizer counts by place
-            raise createPoptorchError(
+            raise refuse(
                 "setOptimizer() got an optimizer whose parameter groups hold other weights than those of the compiled "
                 "one. Keep the weights in the groups they were compiled with, and change the groups' values."
             )
@@ -136,11 +206,9 @@ class UpdateRule:
         for name, value in state.items():
             if name not in self._slots:
                 known = ", ".join(self._slots) or "none, this optimizer has no state"
-                raise createPoptorchError(
-                    f"the optimizer state has {name}, which the device does not. It has: {known}."
-                )
+                raise refuse(f"the optimizer state has {name}, which the device does not. It has: {known}.")
             if value.shape != self._slots[name].shape:
-                raise createPoptorchError(
+                raise refuse(
                     f"the optimizer state has {name} of shape {tuple(value.shape)}, the device of shape "
                     f"{tuple(self._slots[name].shape)}. Load the state of the same model."
                 )
@@ -167,7 +235,7 @@ class UpdateRule:
         known = self.params()
         for name, value in params.items():
             if name in known and value.numel() != 1:
-                raise createPoptorchError(
+                raise refuse(
                     f"the optimizer state has {name} of shape {tuple(value.shape)}, which is one number on the device."
                 )
         self._written.update({name: float(value) for name, value in params.items() if name in known})
@@ -255,9 +323,8 @@ class UpdateRule:
         index = self._group_of[name]
         groups: list[dict[str, tuple[float, bool]]] = self._description["groups"]
         numbers = dict(self._description["defaults"] if index == _DEFAULTS else groups[index])
-        if (
-            self._description["optimizer_type"] is _OptimizerType.SGD2
-        ):  # PopTorch has the velocity scaled like the loss
+        # PopTorch has the velocity scaled like the loss
+        if self._description["optimizer_type"] is _OptimizerType.SGD2:
             numbers["velocityScaling"] = self._description["defaults"]["lossScaling"]
         for number, (_, is_const) in numbers.items():
             written = self._written.get(f"{number}{_SPECIFIC}{name}")

@@ -3,26 +3,84 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
-from portwright.emulate.poptorch import _impl, _losses, _placement, poptorch_core
+from portwright.emulate import table_of
+from portwright.emulate.poptorch import _losses, _placement, poptorch_core
+from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._overlaps import Overlaps
 from portwright.emulate.poptorch._placement import Placement, Tag
-from portwright.emulate.poptorch._recording import Residence
-from portwright.graph.capturing.places import PlaceFinder
+from portwright.graph.capturing.guesses import guess_shape
 from portwright.graph.capturing.tape import Tape, storage_id
 from portwright.graph.capturing.trace import tensors_in
-from portwright.graph.graph import Graph, Kind, Module, Node, Place
+from portwright.graph.graph import Graph, Kind, Module, Node
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import Refusal, match
-from portwright.targets.ipu.kernels import table
+from portwright.watching.place import Place
+from portwright.watching.places import PlaceFinder
 
+_lock = threading.RLock()  # models of two threads are compiled one after the other
+_watch: Watch | None = None
+_thread = 0
+
+
+def current() -> Watch | None:
+    """The watch over the model that this thread is compiling."""
+    return _watch if _watch is not None and threading.get_ident() == _thread else None
+
+
+def isRunningOnIpu() -> bool:
+    """Whether the code runs as part of a model that is being compiled for IPUs."""
+    return current() is not None
+
+
+@contextmanager
+def active(watch: Watch) -> Iterator[None]:
+    global _watch, _thread
+    with _lock:
+        outer = _watch, _thread
+        _watch, _thread = watch, threading.get_ident()
+        try:
+            yield
+        finally:
+            _watch, _thread = outer
+
+
+@contextmanager
+def trusted() -> Iterator[None]:
+    """What runs inside stands for one op of PopTorch's own: the ops that it is computed with here are not judged."""
+    watch = current()
+    if watch is None:
+        yield
+        return
+    watch.num_trusted += 1
+    try:
+        yield
+    finally:
+        watch.num_trusted -= 1
+
+
+aten = torch.ops.aten
+
+# Handles of a tensor that autograd and torch.fx make for themselves.
+_SAME = {aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default}
+# Their results have sizes that PopTorch knows from the arguments.
+_SIZED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.linalg_lstsq.default}
+# Indices given as a list are made on the host by torch itself; a copy is how a constant gets onto the IPU.
+_TAKE_HOST = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_", "copy_", "copy"}
+_INT32 = torch.iinfo(torch.int32)
+# These read sizes out of the values of an argument, or give a tensor other memory.
+_READ_SIZES = {aten._pack_padded_sequence.default: 1, aten._pad_packed_sequence.default: 1}
+_OTHER_MEMORY = {"resize_", "resize_as_", "set_", "resize", "_resize_output_"}
 _MOST_TOLD = 5  # refused ops in one message
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -38,6 +96,37 @@ def _unseen(method: _Method) -> _Method:
     return ask  # type: ignore[return-value]
 
 
+class Residence:
+    """Which tensors are on the IPU; others are the host's, and the host may look at them.
+
+    On the IPU are weights, buffers, inputs, what is made there, and what is computed from any of these.
+    """
+
+    def __init__(self) -> None:
+        self._on_ipu: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._on_host: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def add(self, tensor: Tensor) -> None:
+        self._on_ipu[tensor] = True
+
+    def add_host(self, tensor: Tensor) -> None:
+        """A tensor that the model brought; one that a function makes for itself is where its arguments are."""
+        self._on_host[tensor] = True
+
+    def sort(self, tensors: list[Tensor]) -> bool:
+        """Keeps those of the arguments of a function that are the host's; whether some are the IPU's."""
+        hosts = [tensor for tensor in tensors if not self.has(tensor)]
+        for tensor in hosts:
+            self.add_host(tensor)
+        return len(hosts) < len(tensors)
+
+    def is_host(self, tensor: Tensor) -> bool:
+        return tensor in self._on_host and tensor not in self._on_ipu
+
+    def has(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and tensor in self._on_ipu
+
+
 class Watch:
     """What was seen of one trace."""
 
@@ -47,11 +136,7 @@ class Watch:
         self.is_paused = False
         self.num_trusted = 0
         self.makes_on_ipu = False
-        self.anchors: dict[str, Tensor] = {}
         self.checkpoints: set[int] = set()  # values that recomputation keeps
-        self.overlaps = Overlaps()
-        self.multi_conv: int | None = None  # the first node of the poptorch.MultiConv that is open
-        self.scopes: list[str] = []
         self.results: tuple[int, ...] = ()  # values that the outermost module returned
         self.residence = Residence()
         self.blocks = _placement.make_blocks(options)
@@ -66,7 +151,7 @@ class Watch:
         self.paths: dict[int, str] = {}
         self._noted: set[tuple[str, str]] = set()
         self._placement: Placement | None = None
-        self._is_checked = False
+        self.is_checked = False
         self.kept: set[int] = set()  # values of the forward pass that gradients read
         self._storages: dict[int, int] = {}  # of a tensor: the value that it was made as
 
@@ -85,6 +170,12 @@ class Watch:
                 raise self.refuse(
                     f"the module '{path}' was compiled by torch.compile, whose code does not go through PopTorch. Give PopTorch the "
                     "module as it was written",
+                    self.tape.place()[0],
+                )
+            if isinstance(part, torch.jit.ScriptModule) and next(part.parameters(), None) is not None:
+                raise self.refuse(
+                    f"the module '{path}' was made by torch.jit, and keeps its parameters out of reach: they would not be trained. Use "
+                    "the module as it was written",
                     self.tape.place()[0],
                 )
             self._kinds[path] = type(part).__name__
@@ -112,30 +203,84 @@ class Watch:
             self.tape.index(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)
         )
 
-    @_unseen
-    def add_node(self, op: str, args: Any, kwargs: Any, results: list[Tensor], is_device: bool) -> None:
+    # What the recorder shows and asks, for each op
+
+    def judge(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> bool:
+        """Refuses an op that an IPU cannot do, and says whether the IPU does it; the host does what has only tensors of its own."""
+        if self.phase not in ("forward", "backward"):
+            return False
+        has_ipu = any(map(self.residence.has, given))
+        stray = next(filter(self.residence.is_host, given), None)
+        may_mix = func in _SAME or func._opname in _TAKE_HOST or self.num_trusted
+        if has_ipu and stray is not None and not may_mix:
+            raise self.refuse_host_tensor(str(func), stray)
+        if (has_ipu or self.phase == "backward") and not self._has_fixed_size(func, args, kwargs):
+            raise self.refuse_shape(str(func))
+        return has_ipu or (self.makes_on_ipu and stray is None)
+
+    def _has_fixed_size(self, func: Any, args: Any, kwargs: Any) -> bool:
+        if func in _READ_SIZES:
+            return not self.residence.has(args[_READ_SIZES[func]])
+        if func is aten.bincount.default:
+            return bool(kwargs.get("minlength") or (len(args) > 2 and args[2]))
+        if func._opname in _OTHER_MEMORY:
+            return False
+        return func in _SIZED or guess_shape(func, args, kwargs) is None
+
+    def is_readable(self, tensors: list[Tensor]) -> bool:
+        """Whether the host may look at the values of these tensors."""
+        if self.phase == "backward":
+            return all(map(self.residence.is_host, tensors))
+        return self.phase != "forward" or not any(map(self.residence.has, tensors))
+
+    def note(
+        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], result: Any, is_device: bool
+    ) -> None:
+        """An op has run."""
+        if self.phase == "backward":
+            if func not in _SAME:
+                self._note_kept(given)
+            return
+        if self.phase != "forward":
+            return
+        results = tensors_in((result,))
+        if not given or func is aten.lift_fresh.default:
+            for tensor in results:
+                self._check_range(tensor)
+        if func in _SAME:
+            self.tape.alias(result, args[0])
+            if is_device or (func is aten.lift_fresh.default and self.makes_on_ipu):
+                self.residence.add(result)
+            return
         number = len(self.tape.nodes)
-        self.tape.add_node(op, args, kwargs, results)
+        self.tape.add_node(str(func), args, kwargs, results)
         for tensor in results:
             self._storages.setdefault(storage_id(tensor), self.tape.index(tensor))
+            (self.residence.add if is_device else self.residence.add_host)(tensor)
         self.tags.append(self.blocks.note_op(number))
         if not is_device:
             self.of_host.add(number)
-        if self.num_trusted or op.startswith("poptorch."):
+        if self.num_trusted:
             self._own.add(number)
 
-    @_unseen
-    def note_kept(self, tensors: list[Tensor]) -> None:
+    def _note_kept(self, tensors: list[Tensor]) -> None:
         """Gradients read these: what of them is the forward pass's was kept for that."""
         for tensor in tensors:
             index = self._storages.get(storage_id(tensor))
             if index is not None and self.tape.values[index].kind in ("activation", "input"):
                 self.kept.add(index)
 
-    @_unseen
-    def alias(self, result: Tensor, of: Tensor) -> None:
-        """Another handle of the same tensor."""
-        self.tape.alias(result, of)
+    def _check_range(self, tensor: Tensor) -> None:
+        """A constant of 64 bits is one of 32 on an IPU."""
+        if tensor.dtype is not torch.int64 or not tensor.numel():
+            return
+        with _disable_current_modes():
+            low, high = int(tensor.min()), int(tensor.max())
+        if low < _INT32.min or high > _INT32.max:
+            raise self.refuse_here(
+                f"a constant of torch.int64 has the value {high if high > _INT32.max else low}: IPUs compute with 32-bit integers. Use "
+                f"one from {_INT32.min} to {_INT32.max}"
+            )
 
     @_unseen
     def index(self, tensor: Tensor) -> int:
@@ -199,19 +344,19 @@ class Watch:
         tape = self.tape
         return Graph(tuple(tape.nodes), tuple(tape.values), self._modules, (), 1, self.training)
 
-    def find_tag(self) -> Tag | None:
-        if self.phase != "backward":
-            return self.blocks.tag
-        forward = self.tape._forward_of(torch._C._current_autograd_node(), ())
-        if isinstance(forward, int) and forward < len(self.tags):
-            return self.tags[forward]
-        return self.blocks.entered[-1] if self.blocks.entered else Tag()
+    def place_here(self) -> Place | None:
+        """The user's line of what is running; of a gradient's op, that of the forward op whose gradient it is a part of."""
+        gradient = torch._C._current_autograd_node() if self.phase == "backward" else None
+        if gradient is None:
+            return self.tape.place()[0]
+        forward = self.tape._forward_of(gradient)
+        return self.tape.nodes[forward].place if isinstance(forward, int) else None
 
     def check(self) -> None:
         """Judges the forward pass as a whole; what the real one finds when it compiles."""
-        if self._is_checked:
+        if self.is_checked:
             return
-        self._is_checked = True
+        self.is_checked = True
         self._check_ops()
         nodes = self.tape.nodes
         self._placement = _placement.place(
@@ -225,16 +370,13 @@ class Watch:
         )
         _placement.warn_unused_blocks(self.options, self.blocks)
         values = self.tape.values
-        self.overlaps.check(
-            values, nodes, self.results, self.blocks.mode, self.options, self.training, self.refuse
-        )
         readers = (
             (values[value].name, tag, node.place)
             for node, tag in zip(nodes, self.tags, strict=True)
             for value in node.inputs
             if tag is not None and values[value].kind == "parameter" and values[value].name
         )
-        _placement.check_shared_weights(readers, self.blocks.mode, self.refuse)
+        _placement.check_shared_weights(readers, self.refuse)
 
     def close(self) -> None:
         """The trace is over: its tensors are let go."""
@@ -256,7 +398,7 @@ class Watch:
             lines.append(f"{len(others) - _MOST_TOLD} more")
         more = "".join(f"\n  also {line}" for line in lines)
         place = Place(first.file, first.line or 0) if first.file else None
-        error = self.refuse(_told(first), place, first.module)
+        error = self.refuse(_describe_refusal(first), place, first.module)
         raise _with_more(error, more) if more else error
 
     # Refusals
@@ -268,19 +410,19 @@ class Watch:
         where = "" if place is None else f" [{place}"
         if where:
             where += f", in {self._kinds.get(module, '')} '{module}']" if module else "]"
-        error: poptorch_core.Error = _impl.createPoptorchError(f"{message.rstrip('. ')}.{where}")
+        error: poptorch_core.Error = refuse(f"{message.rstrip('. ')}.{where}")
         error.location = "" if place is None else str(place)
         return error
 
     def refuse_here(self, message: str) -> poptorch_core.Error:
-        return self.refuse(message, self.tape.place()[0], self.tape.module)
+        return self.refuse(message, self.place_here(), self.tape.module)
 
     def refuse_read(self, name: str, place: Place | None = None) -> poptorch_core.Error:
         return self.refuse(
             f"{name} reads a tensor of the graph on the host while the model is compiled: its values are not there until the "
             "program runs. Keep it a tensor (torch.where instead of if, a mask or poptorch.dynamic_slice instead of a slice), and return it "
             "to look at it",
-            place or self.tape.place()[0],
+            place or self.place_here(),
             self.tape.module,
         )
 
@@ -310,7 +452,7 @@ class Watch:
         )
 
 
-def _told(one: Refusal) -> str:
+def _describe_refusal(one: Refusal) -> str:
     name = ".".join(one.op.split(".")[:2])
     return f"{one.reason}. {one.cure}" if name in one.reason else f"{one.op}: {one.reason}. {one.cure}"
 
@@ -319,7 +461,7 @@ class _Judged:
     """The table of the target, asked about the nodes that are the model's own."""
 
     def __init__(self, unjudged: set[int]) -> None:
-        self._unjudged, self._table = unjudged, table()
+        self._unjudged, self._table = unjudged, table_of("poptorch")
         self.label, self.rows, self.casts = self._table.label, self._table.rows, self._table.casts
 
     def judge(self, graph: Graph, node: Node) -> Any:
@@ -327,6 +469,6 @@ class _Judged:
 
 
 def _with_more(error: poptorch_core.Error, more: str) -> poptorch_core.Error:
-    longer: poptorch_core.Error = _impl.createPoptorchError(error.message + more)
+    longer: poptorch_core.Error = refuse(error.message + more)
     longer.location = error.location
     return longer

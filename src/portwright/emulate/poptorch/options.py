@@ -3,172 +3,487 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Union
 
 import torch
 
-from portwright.emulate.poptorch import _options_config, _options_impl, enums
-from portwright.emulate.poptorch._impl import createPoptorchError
+from portwright.emulate.poptorch import enums
+from portwright.emulate.poptorch._errors import AssertedError, asserted, refuse
 from portwright.emulate.poptorch._logging import logger
-from portwright.emulate.poptorch._option_groups import (
-    _DistributedOptions,
-    _JitOptions,
-    _PopartOptions,
-    _PrecisionOptions,
-    _TrainingOptions,
-    check_bool,
-    check_count,
-)
-from portwright.emulate.poptorch._refused import accepted
+from portwright.emulate.poptorch._names import accepted, not_emulated, partly, refused_of, with_others
 from portwright.emulate.poptorch._strategies import (
     BlockId,
-    ParallelPhasedExecution,
-    Phase,
     PipelinedExecution,
-    SerialPhasedExecution,
     ShardedExecution,
     Stage,
     _DefaultStageManager,
     _IExecutionStrategy,
-    _IPhasedExecution,
 )
-from portwright.emulate.poptorch._tensor_locations import TensorLocationSettings, _TensorLocationOptions
+from portwright.errors import suggest
 
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
+__getattr__ = refused_of("options")
 __all__ = [
     "Attribute",
     "BlockId",
     "ConfigFileError",
     "Options",
-    "ParallelPhasedExecution",
-    "Phase",
     "PipelinedExecution",
-    "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
     "TensorLocationSettings",
     "_DefaultStageManager",
-    "_DistributedOptions",
-    "_IExecutionStrategy",
-    "_IPhasedExecution",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
 ]
 
+FROZEN = "these options can't be changed: a model or a data loader has them. Change a copy: options.clone()."
+
+
+class OptionsDict:
+    """Options with fixed names and types, read as attributes; frozen once a model or data loader has them."""
+
+    def __init__(self, **default_values):
+        self._is_frozen = False
+        self._values: dict[str, Any] = default_values  # last: from here on, no new private attributes
+
+    def set(self, **kwargs):
+        self.checkIsFrozen()
+        for option, value in kwargs.items():
+            if not self.exists(option):
+                raise asserted(f"{type(self).__name__} has no option '{option}'. {self._suggest(option)}")
+            expected = type(self._values[option])
+            if not isinstance(value, expected):
+                raise refuse(f"the option {option} takes {_article(expected)}, not {value!r}.", AssertedError)
+            self._values[option] = value
+
+    def createOrSet(self, **kwargs):
+        self.checkIsFrozen()
+        for option, value in kwargs.items():
+            if self.exists(option):
+                self.set(**{option: value})
+            else:
+                self._values[option] = value
+
+    def exists(self, option):
+        return option in self.__dict__.get("_values", {})
+
+    def deleteIfExists(self, option):
+        self.checkIsFrozen()
+        self._values.pop(option, None)
+
+    def checkIsFrozen(self, option=None):
+        if option != "_is_frozen" and self.__dict__.get("_is_frozen"):
+            raise AttributeError(FROZEN)
+
+    def update(self, other):
+        """Adds these options to a dictionary, which must not have them yet."""
+        twice = sorted(set(other) & set(self._values))
+        if twice:
+            raise refuse(f"set more than once: {', '.join(twice)}.", AssertedError)
+        other.update(self._values)
+        return other
+
+    def toDict(self):
+        return self.update({})
+
+    def __call__(self, option):
+        return getattr(self, option)
+
+    def _freeze(self) -> None:
+        self._changeFreezeState(True)
+
+    def _unfreeze(self) -> None:
+        self._changeFreezeState(False)
+
+    def _changeFreezeState(self, new_state: bool) -> None:
+        self._is_frozen = new_state
+        for part in self.__dict__.values():
+            if "_is_frozen" in getattr(part, "__dict__", {}):
+                part._is_frozen = new_state
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> Any:
+        copied = type(self).__new__(type(self))
+        memory[id(self)] = copied
+        for name, value in self.__dict__.items():
+            copied.__dict__[name] = False if name == "_is_frozen" else copy.deepcopy(value, memory)
+        return copied
+
+    def __setattr__(self, option: str, value: Any) -> None:
+        self.checkIsFrozen(option)
+        if not option.startswith("_"):
+            self.set(**{option: value})
+        elif option == "__class__" or "_values" not in self.__dict__ or option in self.__dict__:
+            super().__setattr__(option, value)
+        else:
+            raise AttributeError(f"{type(self).__name__} has no private attribute '{option}'.")
+
+    def __getattr__(self, option: str) -> Any:
+        if self.exists(option):
+            return self.__dict__["_values"][option]
+        raise AttributeError(f"{type(self).__name__} has no option '{option}'. {self._suggest(option)}")
+
+    def _suggest(self, option: str) -> str:
+        if callable(getattr(type(self), option, None)):
+            return f"It is a method: {option}(...)."
+        methods = [name for name in dir(type(self)) if not name.startswith("_")]
+        return suggest(option, [*self.__dict__.get("_values", {}), *methods])
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+        )
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'aeiou' else 'a'} {kind.__name__}"
+
+
+def _check_count(method: str, value: Any) -> None:
+    """Refuses a number of times that is below one; other types are refused by the options themselves."""
+    if isinstance(value, int) and value < 1:
+        raise refuse(f"{method} takes a number from 1, not {value}.")
+
+
+def _check_bool(method: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise asserted(f"{method} takes a bool, not {value!r}.")
+
+
+class _JitOptions(OptionsDict):
+    """What is left of the options of PyTorch's tracer."""
+
+    @partly("True is refused, as in PopTorch 3.4, which traces no more.")
+    def traceModel(self, trace_model: bool) -> "poptorch.options._JitOptions":
+        logger.warning("Options.Jit.traceModel() is deprecated: leave the call out.")
+        if trace_model:
+            raise ValueError("Options.Jit.traceModel(True) is gone since PopTorch 3.0. Leave the call out.")
+        return self
+
+
+_ONLY_VALUE = "PopTorch 3.4 has one behaviour left"
+_DIFFERS = "numbers on an IPU differ a little"
+
+
+@with_others(
+    {
+        "halfFloatCasting": f"{_ONLY_VALUE}: half is always cast up to float",
+        "runningStatisticsAlwaysFloat": _ONLY_VALUE,
+    },
+    warned={
+        "setPartialsType": f"products of half tensors are added up as torch does it on a CPU: {_DIFFERS}",
+        "enableStochasticRounding": f"half numbers are rounded to the nearest: {_DIFFERS}",
+    },
+)
+class _PrecisionOptions(OptionsDict):
+    """How numbers are rounded and checked."""
+
+    def __init__(self, popart_options: "poptorch.options._PopartOptions") -> None:
+        super().__init__()
+
+    @partly("True is refused: what a model computes is not looked at op by op.")
+    def enableFloatingPointExceptions(self, enabled: bool) -> "poptorch.options._PrecisionOptions":
+        _check_bool("enableFloatingPointExceptions", enabled)
+        if enabled:
+            raise not_emulated(
+                "enableFloatingPointExceptions(True)", "check the loss that a call returns: loss.isfinite()."
+            )
+        return self
+
+
+_SCALING = (
+    "PopART's rule to double and halve the factor is followed; it counts all half results of the backward pass but views, "
+    "of which PopART leaves out some (slices, gathers, concatenations)."
+)
+
+
+@with_others(
+    {"setConvolutionDithering": "it spreads convolutions over tiles, which changes memory and not results."}
+)
+class _TrainingOptions(OptionsDict):
+    """How gradients of micro-batches and replicas become one update."""
+
+    def __init__(self, popart_options: "poptorch.options._PopartOptions") -> None:
+        self._popart_options = popart_options
+        super().__init__(
+            gradient_accumulation=1,
+            accumulation_and_replication_reduction_type=enums.ReductionType.Mean,
+            meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
+        )
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> "poptorch.options._TrainingOptions":
+        """Sets how many micro-batches make one update of the weights."""
+        _check_count("gradientAccumulation", gradient_accumulation)
+        self.set(gradient_accumulation=gradient_accumulation)
+        return self
+
+    def accumulationAndReplicationReductionType(
+        self, reduction_type: "poptorch.ReductionType"
+    ) -> "poptorch.options._TrainingOptions":
+        valid = (enums.ReductionType.Mean, enums.ReductionType.Sum)
+        if not isinstance(reduction_type, enums.ReductionType) or reduction_type not in valid:
+            raise ValueError(
+                "accumulationAndReplicationReductionType takes poptorch.ReductionType.Mean or .Sum, "
+                f"not {reduction_type!r}."
+            )
+        self.set(accumulation_and_replication_reduction_type=reduction_type)
+        return self
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: "poptorch.MeanReductionStrategy"
+    ) -> "poptorch.options._TrainingOptions":
+        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
+        return self
+
+    @partly(_SCALING)
+    def setAutomaticLossScaling(self, enabled: bool) -> "poptorch.options._TrainingOptions":
+        _check_bool("setAutomaticLossScaling", enabled)
+        self._popart_options.set("automaticLossScalingSettings.enabled", enabled)
+        return self
+
+
+_REFUSED_SETTINGS = {
+    "accumulationFactor": "Options.Training.gradientAccumulation()",
+    "enableGradientAccumulation": "Options.Training.gradientAccumulation()",
+    "accumulationAndReplicationReductionType": "Options.Training.accumulationAndReplicationReductionType()",
+    "enableReplicatedGraphs": "Options.replicationFactor()",
+    "enableDistributedReplicatedGraphs": "Options.replicationFactor() in one process",
+    "globalReplicationFactor": "Options.replicationFactor()",
+    "globalReplicaOffset": "Options.replicationFactor() in one process",
+    "delayVarUpdates": "updates as they are, once the gradients are complete",
+}
+
+
+@with_others(
+    {
+        "setEngineOptions": "Poplar's engine is not there.",
+        "setPatterns": "PopART's rewrites of a graph do not change results.",
+    }
+)
+class _PopartOptions:
+    """Settings of the compiler beneath, by name; unknown ones are refused when the options get used."""
+
+    def __init__(self) -> None:
+        self._is_frozen = False
+        self.options: dict[str, Any] = {}
+        self.set("instrumentWithHardwareCycleCounter", False)
+        self.set("rearrangeAnchorsOnHost", False)
+
+    def checkIsFrozen(self, option=None):
+        if option != "_is_frozen" and self._is_frozen:
+            raise AttributeError(FROZEN)
+
+    @accepted("recorded; settings that would change results are refused when a model gets the options.")
+    def set(
+        self, key: str, value: Union[int, float, str, List[str], Set[str]]
+    ) -> "poptorch.options._PopartOptions":
+        self.checkIsFrozen()
+        self.options[key] = value
+        return self
+
+    def _check(self) -> None:
+        """Refuses settings that would change what is computed behind the back of the options that decide it here."""
+        for name in self.options:
+            if name in _REFUSED_SETTINGS:
+                raise refuse(
+                    f"PopART's setting '{name}' is not emulated by Portwright: use {_REFUSED_SETTINGS[name]}."
+                )
+        if self.options.get("groupNormStridedChannelGrouping"):
+            logger.warning(
+                "PopART's setting 'groupNormStridedChannelGrouping' is not emulated: GroupNorm has torch's groups here; on an IPU "
+                "every n-th channel is of the same group, so that weights trained there do not fit elsewhere."
+            )
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> _PopartOptions:
+        copied = _PopartOptions()
+        memory[id(self)] = copied
+        copied.options = copy.deepcopy(self.options, memory)
+        return copied
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+class _DistributedOptions(OptionsDict):
+    """Which process of how many this is, so that each one's data loader gives another part."""
+
+    def __init__(self) -> None:
+        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def disable(self) -> "poptorch.options._DistributedOptions":
+        self.set(num_distributed_processes=1, distributed_process_id=0)
+        return self
+
+    def setEnvVarNames(
+        self, var_num_processes: str, var_process_id: str
+    ) -> "poptorch.options._DistributedOptions":
+        """Reads number and ID of the process from the environment."""
+        given = {}
+        for name, default in ((var_process_id, "0"), (var_num_processes, "1")):
+            text = os.environ.get(name, default)
+            try:
+                given[name] = int(text)
+            except ValueError:
+                raise ValueError(
+                    f"the environment variable {name} is {text!r}, not a whole number."
+                ) from None
+        return self.configureProcessId(given[var_process_id], given[var_num_processes])
+
+    def configureProcessId(
+        self, process_id: int, num_processes: int
+    ) -> "poptorch.options._DistributedOptions":
+        if (
+            isinstance(process_id, int)
+            and isinstance(num_processes, int)
+            and not 0 <= process_id < num_processes
+        ):
+            raise refuse(f"process {process_id} of {num_processes} can't be: IDs go from 0.")
+        self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+        return self
+
+    @property
+    def processId(self) -> int:
+        return int(self.distributed_process_id)
+
+    @property
+    def numProcesses(self) -> int:
+        return int(self.num_distributed_processes)
+
+
+_TILES = (
+    "which tiles load and store a tensor changes speed on hardware; the number of I/O tiles counts as memory."
+)
+
+
+@with_others(dict.fromkeys(("useIOTilesToLoad", "useIOTilesToStore"), _TILES))
+class TensorLocationSettings(OptionsDict):
+    """Where one kind of tensor is kept, and from which size on."""
+
+    def minElementsForOffChip(self, min_elements: int) -> "poptorch.TensorLocationSettings":
+        return self._record("minElementsForOffChip", min_elements, int)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> "poptorch.TensorLocationSettings":
+        return self._record("minElementsForReplicatedTensorSharding", min_elements, int)
+
+    def useOnChipStorage(self, use: bool = True) -> "poptorch.TensorLocationSettings":
+        if use is None:  # back to what PopART decides
+            self.deleteIfExists("onChip")
+            return self
+        return self._record("onChip", use, bool)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> "poptorch.TensorLocationSettings":
+        return self._record("useReplicatedTensorSharding", use, bool)
+
+    def _record(self, option: str, value: Any, kind: type[int]) -> TensorLocationSettings:
+        if not isinstance(value, kind):
+            raise asserted(f"{option} takes {_article(kind)}, not {value!r}.")
+        self.createOrSet(**{option: int(value)})
+        return self
+
+
+class _TensorLocationOptions(OptionsDict):
+    """Where each kind of tensor is kept."""
+
+    def numIOTiles(self, num_tiles: int) -> "poptorch.TensorLocationSettings":
+        if not isinstance(num_tiles, int) or num_tiles % 2 or not 32 <= num_tiles <= 192:
+            raise asserted(f"numIOTiles takes an even count from 32 to 192, not {num_tiles!r}.")
+        self.createOrSet(numIOTiles=num_tiles)
+        return self  # type: ignore[return-value]  # the vendor's annotation is wrong
+
+    def setActivationLocation(
+        self, location: "poptorch.TensorLocationSettings"
+    ) -> "poptorch.options._TensorLocationOptions":
+        return self._place("activation", location)
+
+    def setWeightLocation(
+        self, location: "poptorch.TensorLocationSettings"
+    ) -> "poptorch.options._TensorLocationOptions":
+        return self._place("weight", location)
+
+    def setOptimizerLocation(
+        self, location: "poptorch.TensorLocationSettings"
+    ) -> "poptorch.options._TensorLocationOptions":
+        return self._place("optimizer", location)
+
+    def setAccumulatorLocation(
+        self, location: "poptorch.TensorLocationSettings"
+    ) -> "poptorch.options._TensorLocationOptions":
+        return self._place("accumulator", location)
+
+    def _place(self, kind: str, location: Any) -> _TensorLocationOptions:
+        if not isinstance(location, TensorLocationSettings):
+            raise asserted(f"the location of {kind}s is a poptorch.TensorLocationSettings, not {location!r}.")
+        self.createOrSet(**{f"location_{kind}": location.toDict()})
+        return self
+
+
 _HARDWARE = "it concerns real hardware; there is none, and results do not depend on it."
-_LOG = "PopART writes no log here."
+_LINES = "where an operation was written is said by the line of the user's own file."
+_LOG = "it concerns logs and profiles of the compiler, and none are written."
 
 
 class Attribute:
     """Gives the operations made inside it attributes that PopART's compiler reads."""
 
-    _current_attrs: ClassVar[dict[str, dict[str, Any]]] = {}
-
-    @accepted("the attributes steer PopART's compiler, not results; they are recorded.")
+    @accepted("the attributes steer PopART's compiler, not results.")
     def __init__(self, **kwargs):
-        self._kwargs: dict[str, dict[str, Any]] = kwargs
-        self._saved: dict[str, dict[str, Any]] = {}
+        pass
 
     def __enter__(self):
-        self._saved = copy.deepcopy(Attribute._current_attrs)
-        for name, given in self._kwargs.items():
-            Attribute._current_attrs[name] = {**Attribute._current_attrs.get(name, {}), **given}
+        pass
 
     def __exit__(self, type, value, traceback):
-        Attribute._current_attrs = self._saved
+        pass
 
 
 class ConfigFileError(Exception):
-    """A file of options that cannot be read."""
+    """What the real Options.loadFromFile() raises for a file that it cannot read; never raised here."""
 
 
-class Options(_options_impl.OptionsDict):
+@with_others(
+    {
+        **dict.fromkeys(("sourceLocationExcludes", "appendToLocationExcludes"), _LINES),
+        **dict.fromkeys(("logDir", "maxRepeatLogs", "modelName", "showCompilationProgressBar"), _LOG),
+        **dict.fromkeys(("syncPattern", "useIpuId"), _HARDWARE),
+        "setAvailableMemoryProportion": "it trades memory for speed on hardware, not results.",
+        "enableStableNorm": "norms are always computed the stable way.",
+        "enableExecutableCaching": "nothing is cached: every process traces its models anew, which takes moments.",
+        "logCycleCount": "an emulated IPU has no cycles; cycleCount() is refused.",
+    },
+    warned={
+        "enableSyntheticData": "made-up data is for timing hardware: the data that is given is used",
+        "enableProfiling": "no profile is written: the times of this machine's CPU say nothing about IPUs",
+    },
+)
+class Options(OptionsDict):
     """All that a model is compiled with, except for the model; every setter returns the options themselves."""
 
+    @partly("the environment's POPTORCH_DEFAULT_OPTIONS is refused.")
     def __init__(self) -> None:
         self._popart = popart = _PopartOptions()
         self._training, self._graphProcessing = _TrainingOptions(popart), _PrecisionOptions(popart)
         self._distributed, self._jit = _DistributedOptions(), _JitOptions()
         self._tensor_locations = _TensorLocationOptions()
         self._execution_strategy: _IExecutionStrategy = PipelinedExecution()
-        self._progress_bar = _options_impl.ProgressBar()
-        self._source_location_excludes = list(_options_impl.default_source_location_excludes)
         self._relax_optimizer_checks = False
-        self._show_compilation_progress_bar = True
-        self._module_namescope_enabled = True
         super().__init__(
             replication_factor=1,
-            input_group_size=1,
-            input_cgt=enums.CommGroupType.Consecutive,
             broadcast_buffers=True,
             device_iterations=1,
-            log_dir=".",
-            max_repeat_logs=4,
             auto_round_num_ipus=False,
             anchored_tensors={},
             output_mode=enums.OutputMode.Default.value,
             output_return_period=1,
             connection_type=enums.ConnectionType.Always.value,
-            sync_pattern=enums.SyncPattern.Full.value,
-            available_memory_proportion={},
         )
-        if folder := os.environ.get("POPTORCH_CACHE_DIR"):
-            self.enableExecutableCaching(folder)
-            logger.info("POPTORCH_CACHE_DIR sets the folder of compiled models: %s", folder)
-        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}")
-        try:
-            self.from_json(defaults)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"POPTORCH_DEFAULT_OPTIONS is not JSON ({error}): {defaults!r}.") from None
-
-    def from_json(self, string: str):
-        """Calls the methods that a JSON object names: `{"Training.gradientAccumulation": 4}`; a list is many arguments."""
-        calls = json.loads(string)
-        if not isinstance(calls, dict):
-            raise ValueError(f"options in JSON are an object of method: argument, not {string!r}.")
-        for name, given in calls.items():
-            target: Any = self
-            for part in name.split("."):
-                if part.startswith("_") and part != "_Popart":
-                    raise AttributeError(
-                        f"{type(self).__name__} has no option '{name}'. {self._suggest(name)}"
-                    )
-                target = getattr(target, part)
-            arguments = [_enum_member(value) for value in (given if isinstance(given, list) else [given])]
-            target(*arguments)
-        return self
-
-    @accepted("where an operation was written is said by the line of the user's own file.")
-    def sourceLocationExcludes(self, excludes: List[str]) -> "poptorch.Options":
-        self._source_location_excludes = excludes
-        return self
-
-    @accepted("where an operation was written is said by the line of the user's own file.")
-    def appendToLocationExcludes(self, *excludes: str) -> "poptorch.Options":
-        self._source_location_excludes = [*self._source_location_excludes, *excludes]
-        return self
-
-    @accepted("a trace takes moments: it goes to the log at level INFO.")
-    def showCompilationProgressBar(self, show: bool = True) -> "poptorch.Options":
-        check_bool("showCompilationProgressBar", show)
-        self._show_compilation_progress_bar = show
-        return self
-
-    def loadFromFile(self, filepath: str) -> "poptorch.Options":
-        """Makes the calls in a file, one a line: `deviceIterations(4)`."""
-        _options_config.parseAndSetOptions(self, filepath)
-        return self
+        if "POPTORCH_DEFAULT_OPTIONS" in os.environ:
+            raise not_emulated("POPTORCH_DEFAULT_OPTIONS", "call the methods of poptorch.Options instead.")
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> "poptorch.Options":
         """Keeps quiet about attributes of an optimizer that PopTorch does not use."""
-        check_bool("relaxOptimizerAttributesChecks", relax)
+        _check_bool("relaxOptimizerAttributesChecks", relax)
         self._relax_optimizer_checks = relax
         return self
 
@@ -202,7 +517,7 @@ class Options(_options_impl.OptionsDict):
 
     def deviceIterations(self, device_iterations: int) -> "poptorch.Options":
         """Sets how many times a call runs the program on the device before it returns to the host."""
-        check_count("deviceIterations", device_iterations)
+        _check_count("deviceIterations", device_iterations)
         self.set(device_iterations=device_iterations)
         return self
 
@@ -210,131 +525,40 @@ class Options(_options_impl.OptionsDict):
         self, strategy: Union["poptorch.ParallelPhasedExecution", "poptorch.SerialPhasedExecution"]
     ) -> "poptorch.Options":
         if not isinstance(strategy, _IExecutionStrategy):
-            raise _options_impl.wrong(
+            raise asserted(
                 f"setExecutionStrategy takes a strategy such as PipelinedExecution(), not {strategy!r}."
             )
         self._execution_strategy = strategy
         return self
 
-    @accepted("it trades memory for speed on hardware, not results; it is recorded.")
-    def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]):
-        if not isinstance(available_memory_proportion, dict):
-            raise _options_impl.wrong(
-                f"memory proportions are given as {{'IPU0': 0.5}}, not as {available_memory_proportion!r}."
-            )
-        proportions = {}
-        for name, proportion in available_memory_proportion.items():
-            number = name.removeprefix("IPU") if isinstance(name, str) else ""
-            if number == name or not number.isdecimal():
-                raise _options_impl.wrong(
-                    f"memory proportions are given as {{'IPU0': 0.5}}, with no key like {name!r}."
-                )
-            is_number = isinstance(proportion, (int, float)) and not isinstance(proportion, bool)
-            if not is_number or not 0 <= proportion <= 1:
-                raise _options_impl.wrong(
-                    f"the memory proportion of {name} is a number from 0 to 1, not {proportion!r}."
-                )
-            proportions[int(number)] = proportion
-        self.createOrSet(available_memory_proportion=proportions)
-        return self
-
     def replicationFactor(self, replication_factor: int) -> "poptorch.Options":
         """Sets how many copies of the model train together, each on other data."""
-        check_count("replicationFactor", replication_factor)
+        _check_count("replicationFactor", replication_factor)
         self.set(replication_factor=replication_factor)
-        return self
-
-    def inputReplicaGrouping(
-        self, input_group_size: int, input_group_type: "poptorch.CommGroupType"
-    ) -> "poptorch.Options":
-        """Gives groups of replicas the same input."""
-        if input_group_type == enums.CommGroupType.NoGrouping:
-            input_group_size, input_group_type = 1, enums.CommGroupType.Consecutive
-        if input_group_type == enums.CommGroupType.All:
-            raise ValueError("inputReplicaGrouping does not take CommGroupType.All.")
-        if not isinstance(input_group_size, int):
-            raise _options_impl.wrong(
-                f"inputReplicaGrouping takes groups of an int, not {input_group_size!r}."
-            )
-        if not isinstance(input_group_type, enums.CommGroupType):
-            raise _options_impl.wrong(
-                f"inputReplicaGrouping takes a poptorch.CommGroupType, not {input_group_type!r}."
-            )
-        replicas = self.replication_factor
-        if input_group_size < 1 or replicas % input_group_size:
-            raise ValueError(
-                f"groups of {input_group_size} do not divide {replicas} replicas (replicationFactor)."
-            )
-        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True):
         self.set(broadcast_buffers=broadcast_buffers)
         return self
 
-    @accepted(_LOG)
-    def logDir(self, log_dir: str) -> "poptorch.Options":
-        self.set(log_dir=log_dir)
-        return self
-
-    @accepted(_LOG)
-    def maxRepeatLogs(self, max_lines: Optional[int]) -> "poptorch.Options":
-        self.set(max_repeat_logs=(1 << 64) - 1 if max_lines is None else max_lines)
-        return self
-
-    @accepted("it names profiles, and none are written.")
-    def modelName(self, name: str) -> "poptorch.Options":
-        if not isinstance(name, str):
-            raise _options_impl.wrong(f"modelName takes a str, not {name!r}.")
-        self.createOrSet(model_name=name)
-        return self
-
-    def enableExecutableCaching(self, path: str) -> "poptorch.Options":
-        """Keeps compiled models in a folder; None keeps none."""
-        if path is not None:
-            if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-                raise _options_impl.wrong(
-                    f"enableExecutableCaching takes the path of a folder, not {path!r}."
-                )
-            self._Popart.set("cachePath", os.fspath(path))
-        self._Popart.set("enableEngineCaching", path is not None)
-        return self
-
     def useIpuModel(self, use_model: bool) -> "poptorch.Options":
         """Says that Poplar's simulator is wanted; here, everything runs on the CPU either way."""
-        check_bool("useIpuModel", use_model)
+        _check_bool("useIpuModel", use_model)
         self.createOrSet(use_model=use_model)
         self._checkDevice()
         return self
 
     def connectionType(self, connection_type: "poptorch.ConnectionType") -> "poptorch.Options":
         if not isinstance(connection_type, enums.ConnectionType):
-            raise _options_impl.wrong(
-                f"connectionType takes a poptorch.ConnectionType, not {connection_type!r}."
-            )
+            raise asserted(f"connectionType takes a poptorch.ConnectionType, not {connection_type!r}.")
         self.set(connection_type=connection_type.value)
-        self._checkDevice()
-        return self
-
-    @accepted(_HARDWARE)
-    def syncPattern(self, sync_pattern: "poptorch.SyncPattern") -> "poptorch.Options":
-        if not isinstance(sync_pattern, enums.SyncPattern):
-            raise _options_impl.wrong(f"syncPattern takes a poptorch.SyncPattern, not {sync_pattern!r}.")
-        self.set(sync_pattern=sync_pattern.value)
-        return self
-
-    @accepted(_HARDWARE)
-    def useIpuId(self, ipu_id: int) -> "poptorch.Options":
-        if not isinstance(ipu_id, int) or isinstance(ipu_id, bool) or ipu_id < 0:
-            raise _options_impl.wrong(f"useIpuId takes a number from 0, not {ipu_id!r}.")
-        self.createOrSet(ipu_id=ipu_id)
         self._checkDevice()
         return self
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> "poptorch.Options":
         """Compiles without a device: 1 is a Mk1 IPU, 2 a Mk2, 21 a Mk2 with FP8."""
         if ipu_version not in (1, 2, 21):
-            raise createPoptorchError(f"useOfflineIpuTarget takes 1, 2 or 21, not {ipu_version!r}.")
+            raise refuse(f"useOfflineIpuTarget takes 1, 2 or 21, not {ipu_version!r}.")
         self.connectionType(enums.ConnectionType.Never)
         self.createOrSet(ipu_version=ipu_version)
         return self
@@ -350,14 +574,12 @@ class Options(_options_impl.OptionsDict):
         self.checkIsFrozen()
         for what, name in (("short_name", short_name), ("long_name", long_name)):
             if not isinstance(name, str) or not name:
-                raise _options_impl.wrong(f"{what} of anchorTensor is a str such as 'loss', not {name!r}.")
+                raise asserted(f"{what} of anchorTensor is a str such as 'loss', not {name!r}.")
         if output_mode is not None and not isinstance(output_mode, enums.OutputMode):
-            raise _options_impl.wrong(f"anchorTensor takes a poptorch.OutputMode, not {output_mode!r}.")
+            raise asserted(f"anchorTensor takes a poptorch.OutputMode, not {output_mode!r}.")
         every_n = output_mode == enums.OutputMode.EveryN
         if every_n and not _is_period(output_return_period):
-            raise _options_impl.wrong(
-                f"OutputMode.EveryN needs a return period from 1, not {output_return_period!r}."
-            )
+            raise asserted(f"OutputMode.EveryN needs a return period from 1, not {output_return_period!r}.")
         period = output_return_period if every_n else 1
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
 
@@ -366,10 +588,10 @@ class Options(_options_impl.OptionsDict):
     ) -> "poptorch.Options":
         """Sets which micro-batches' results a call returns."""
         if not isinstance(output_mode, enums.OutputMode):
-            raise _options_impl.wrong(f"outputMode takes a poptorch.OutputMode, not {output_mode!r}.")
+            raise asserted(f"outputMode takes a poptorch.OutputMode, not {output_mode!r}.")
         if output_mode == enums.OutputMode.EveryN:
             if not _is_period(output_return_period):
-                raise _options_impl.wrong(
+                raise asserted(
                     f"OutputMode.EveryN needs an output_return_period from 1, not {output_return_period!r}."
                 )
         elif output_return_period:
@@ -384,67 +606,26 @@ class Options(_options_impl.OptionsDict):
     def randomSeed(self, random_seed: int) -> "poptorch.Options":
         """Seeds the device and, as PopTorch does, torch on the host."""
         if not isinstance(random_seed, int) or isinstance(random_seed, bool):
-            raise _options_impl.wrong(f"randomSeed takes an int, not {random_seed!r}.")
+            raise asserted(f"randomSeed takes an int, not {random_seed!r}.")
         self.checkIsFrozen()
         torch.manual_seed(random_seed)
         self.createOrSet(random_seed=random_seed)
         return self
 
-    @accepted("norms are always computed the stable way.")
-    def enableStableNorm(self, enabled: bool) -> "poptorch.Options":
-        check_bool("enableStableNorm", enabled)
-        self._Popart.set("enableStableNorm", enabled)
-        return self
-
-    @accepted("made-up data is for timing hardware: the data that is given is used, and a warning says so.")
-    def enableSyntheticData(self, enabled: bool) -> "poptorch.Options":
-        check_bool("enableSyntheticData", enabled)
-        if enabled:
-            logger.warning(
-                "synthetic data is not emulated, it is for timing hardware: the given data is used."
-            )
-        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
-        return self
-
-    @accepted("an emulated IPU has no cycles; cycleCount() is refused.")
-    def logCycleCount(self, log_cycle_count: bool) -> "poptorch.Options":
-        check_bool("logCycleCount", log_cycle_count)
-        self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
-        return self
-
-    @accepted(
-        "no profile is written: the times of this machine's CPU say nothing about IPUs; a warning says so."
-    )
-    def enableProfiling(self, profile_dir: Optional[str] = None) -> "poptorch.Options":
-        logger.warning("no profile is written under the emulator: there is no IPU to profile.")
-        given = self._Popart.options.get("engineOptions", {})
-        profile = {"autoReport.directory": profile_dir or ".", "autoReport.all": "true"}
-        self._Popart.setEngineOptions({**given, "debug.allowOutOfMemory": "true", **profile})
-        return self
-
-    def disableModuleNamescope(self) -> "poptorch.Options":
-        """Leaves the names of modules out of the names of tensors."""
-        self._module_namescope_enabled = False
-        return self
-
     def updatableNamedBuffers(self, buffers: List[str]) -> "poptorch.Options":
         """Names the buffers that copyNamedBuffersToDevice() sends."""
         if not isinstance(buffers, (list, tuple)) or not all(isinstance(name, str) for name in buffers):
-            raise _options_impl.wrong(f"updatableNamedBuffers takes a list of names, not {buffers!r}.")
+            raise asserted(f"updatableNamedBuffers takes a list of names, not {buffers!r}.")
         self._Popart.set("updatableNamedBuffers", buffers)
         return self
 
     def toDict(self) -> Dict[str, Any]:
         """All options in one dictionary, with the names that the compiler reads."""
         if self.defaultOutputMode():
-            raise _options_impl.wrong(
-                "choose an outputMode() first: what Default means depends on the model's use."
-            )
+            raise asserted("choose an outputMode() first: what Default means depends on the model's use.")
         out: Dict[str, Any] = {**self._execution_strategy.backendOptions(), **self._popart.options}
         for part in (self, self._training, self._distributed, self._tensor_locations):
             out = part.update(out)
-        if self._show_compilation_progress_bar:
-            out["compilation_progress_bar_fn"] = self._progress_bar
         return out
 
     def clone(self) -> "poptorch.Options":
@@ -467,16 +648,12 @@ class Options(_options_impl.OptionsDict):
         if self.connection_type != enums.ConnectionType.Never:
             return
         if self.exists("use_model") and self.use_model:
-            raise createPoptorchError(
+            raise refuse(
                 "the IPU model cannot be an offline target: drop useIpuModel(True) or ConnectionType.Never."
             )
         if not self.exists("use_model") and _environment_flag("POPTORCH_IPU_MODEL"):
-            raise createPoptorchError(
+            raise refuse(
                 "the IPU model cannot be an offline target: unset POPTORCH_IPU_MODEL or drop ConnectionType.Never."
-            )
-        if self.exists("ipu_id"):
-            raise createPoptorchError(
-                f"an offline target has no device {self.ipu_id}: drop useIpuId() or ConnectionType.Never."
             )
 
 
@@ -485,16 +662,8 @@ def _environment_flag(name: str) -> bool:
     try:
         return int(text) != 0
     except ValueError:
-        raise createPoptorchError(f"the environment variable {name} is {text!r}: set it to 0 or 1.") from None
+        raise refuse(f"the environment variable {name} is {text!r}: set it to 0 or 1.") from None
 
 
 def _is_period(period: Any) -> bool:
     return isinstance(period, int) and period > 0
-
-
-def _enum_member(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    kind, _, member = value.removeprefix("poptorch.").partition(".")
-    found = getattr(enums, kind, None)
-    return getattr(found, member, value) if isinstance(found, type) else value

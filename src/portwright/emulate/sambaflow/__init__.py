@@ -5,4 +5,9 @@ No RDU and no code of the vendor's is used. What is not emulated raises when it 
 
 from __future__ import annotations
 
+import sys
+
+from portwright.emulate.sambaflow._modules import ModuleMaker
+
 __version__ = "1.21.0+emulated"
+sys.meta_path.append(ModuleMaker())

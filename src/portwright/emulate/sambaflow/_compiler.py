@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from portwright.emulate.sambaflow import _judge
 from portwright.emulate.sambaflow._model import is_converted, list_inputs, make_call, plain
-from portwright.emulate.sambaflow._pef import OptimizerEntry, Pef, TensorEntry
+from portwright.emulate.sambaflow._pef import OptimizerEntry, Pef, TensorEntry, shorten
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow._step import TracedStep
 from portwright.emulate.sambaflow._systems import check_batch
@@ -119,11 +119,18 @@ def build(
     return pef, step
 
 
+def retrace(
+    compiled: Pef, model: nn.Module, inputs: Any, optimizers: Sequence[SambaOptimizer], **options: Any
+) -> TracedStep:
+    """Traces a model for the system and in the precision that a PEF was compiled for."""
+    kept = {key: getattr(compiled, key) for key in ("name", "system", "num_tiles", "precision")}
+    return build(model, inputs, optimizers, **kept, **options)[1]
+
+
 def _check(expected: Pef | None, current: Pef) -> None:
     if expected is not None and (problems := expected.differences(current)):
-        more = f" ({len(problems) - 3} more)" if len(problems) > 3 else ""
         raise SambaFlowError(
-            f"the PEF '{expected.name}' is not of this model: {'; '.join(problems[:3])}{more}.",
+            f"the PEF '{expected.name}' is not of this model: {shorten(problems)}.",
             "Compile it again with the model, inputs and optimizer of this run.",
         )
 

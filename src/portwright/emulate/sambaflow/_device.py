@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow._step import TracedStep
 from portwright.emulate.sambaflow.samba.optim.base import SambaOptimizer
 from portwright.errors import suggest
-from portwright.runtime.rng import capture_rng, restore_rng, untouched_rng
+from portwright.watching.random_states import capture_rng, restore_rng, untouched_rng
 
 ORDER = ("fwd", "bckwd", "gradnorm", "opt")
 _CPU = torch.device("cpu")
@@ -35,15 +34,22 @@ class _Update:
     owner: SambaOptimizer
     rule: torch.optim.Optimizer
     names: list[list[str]]  # a group each
-    masters: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # float32 copies, where fp32_params asks for them
+    # float32 copies, where fp32_params asks for them
+    masters: dict[str, Tensor] = field(default_factory=dict)
 
     def set(self, hyperparameters: Mapping[str, float], defaults: Sequence[Mapping[str, float]]) -> None:
         for group, compiled in zip(self.rule.param_groups, defaults, strict=True):
             for key in self.owner.hyperparameters:
                 value = hyperparameters.get(self.owner.argin_region_name + key, compiled[key])
                 group[key] = float(value)
+
+    def load_state(self) -> None:
+        """Takes the host's state, as it is after load_state_dict."""
+        _copy_state(self.owner, self.rule)
+
+    def store_state(self) -> None:
+        """Gives the host the device's state."""
+        _copy_state(self.rule, self.owner)
 
 
 class Device:
@@ -104,23 +110,8 @@ class Device:
                 }
             groups.append({"params": tensors} | {key: group[key] for key in optimizer.hyperparameters})
         update = _Update(optimizer, optimizer.make_torch(groups), names, masters)
-        self.load_state(update)
+        update.load_state()
         return update
-
-    def load_state(self, update: _Update) -> None:
-        """Takes the host's optimizer state, as it is after load_state_dict."""
-        for theirs, ours in zip(update.owner.param_groups, update.rule.param_groups, strict=True):
-            for parameter, tensor in zip(theirs["params"], ours["params"], strict=True):
-                state = update.owner.state.get(parameter)
-                if state:
-                    update.rule.state[tensor] = {key: _copied(value) for key, value in state.items()}
-
-    def store_state(self, update: _Update) -> None:
-        for theirs, ours in zip(update.owner.param_groups, update.rule.param_groups, strict=True):
-            for parameter, tensor in zip(theirs["params"], ours["params"], strict=True):
-                state = update.rule.state.get(tensor)
-                if state:
-                    update.owner.state[parameter] = {key: _copied(value) for key, value in state.items()}
 
     # -- sections ------------------------------------------------------------------------------------------
 
@@ -246,5 +237,12 @@ class Device:
             )
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _copy_state(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    """From the state of one optimizer to that of another over as many tensors."""
+    for theirs, ours in zip(source.param_groups, target.param_groups, strict=True):
+        for there, here in zip(theirs["params"], ours["params"], strict=True):
+            if state := source.state.get(there):
+                target.state[here] = {
+                    key: value.detach().clone() if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }

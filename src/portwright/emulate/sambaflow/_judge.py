@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from portwright.emulate import table_of, target_of
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.logging import samba_logger
 from portwright.errors import ExitStatus, suggest
@@ -60,7 +61,6 @@ def check_ops(
     """
     from portwright.graph.capturing.capture import capture
     from portwright.graph.match import match
-    from portwright.targets.rdu.kernels import table
 
     modes = {part: part.training for part in model.modules()}
     try:
@@ -68,7 +68,7 @@ def check_ops(
     finally:
         for part, mode in modes.items():
             part.training = mode
-    report = match(graph, table(), "RDU")
+    report = match(graph, table_of("sambaflow"), target_of("sambaflow").name)
     impossible = {stop.message for stop in graph.stops}
     refused = [one for one in report.refused if unlisted == "refuse" or one.reason in impossible]
     if len(refused) < len(report.refused):

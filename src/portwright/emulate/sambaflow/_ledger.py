@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from portwright.emulate import note_made
+
 _OURS = str(Path(__file__).parents[1])  # all emulators
 
 
@@ -35,6 +37,7 @@ _counts: Counter[str] = Counter()
 
 
 def note_program(kind: str, model: str) -> Entry:
+    note_made()
     _entries.append(Entry(kind, model))
     return _entries[-1]
 
@@ -49,8 +52,8 @@ def executors() -> list[Made]:
 
 
 def unused_executors() -> list[Made]:
-    """Training programs that were put on the device and neither run nor brought back."""
-    return [entry.made() for entry in _entries if entry.kind == "training" and not entry.used]
+    """Programs that were put on the device and neither run nor brought back."""
+    return [entry.made() for entry in _entries if entry.kind != "compilation" and not entry.used]
 
 
 def call_counts() -> dict[str, int]:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow._pef import TensorEntry, compare_tensors, shorten
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.logging import samba_logger
 from portwright.emulate.sambaflow.samba.nn.parameter import SambaParameter
@@ -20,14 +21,14 @@ from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, to_torch
 _MARK, _GUARD = "_portwright_converted", "_portwright_guarded"
 
 
-def convert(model: nn.Module, prefix: str | None = None) -> None:
-    """from_torch_model_: parameters become SambaParameters in place, with the names that the device knows them by."""
+def from_torch_model_(model: nn.Module, parent_module_prefix: str | None = None) -> None:
+    """Converts a model in place: its parameters become SambaParameters with the device's names, and the host stops training it."""
     if not isinstance(model, nn.Module):
         raise SambaFlowError(
             f"from_torch_model_ got {type(model).__name__}, not an nn.Module.",
             "A tensor is converted by samba.from_torch_tensor.",
         )
-    top = prefix or re.sub(r"\W", "_", type(model).__name__.lower())
+    top = parent_module_prefix or re.sub(r"\W", "_", type(model).__name__.lower())
     for path, part in model.named_modules():
         if not hasattr(part, "name"):  # the user's own stays
             part.name = "__".join([top, *path.split(".")]) if path else top
@@ -49,7 +50,8 @@ def is_converted(model: Any) -> bool:
 
 def _refuse_host_backward(gradient: Tensor) -> None:
     """Hook of every converted weight: a program's own backward works on the device's tensors and never comes here."""
-    if _state.allows_host_backward():
+    # the vendor's examples compare gradients with the host's there, and only there
+    if _state.command == "test":
         return
     raise SambaFlowError(
         "backward() reached a weight of a converted model on the host: SambaFlow differentiates on the device.",
@@ -58,7 +60,7 @@ def _refuse_host_backward(gradient: Tensor) -> None:
 
 
 def _tell_stale(model: nn.Module, _: Any) -> None:
-    if _state.is_stale(model) and not _state.is_tracing:
+    if model in _state.stale and not _state.is_tracing:
         samba_logger.warning(
             "the host's weights are older than the device's: call samba.session.to_cpu(model) before using them",
             log_limit=1,
@@ -138,16 +140,13 @@ def _kept_types(model: nn.Module) -> set[str]:
 
 def match_inputs(given: Any, compiled: Sequence[Any]) -> list[SambaTensor]:
     """Run-time inputs in the order of the program's, by their names; says each that differs."""
-    from portwright.emulate.sambaflow._pef import TensorEntry, _compare_tensors
-
     leaves = {leaf.sn_name: leaf for leaf in list_inputs(given, "input_tensors")}
     entries = [TensorEntry(str(name), tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items()]
     order = {entry.name: index for index, entry in enumerate(compiled)}
     entries.sort(key=lambda entry: order.get(entry.name, len(order)))
-    if problems := _compare_tensors("input", compiled, entries):
-        more = f" ({len(problems) - 3} more)" if len(problems) > 3 else ""
+    if problems := compare_tensors("input", compiled, entries):
         raise SambaFlowError(
-            f"the inputs are not those of the PEF: {'; '.join(problems[:3])}{more}.",
+            f"the inputs are not those of the PEF: {shorten(problems)}.",
             "Give the names, shapes and types that were compiled for, or compile again; drop a short last batch.",
         )
     return [leaves[entry.name] for entry in compiled]

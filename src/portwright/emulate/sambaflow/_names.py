@@ -5,151 +5,103 @@ Seen in: SambaNova's tutorials and model zoo, its documentation and API referenc
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterator
 from typing import Literal
 
 Status = Literal["emulated", "accepted, no effect", "refused"]
 
-_SEVERAL_GRAPHS = "programs of several graphs are not emulated"
-_DYNAMIC = "dynamic shapes are not emulated: a program is for fixed ones"
-REFUSED_OF_SESSION = {
-    "add_graph": _SEVERAL_GRAPHS,
-    "compile_multigraph": _SEVERAL_GRAPHS,
-    "init_multigraph_runtime": _SEVERAL_GRAPHS,
-    "add_aux_tensor": _SEVERAL_GRAPHS,
-    "is_valid_aux_tensor_name": _SEVERAL_GRAPHS,
-    "create_dynamic_dim": _DYNAMIC,
-    "load_dynamic_dims_config": _DYNAMIC,
-    "disable_graphamp": "the precision is chosen at compile time, by --graphamp-preset",
-    "use_static_functional": "how functions are overridden is the vendor's own affair",
-    "optim_dict": "an optimizer's state is read through its state_dict() after session.to_cpu",
-}
-"""Attributes of samba.session that raise."""
+_REFUSALS = (  # why, what to do instead, the names
+    (
+        "programs of several graphs are not emulated.",
+        "",
+        "samba.graph.FwdGraph samba.session.add_graph samba.session.compile_multigraph "
+        "samba.session.init_multigraph_runtime samba.session.add_aux_tensor samba.session.is_valid_aux_tensor_name",
+    ),
+    ("programs of several graphs are not emulated.", "Use trace_graph.", "samba.utils.trace_multigraph"),
+    (
+        "dynamic shapes are not emulated: a program is for fixed ones.",
+        "",
+        "samba.session.create_dynamic_dim samba.session.load_dynamic_dims_config",
+    ),
+    ("the precision is chosen at compile time, by --graphamp-preset.", "", "samba.session.disable_graphamp"),
+    ("how functions are overridden is the vendor's own affair.", "", "samba.session.use_static_functional"),
+    (
+        "an optimizer's state is read through its state_dict() after session.to_cpu.",
+        "",
+        "samba.session.optim_dict",
+    ),
+    (
+        "the emulator rounds to nearest.",
+        "Leave stochastic rounding off here.",
+        "samba.env.enable_conv_grad_accum_stoc samba.env.enable_addbias_grad_accum_stoc",
+    ),
+    (
+        "parallel patterns are not emulated.",
+        "",
+        "samba.functional.stir.sn_imm samba.functional.stir.sn_iteridx samba.functional.stir.sn_select "
+        "samba.functional.stir.sn_zipmapreduce",
+    ),
+    ("it belongs to parallel patterns, which are not emulated.", "", "samba.groupby"),
+    (
+        "weights are made at once here, by torch's own generator.",
+        "",
+        "samba.lazy_param.RNGProvider samba.lazy_param.RNGProviderFactory",
+    ),
+    (
+        "SambaFlow's API reference has SGD, AdamW and SparseAdamW, and no Adam; a few public ports call it all the same.",
+        "Use samba.optim.AdamW with weight_decay=0, which is Adam.",
+        "samba.optim.Adam",
+    ),
+    ("no public example shows what it does.", "Use samba.optim.AdamW.", "samba.optim.SparseAdamW"),
+    (
+        "no public document says what it computes.",
+        "",
+        "samba.sn_private.sn_gather samba.sn_private.sn_multinomial samba.sn_private.sn_scatter",
+    ),
+    ("no public document says what it fills.", "Use a mask and masked_fill.", "samba.triu_fill"),
+    ("no public document says what it writes.", "", "samba.utils.benchmark_acc.AccuracyReport"),
+    (
+        "no public document says what it does.",
+        "Write the loop.",
+        "samba.utils.trainer.samba.train samba.utils.trainer.torch.train",
+    ),
+    (
+        "its format is not public.",
+        "Use model.load_state_dict.",
+        "samba.utils.checkpoint.load_sharded_checkpoint",
+    ),
+    ("there is no compiler behind this.", "", "samba.utils.create_mac_resource_report"),
+    ("an emulated run has no times worth measuring.", "", "samba.utils.measure_sections"),
+    ("it fetches data.", "Make a torch DataLoader.", "samba.utils.dataset.mnist.prepare_dataloader"),
+)
 
-_ACCEPTED = {
-    "sambaflow.mac.metadata.ConvTilingMetadata",
-    "sambaflow.samba.directives.op_fusion",
-    "sambaflow.samba.directives.sdpa_directives",
-    "sambaflow.samba.env.disable_sgd_stoc",
-    "sambaflow.samba.is_internal",
-    "sambaflow.samba.lazy_param.lazy_param",
-    "sambaflow.samba.materialize.materialize",
-    "sambaflow.samba.patched_torch",
-    "sambaflow.samba.profiler.Profiler",
-    "sambaflow.samba.session.end_runtime_profile",
-    "sambaflow.samba.session.end_samba_profile",
-    "sambaflow.samba.session.profiler",
-    "sambaflow.samba.session.setup",
-    "sambaflow.samba.session.start_runtime_profile",
-    "sambaflow.samba.session.start_samba_profile",
-    "sambaflow.samba.session.tracing",
-    "sambaflow.samba.test.consistency_test",
-}
+REFUSED = {name: (why, instead) for why, instead, names in _REFUSALS for name in names.split()}
+"""Names that raise when they are called, and attributes of samba.session that raise: why, and what to do instead."""
 
-_NAMES = """
-sambaflow.__version__
-sambaflow.logging.samba_logger
-sambaflow.mac.metadata.ConvTilingMetadata
-sambaflow.samba.SambaTensor
-sambaflow.samba.SambaTensor.batch_dim
-sambaflow.samba.SambaTensor.has_data
-sambaflow.samba.SambaTensor.sn_data
-sambaflow.samba.SambaTensor.sn_name
-sambaflow.samba.SambaTensor.torch
-sambaflow.samba.addmm
-sambaflow.samba.argconf.args.CommonArgs
-sambaflow.samba.argconf.args.CompileArgs
-sambaflow.samba.argconf.args.RunArgs
-sambaflow.samba.directives.op_fusion
-sambaflow.samba.directives.sdpa_directives
-sambaflow.samba.env.disable_sgd_stoc
-sambaflow.samba.env.enable_addbias_grad_accum_stoc
-sambaflow.samba.env.enable_conv_grad_accum_stoc
-sambaflow.samba.from_named_dict
-sambaflow.samba.from_torch
-sambaflow.samba.from_torch_
-sambaflow.samba.from_torch_model_
-sambaflow.samba.from_torch_tensor
-sambaflow.samba.functional.stir.sn_imm
-sambaflow.samba.functional.stir.sn_iteridx
-sambaflow.samba.functional.stir.sn_select
-sambaflow.samba.functional.stir.sn_zipmapreduce
-sambaflow.samba.graph.FwdGraph
-sambaflow.samba.groupby
-sambaflow.samba.is_internal
-sambaflow.samba.lazy_param.RNGProvider
-sambaflow.samba.lazy_param.RNGProviderFactory
-sambaflow.samba.lazy_param.lazy_param
-sambaflow.samba.materialize.materialize
-sambaflow.samba.nn.parameter.SambaParameter
-sambaflow.samba.ones
-sambaflow.samba.optim.Adam
-sambaflow.samba.optim.AdamW
-sambaflow.samba.optim.AdamW.cpu
-sambaflow.samba.optim.SGD
-sambaflow.samba.optim.SGD.cpu
-sambaflow.samba.optim.SparseAdamW
-sambaflow.samba.patched_torch
-sambaflow.samba.profiler.Profiler
-sambaflow.samba.rand
-sambaflow.samba.randint
-sambaflow.samba.randn
-sambaflow.samba.randn_like
-sambaflow.samba.sambaloader.SambaLoader
-sambaflow.samba.sambatensor.SambaTensor
-sambaflow.samba.sambatensor.from_torch_tensor
-sambaflow.samba.session.buffer_dict
-sambaflow.samba.session.compile
-sambaflow.samba.session.dynamic_dims
-sambaflow.samba.session.end_runtime_profile
-sambaflow.samba.session.end_samba_profile
-sambaflow.samba.session.get_tensors_by_name
-sambaflow.samba.session.profiler
-sambaflow.samba.session.run
-sambaflow.samba.session.setup
-sambaflow.samba.session.start_runtime_profile
-sambaflow.samba.session.start_samba_profile
-sambaflow.samba.session.to_cpu
-sambaflow.samba.session.to_device
-sambaflow.samba.session.to_rdu
-sambaflow.samba.session.tracing
-sambaflow.samba.sn_private.sn_gather
-sambaflow.samba.sn_private.sn_multinomial
-sambaflow.samba.sn_private.sn_scatter
-sambaflow.samba.test.consistency_test
-sambaflow.samba.to_torch
-sambaflow.samba.triu_fill
-sambaflow.samba.utils.SNType
-sambaflow.samba.utils.argparser.parse_app_args
-sambaflow.samba.utils.argparser.parse_yaml_to_args
-sambaflow.samba.utils.assert_close
-sambaflow.samba.utils.benchmark_acc.AccuracyReport
-sambaflow.samba.utils.checkpoint.load_sharded_checkpoint
-sambaflow.samba.utils.common.common_app_driver
-sambaflow.samba.utils.create_mac_resource_report
-sambaflow.samba.utils.dataset.mnist.dataset_transform
-sambaflow.samba.utils.dataset.mnist.prepare_dataloader
-sambaflow.samba.utils.get_file_dir
-sambaflow.samba.utils.get_rank
-sambaflow.samba.utils.get_world_size
-sambaflow.samba.utils.init_output_grads
-sambaflow.samba.utils.is_main_process
-sambaflow.samba.utils.measure_performance
-sambaflow.samba.utils.measure_sections
-sambaflow.samba.utils.parse_dtype
-sambaflow.samba.utils.pef_utils.PefInfoStruct
-sambaflow.samba.utils.pef_utils.get_pef_info
-sambaflow.samba.utils.pef_utils.get_pefmeta
-sambaflow.samba.utils.pef_utils.get_pefmeta_dict
-sambaflow.samba.utils.set_seed
-sambaflow.samba.utils.trace_graph
-sambaflow.samba.utils.trace_multigraph
-sambaflow.samba.utils.trainer.samba.train
-sambaflow.samba.utils.trainer.torch.train
-sambaflow.samba.utils.utils.trace_graph
-sambaflow.samba.zeros
-sambaflow.sambacollections.OrderedSet
+NO_EFFECT = """
+mac.metadata.ConvTilingMetadata samba.directives.op_fusion samba.directives.sdpa_directives samba.env.disable_sgd_stoc
+samba.is_internal samba.lazy_param.lazy_param samba.materialize.materialize samba.patched_torch
+samba.profiler.Profiler samba.session.end_runtime_profile samba.session.end_samba_profile samba.session.profiler
+samba.session.setup samba.session.start_runtime_profile samba.session.start_samba_profile samba.session.tracing
+samba.test.consistency_test
+"""
+
+_EMULATED = """
+__version__ logging.samba_logger samba.SambaTensor samba.SambaTensor.batch_dim samba.SambaTensor.has_data
+samba.SambaTensor.sn_data samba.SambaTensor.sn_name samba.SambaTensor.torch samba.addmm samba.argconf.args.CommonArgs
+samba.argconf.args.CompileArgs samba.argconf.args.RunArgs samba.from_named_dict samba.from_torch samba.from_torch_
+samba.from_torch_model_ samba.from_torch_tensor samba.nn.parameter.SambaParameter samba.ones samba.optim.AdamW
+samba.optim.AdamW.cpu samba.optim.SGD samba.optim.SGD.cpu samba.rand samba.randint samba.randn samba.randn_like
+samba.sambaloader.SambaLoader samba.sambatensor.SambaTensor samba.sambatensor.from_torch_tensor
+samba.session.buffer_dict samba.session.compile samba.session.dynamic_dims samba.session.get_tensors_by_name
+samba.session.run samba.session.to_cpu samba.session.to_device samba.session.to_rdu samba.to_torch samba.utils.SNType
+samba.utils.argparser.parse_app_args samba.utils.argparser.parse_yaml_to_args samba.utils.assert_close
+samba.utils.common.common_app_driver samba.utils.dataset.mnist.dataset_transform samba.utils.get_file_dir
+samba.utils.get_rank samba.utils.get_world_size samba.utils.init_output_grads samba.utils.is_main_process
+samba.utils.measure_performance samba.utils.parse_dtype samba.utils.pef_utils.PefInfoStruct
+samba.utils.pef_utils.get_pef_info samba.utils.pef_utils.get_pefmeta samba.utils.pef_utils.get_pefmeta_dict
+samba.utils.set_seed samba.utils.trace_graph samba.utils.utils.trace_graph samba.zeros sambacollections.OrderedSet
 """
 
 _INTRO = """# SambaFlow, emulated: every name that public code uses
@@ -164,29 +116,16 @@ them on this machine's CPU; docs/rdu.md says under which rules. A refused name c
 
 def find(name: str) -> object:
     """The object behind a dotted name, in our package."""
-    words = name.split(".")
-    if words[:3] == ["sambaflow", "samba", "session"]:  # an object under a module's name
-        found: object = importlib.import_module(f"{__package__}.samba").session
-        return found if len(words) == 3 else getattr(found, words[3])
-    for count in range(len(words), 0, -1):
-        try:
-            found = importlib.import_module(".".join(["portwright", "emulate", *words[:count]]))
-        except ModuleNotFoundError:
-            continue
-        for word in words[count:]:
-            found = getattr(found, word)
-        return found
-    raise ModuleNotFoundError(name)
+    # samba.session is an object under a module's name: the colon says where attributes begin.
+    path = name.replace("sambaflow.samba.session", "sambaflow.samba:session")
+    return pkgutil.resolve_name(f"portwright.emulate.{path}")
 
 
 def rows() -> Iterator[tuple[str, Status, str]]:
     """Each name with what is done with it, and for refused ones why."""
-    for name in _NAMES.split():
-        why = getattr(find(name), "refused", None)
-        status: Status = "refused" if why else "accepted, no effect" if name in _ACCEPTED else "emulated"
-        yield name, status, str(why or "")
-    for name, why in REFUSED_OF_SESSION.items():
-        yield f"sambaflow.samba.session.{name}", "refused", why
+    yield from ((f"sambaflow.{name}", "emulated", "") for name in _EMULATED.split())
+    yield from ((f"sambaflow.{name}", "accepted, no effect", "") for name in NO_EFFECT.split())
+    yield from ((f"sambaflow.{name}", "refused", why) for name, (why, _) in REFUSED.items())
 
 
 def page(head: str) -> str:

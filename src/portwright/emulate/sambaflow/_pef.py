@@ -67,19 +67,32 @@ class Pef:
 
     @classmethod
     def read(cls, path: Path) -> Pef:
-        return _parse(_read_document(path), path)
+        document = _read_document(path)
+        body = document.get("program")
+        if not isinstance(body, str) or _digest(body) != document.get("sha256"):
+            raise SambaFlowError(
+                f"the PEF {path} is damaged: its checksum does not fit.", "Compile it again."
+            )
+        values = json.loads(body)
+        for key in ("inputs", "outputs", "weights"):
+            values[key] = tuple(TensorEntry(**{**e, "shape": tuple(e["shape"])}) for e in values[key])
+        values["optimizers"] = tuple(
+            OptimizerEntry(e["kind"], tuple(e["parameters"]), e["static"], tuple(e["defaults"]))
+            for e in values["optimizers"]
+        )
+        return cls(**{**values, "ops": tuple(values["ops"])})
 
     def differences(self, other: Pef) -> list[str]:
         """How what is there now (`other`) differs from what was compiled (self), most telling first."""
         found = [
-            *_compare_tensors("input", self.inputs, other.inputs),
-            *_compare_tensors("weight", self.weights, other.weights),
+            *compare_tensors("input", self.inputs, other.inputs),
+            *compare_tensors("weight", self.weights, other.weights),
             *_compare_optimizers(self.optimizers, other.optimizers),
         ]
         if self.inference != other.inference:
             compiled = "inference" if self.inference else "training"
             found.append(f"it was compiled for {compiled}")
-        found += _compare_tensors("output", self.outputs, other.outputs)
+        found += compare_tensors("output", self.outputs, other.outputs)
         if not found and self.ops != other.ops:
             found.append(_first_other_op(self.ops, other.ops))
             if self.torch != other.torch:
@@ -114,21 +127,12 @@ def _read_document(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
-def _parse(document: Mapping[str, Any], path: Path) -> Pef:
-    body = document.get("program")
-    if not isinstance(body, str) or _digest(body) != document.get("sha256"):
-        raise SambaFlowError(f"the PEF {path} is damaged: its checksum does not fit.", "Compile it again.")
-    values = json.loads(body)
-    for key in ("inputs", "outputs", "weights"):
-        values[key] = tuple(TensorEntry(**{**e, "shape": tuple(e["shape"])}) for e in values[key])
-    values["optimizers"] = tuple(
-        OptimizerEntry(e["kind"], tuple(e["parameters"]), e["static"], tuple(e["defaults"]))
-        for e in values["optimizers"]
-    )
-    return Pef(**{**values, "ops": tuple(values["ops"])})
+def shorten(problems: Sequence[str]) -> str:
+    """The first three of several differences, and how many more there are."""
+    return "; ".join(problems[:3]) + (f" ({len(problems) - 3} more)" if len(problems) > 3 else "")
 
 
-def _compare_tensors(kind: str, compiled: Sequence[TensorEntry], given: Sequence[TensorEntry]) -> list[str]:
+def compare_tensors(kind: str, compiled: Sequence[TensorEntry], given: Sequence[TensorEntry]) -> list[str]:
     there, here = {e.name: e for e in compiled}, {e.name: e for e in given}
     found = [f"the {kind} '{name}' was not compiled for" for name in here if name not in there]
     found += [f"the {kind} '{name}' that was compiled for is missing" for name in there if name not in here]

@@ -9,24 +9,7 @@ from typing import Any
 
 command: str | None = None  # of parse_app_args
 is_tracing = False
-_stale: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose device weights are newer
-
-
-def allows_host_backward() -> bool:
-    """The vendor's examples compare gradients with the host's under the command `test`, and only there."""
-    return command == "test"
-
-
-def is_stale(model: Any) -> bool:
-    return model in _stale
-
-
-def mark_stale(model: Any) -> None:
-    _stale.add(model)
-
-
-def mark_fresh(model: Any) -> None:
-    _stale.discard(model)
+stale: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose device weights are newer
 
 
 @contextmanager

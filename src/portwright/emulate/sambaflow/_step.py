@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
-from portwright.runtime.rng import untouched_rng
+from portwright.watching.random_states import untouched_rng
 
 Call = Callable[[dict[str, Tensor], list[Tensor]], Any]
 _CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partialmethod
 from typing import Any
 
 
@@ -14,22 +15,13 @@ class SambaLogger:
         self._logger = logging.getLogger("sambaflow")
         self._told: Counter[str] = Counter()
 
-    def _log(self, level: int, message: str, args: tuple[Any, ...], log_limit: int | None) -> None:
+    def _log(self, level: int, message: str, *args: Any, log_limit: int | None = None) -> None:
         self._told[message] += 1
         if log_limit is None or self._told[message] <= log_limit:
             self._logger.log(level, message, *args)
 
-    def debug(self, message: str, *args: Any, log_limit: int | None = None) -> None:
-        self._log(logging.DEBUG, message, args, log_limit)
-
-    def info(self, message: str, *args: Any, log_limit: int | None = None) -> None:
-        self._log(logging.INFO, message, args, log_limit)
-
-    def warning(self, message: str, *args: Any, log_limit: int | None = None) -> None:
-        self._log(logging.WARNING, message, args, log_limit)
-
-    def error(self, message: str, *args: Any, log_limit: int | None = None) -> None:
-        self._log(logging.ERROR, message, args, log_limit)
+    debug, info = partialmethod(_log, logging.DEBUG), partialmethod(_log, logging.INFO)
+    warning, error = partialmethod(_log, logging.WARNING), partialmethod(_log, logging.ERROR)
 
     def forget(self) -> None:
         """Tells everything again: for a new session."""

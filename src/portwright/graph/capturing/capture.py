@@ -21,13 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import UserError
 from portwright.graph.capturing.factory import ConstructionMode, lend_fakes
-from portwright.graph.capturing.folding import Folder
 from portwright.graph.capturing.hosts import Hosts
-from portwright.graph.capturing.places import PlaceFinder
 from portwright.graph.capturing.tape import Tape
-from portwright.graph.capturing.template import Template
 from portwright.graph.capturing.trace import Recorder
 from portwright.graph.capturing.trace_calls import CallWatch, watch_lists
 from portwright.graph.capturing.trace_modules import watch_modules
@@ -35,8 +33,8 @@ from portwright.graph.graph import Graph, Module, Stop
 from portwright.graph.inputs import TensorSpec, map_tensors
 from portwright.graph.repeats import mark_repeats
 from portwright.layers.plain_ops import plain_ops
-from portwright.runtime.base_model import LossModule, split_loss
-from portwright.runtime.rng import untouched_rng
+from portwright.watching.places import PlaceFinder
+from portwright.watching.random_states import untouched_rng
 
 _LONGEST = 400  # characters of an error's message; torch can list every backend that it knows
 # What torch says where its own C++ code reads a tensor that has no data.
@@ -52,15 +50,13 @@ def capture(
     optimizer: str = "",
     root: Path | None = None,
     fuses_attention: bool = False,
-    folds: bool = True,
 ) -> Graph:
     """Records one step of the model that the factory makes, on a batch of tensors or of TensorSpec.
 
     The factory gives what `run` takes: a PyTorchBaseModel, an nn.Module that returns its loss, or any callable of a batch.
     `casts` is active in the forward pass; code under `root` counts as the user's; `fuses_attention` is for targets whose
-    scaled_dot_product_attention is one kernel that keeps no scores, and an output layer's loss one that keeps no logits; with `folds`, a layer that repeats two others is copied
-    from them instead of run. What the user's code does wrong is in `Graph.stops`;
-    UserError is left to a batch or a factory that cannot be used.
+    scaled_dot_product_attention is one kernel that keeps no scores, and whose loss with its output layer is one that keeps no logits. Faults of the user's code are in `Graph.stops`;
+    a UserError means that the batch or the factory cannot be used.
     """
     start = time.perf_counter()
     finder = PlaceFinder(root)
@@ -68,7 +64,6 @@ def capture(
     info: dict[str, Any] = {"torch": torch.__version__}
     modules: tuple[Module, ...] = ()
     loss, batch_size = -1, 1
-    folder = Folder(tape) if folds else None
     with ExitStack() as stack:
         stack.enter_context(_kept_globals())
         fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -86,7 +81,7 @@ def capture(
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
-            stack.enter_context(watch_modules(tape, paths, folder))
+            stack.enter_context(watch_modules(tape, paths))
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
                 stack.enter_context(plain_ops())
@@ -98,7 +93,6 @@ def capture(
             _note_failure(error, tape, finder)
         finally:
             tape.give_back_gradients()
-    info["copied_calls"] = 0 if folder is None else folder.num_copies
     modules = mark_repeats(modules, tape.nodes, tape.values)
     info["seconds"] = time.perf_counter() - start
     return Graph(
@@ -182,7 +176,7 @@ def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None
 
 def _note_failure(error: BaseException, tape: Tape, finder: PlaceFinder) -> None:
     if tape.has_guessed:
-        # What fails behind a guess may fail because of it.
+        # An error after a guess may come from the guess.
         tape.end_early()
         return
     said = str(error).strip()
@@ -256,10 +250,10 @@ def _list_modules(net: nn.Module) -> Iterator[Module]:
 
 @contextmanager
 def _kept_globals() -> Iterator[None]:
-    """Whatever a user's factory or step sets for the whole process is set back.
+    """Restores the settings of the process that a user's factory or step changes.
 
-    Meanwhile the CPU's own fused recurrent layers are off, since no accelerator has them, and torch does not log what is
-    told as a stop.
+    Inside, the CPU's fused recurrent layers are off, since no accelerator has them, and torch does not log errors that
+    become stops.
     """
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     uses_onednn: bool = torch._C._get_mkldnn_enabled()
@@ -270,7 +264,7 @@ def _kept_globals() -> Iterator[None]:
     try:
         torch._C._set_mkldnn_enabled(False)
         with untouched_rng(torch.device("cpu")), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a real run will say them; here some are about fake tensors
+            warnings.simplefilter("ignore")  # a real run shows them; here some are about fake tensors
             yield
     finally:
         logger.disabled = was_quiet
@@ -283,4 +277,4 @@ def _kept_globals() -> Iterator[None]:
             del context.device_context  # torch 2.4 cannot ask for a default that was taken back
 
 
-_BOUNDARIES = (_run_step.__code__, _make.__code__, Template.pull.__code__)
+_BOUNDARIES = (_run_step.__code__, _make.__code__)

@@ -1,4 +1,4 @@
-"""How a trace goes on behind a value that it does not have.
+"""How a trace goes on where the step needs a value that the trace does not have.
 
 Fake tensors have shapes and no values. Where the step asks for a value, or for a shape that follows from values, capture
 notes a stop and goes on with a guess, so that the user's code runs further and one capture finds what else there is.
@@ -16,12 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from portwright.graph.capturing.tape import Tape
-from portwright.graph.graph import Place, Ref
+from portwright.graph.graph import Ref
+from portwright.watching.place import Place
 
 aten = torch.ops.aten
 
-# A loop that waits for a value would wait for ever, so the guess turns after so many reads at one line, and back again
-# after as many more.
+# A loop that waits for a value would never end, so a guess changes to the other truth value after so many reads at one
+# line, and back after as many more.
 _MOST_EQUAL_GUESSES = 8
 _MOST_GUESSES = 2000
 
@@ -31,14 +32,14 @@ class EndlessLoopError(RuntimeError):
 
 
 class Guesses:
-    """What stands for values that are not known."""
+    """Guesses for values that are not known."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._asked: Counter[Place | None] = Counter()
 
     def scalar(self, tensor: Tensor) -> bool | int | float | complex:
-        """What a read of one value gives: false for a condition unless all() made it, and one for a number."""
+        """The guess for one value that is read: false for a condition (true where all() made it), and one for a number."""
         place, _ = self._tape.place()
         self._asked[place] += 1
         if self._asked[place] > _MOST_GUESSES:

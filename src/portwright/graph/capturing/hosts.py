@@ -27,10 +27,10 @@ class Hosts:
         self.makes = True  # whether a tensor that is made now is the host's
         self._fake_mode = fake_mode
         self._num_guesses = 0
-        self._of_device: WeakIdKeyDictionary = WeakIdKeyDictionary()  # real ones that a constructor made
+        self._of_device: WeakIdKeyDictionary = WeakIdKeyDictionary()  # real tensors that a constructor made
 
     def note_device(self, tensor: Tensor) -> None:
-        """A real tensor of a constructor; on an accelerator it would be made on the device."""
+        """Notes a constructor's real tensor that an accelerator would have on the device."""
         self._of_device[tensor] = True
 
     def has(self, tensor: Tensor) -> bool:
@@ -39,7 +39,7 @@ class Hosts:
         return tensor not in self._of_device and not isinstance(tensor, nn.Parameter)
 
     def stays(self, func: Any, given: list[Tensor], names_device: bool) -> bool:
-        """Whether an op computes on the host: all that it reads is there."""
+        """Whether an op computes on the host, since all tensors that it reads are there."""
         if func is torch.ops.aten.lift_fresh.default:
             return self.makes
         if not given:
@@ -55,7 +55,7 @@ class Hosts:
         return result
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Computes for real where the tensors are real and small, and on fakes where not."""
+        """Computes real results where the tensors are real and small, else fake ones."""
         given = _tensors((args, kwargs))
         if not any(isinstance(t, FakeTensor) for t in given):
             is_small = sum(t.numel() for t in given) <= _MOST_REAL_ELEMENTS
@@ -69,11 +69,11 @@ class Hosts:
         return func(*args, **kwargs)
 
     def _guess(self, tensor: Tensor) -> Any:
-        """A value of a large tensor on the host; it turns now and then, since initializers draw until all values suit them."""
+        """A value of a large tensor on the host; it changes now and then, since initializers draw until all values fit."""
         self._num_guesses += 1
-        is_turned = self._num_guesses // _MOST_EQUAL_GUESSES % 2 == 1
+        is_other = self._num_guesses // _MOST_EQUAL_GUESSES % 2 == 1
         with _disable_current_modes():
-            is_one = is_turned == (tensor.dtype is torch.bool)
+            is_one = is_other == (tensor.dtype is torch.bool)
             return torch.full((), int(is_one), dtype=tensor.dtype).item()
 
     def to_device(self, tensor: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
-"""What a trace has seen so far: values, nodes and stops, and where it is."""
+"""What a trace has recorded so far: values, nodes and stops, and the place where the step is."""
 
 from __future__ import annotations
 
 import bisect
 import sys
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -15,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from portwright.graph.capturing.places import PlaceFinder
-from portwright.graph.graph import Kind, Node, Phase, Place, Ref, Stop, Value
+from portwright.graph.graph import Kind, Node, Phase, Ref, Stop, Value
+from portwright.watching.place import Place
+from portwright.watching.places import PlaceFinder
 
 _MARK = "_portwright_value"
 _dtype_names: dict[torch.dtype, str] = {}
@@ -45,17 +44,12 @@ class Tape:
         self.has_guessed = False
         self.failed_op = ""  # the op that an exception came from
         self.failed_module: str | None = None  # innermost module that an exception has left
-        self.is_paused = False  # what runs now is not part of the step
-        self.made: list[weakref.ref[Tensor]] | None = None  # tensors of ops, where somebody asks
         self._finder, self._boundaries = finder, boundaries
-        self._key = object()  # marks of another trace are not ours
-        self._overwritten: list[tuple[Tensor, Any]] = []
+        self._key = object()  # tells this trace's marks from another's
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._real: dict[int, tuple[Tensor, int]] = {}
         self._storages: dict[int, int] = {}  # of given values
-        self._kept: list[
-            Tensor
-        ] = []  # whose storages these are; else a new one could get the address of an old one
+        self._kept: list[Tensor] = []  # keeps the owners of these storages, so that no address is used again
         self._sequence: list[int] = []  # sequence numbers of autograd's nodes, rising
         self._sequence_nodes: list[int] = []
         self._readers: dict[int, int] = {}  # parameter value -> first forward node that reads it
@@ -84,64 +78,16 @@ class Tape:
         return self.add_given(tensor, "parameter" if is_weight else "constant", "")
 
     def give_back_gradients(self) -> None:
-        """Real weights, which a step reached outside of its model, keep the gradient that they had."""
+        """Restores the gradients of real weights that the step reached outside of its model."""
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
-
-    @contextmanager
-    def aside(self, state: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """Records on another tape, a new one or one that was kept; afterwards this one is as it was.
-
-        Gives the other one's state, to come back to it.
-        """
-        here = dict(self.__dict__)
-        if state is None:
-            state = dict(vars(Tape(self._finder, self._boundaries)))
-            state.update(call=self.call, modules=self.modules)
-        # Lists are copied, so that a state can be come back to more than once.
-        self.__dict__.update({k: v.copy() if isinstance(v, list | dict) else v for k, v in state.items()})
-        self.modules, self._overwritten = here["modules"], []
-        try:
-            yield self.__dict__
-        finally:
-            overwritten = self._overwritten
-            self.__dict__.update(here)
-            for tensor, mark in reversed(overwritten):
-                setattr(tensor, _MARK, mark)
-
-    def keep(self) -> dict[str, Any]:
-        """The state of the tape, for `aside`."""
-        return {k: v.copy() if isinstance(v, list | dict) else v for k, v in self.__dict__.items()}
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        was, self.is_paused = self.is_paused, True
-        try:
-            yield
-        finally:
-            self.is_paused = was
-
-    def add_copy(self, value: Value, base: int) -> int:
-        """A value like another one; the tensor follows, or there is none."""
-        index = len(self.values)
-        self.values.append(
-            Value(index, value.shape, value.dtype, "activation", "", base if base >= 0 else index, value.requires_grad)
-        )  # fmt: skip
-        return index
-
-    def bind(self, tensor: Tensor, index: int) -> None:
-        self._bind(tensor, index)
 
     def note_read(self, value: int, node: int) -> None:
         """A forward node reads a weight."""
         self._readers.setdefault(value, node)
 
-    def note_autograd(self, node: int) -> None:
-        """A node runs inside of the autograd function that was made last."""
-        self._note_sequence(node)
-
     def alias(self, tensor: Tensor, of: Tensor) -> None:
-        """Another handle of the same tensor, such as autograd makes by detach."""
+        """Notes another object of the same tensor, as autograd makes by detach."""
         self._bind(tensor, self.index(of))
 
     def add_node(
@@ -172,9 +118,7 @@ class Tape:
             number = self._add(tensor, "activation", "", base, needs)
             self.makers[number] = index
             outputs.append(number)
-            if self.made is not None:
-                self.made.append(weakref.ref(tensor))
-        module, place, call, forward = self._where(index, grad_node, tuple(inputs))
+        module, place, call, forward = self._where(index, grad_node)
         if self.phase == "forward":
             for number in inputs:
                 if self.values[number].kind == "parameter":
@@ -184,7 +128,7 @@ class Tape:
         )  # fmt: skip
 
     def add_guess(self, kind: Any, op: str, message: str) -> None:
-        """Records a stop behind which the trace goes on with a guess."""
+        """Records a stop after which the trace goes on with a guess."""
         self.has_guessed = True
         self.add_stop(kind, op, message)
 
@@ -197,7 +141,7 @@ class Tape:
             self.stops.append(stop)
 
     def end_early(self, stop: Stop | None = None) -> None:
-        """Nothing behind the last stop was seen."""
+        """Marks the last stop as the one where the trace ended."""
         if stop is not None:
             self.stops.append(stop)
         self.stops[-1] = replace(self.stops[-1], is_last=True)
@@ -219,14 +163,12 @@ class Tape:
             name = library_name or name
         return name or self.call
 
-    def _where(
-        self, index: int, grad_node: Any, inputs: tuple[int, ...]
-    ) -> tuple[str, Place | None, str, int]:
+    def _where(self, index: int, grad_node: Any) -> tuple[str, Place | None, str, int]:
         place, is_users = self.place()
         self._note_sequence(index)
         if self.phase == "forward":
             return self.module, place, self.called, -1
-        forward = self._forward_of(grad_node, inputs)
+        forward = self._forward_of(grad_node)
         if forward is None:
             return self.module, place if is_users else None, self.called, -1
         if isinstance(forward, str):  # the gradient of a weight that no recorded op reads
@@ -242,18 +184,13 @@ class Tape:
             self._sequence.append(number)
             self._sequence_nodes.append(index)
 
-    def _forward_of(self, grad_node: Any, inputs: tuple[int, ...]) -> int | str | None:
+    def _forward_of(self, grad_node: Any) -> int | str | None:
         if grad_node is None:
             return self._sequence_nodes[-1] if self._sequence_nodes else None
         variable = getattr(grad_node, "variable", None)
         if variable is not None:
             value = self.index(variable)
             return self._readers.get(value, self._owners.get(value, ""))
-        if hasattr(grad_node, "is_many_ops") and inputs:
-            # Gradients that come out of a copied layer are added up behind it; the new one is the last.
-            maker = self.makers.get(inputs[-1])
-            if maker is not None and self.nodes[maker].phase == "backward":
-                return self.nodes[maker].forward
         # A node that autograd made behind the op, such as CopySlices, belongs to the op before it.
         position = bisect.bisect_right(self._sequence, grad_node._sequence_nr()) - 1
         return self._sequence_nodes[position] if position >= 0 else None
@@ -270,9 +207,6 @@ class Tape:
         if type(tensor) is Tensor or type(tensor) is nn.Parameter:
             self._real[id(tensor)] = tensor, index  # a user's real tensor gets no attribute from us
         else:
-            mark = getattr(tensor, _MARK, None)
-            if mark is not None and mark[0] is not self._key:
-                self._overwritten.append((tensor, mark))
             setattr(tensor, _MARK, (self._key, index))
 
     def _plain(self, value: Any, inputs: dict[int, Tensor]) -> Any:

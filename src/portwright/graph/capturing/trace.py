@@ -22,11 +22,11 @@ from portwright.graph.capturing.tape import Tape
 aten = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
-# Handles of a tensor that autograd makes for itself by the hundred; nothing is computed.
+# Ops that give another object of the same tensor, which autograd calls often; nothing is computed.
 _SAME = {aten.detach.default, aten.alias.default, aten.lift.default}
 _READS = {aten._local_scalar_dense.default, aten.item.default}
 _COMPARES = {aten.equal.default, aten.allclose.default}
-# Ops that take a tensor of the host beside those of the device.
+# Ops that take tensors of the host together with tensors of the device.
 _MIXING = {
     aten.copy_.default,
     aten._to_copy.default,
@@ -60,13 +60,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tensor.fake_device if isinstance(tensor, FakeTensor) else func(*args)
         kwargs = kwargs or {}
         tape, hosts = self._tape, self._hosts
-        if tape.is_paused:
-            return func(*args, **kwargs)
         if tape.phase == "forward":
             given = list(tensors_in(args))
             if kwargs:
                 given += tensors_in(kwargs.values())
-            # Where no torch function runs it is compiled code, which names a device or leaves it out.
+            # Outside of torch functions, compiled code calls the op, and names a device or not.
             names_device = not tape.call and kwargs.get("device") is not None
             if hosts.stays(func, given, names_device):
                 return hosts.run(func, args, kwargs)
@@ -128,7 +126,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tape.failed_op = self._name(func)
             raise
         if func is aten.lift_fresh.default and isinstance(result, FakeTensor):
-            result.constant = None  # on the device, the host does not know it any more
+            result.constant = None  # on the device its value is unknown
         return result
 
 

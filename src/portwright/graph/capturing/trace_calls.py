@@ -1,4 +1,4 @@
-"""Knows which torch function the user's code called, and sees tensors leave the device."""
+"""Notes which torch function the user's code called, and when a tensor leaves the device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from portwright.graph.capturing.tape import Tape
 class CallWatch(TorchFunctionMode):
     """Names the torch function that runs, and decides where tensors are made and moved.
 
-    Under capture all tensors are on the CPU. A device that is given as an object is taken for the device of the step, as in
-    `.to(x.device)`, unless the user's line says "cpu"; one that is given as a string is what it says.
+    Under capture all tensors are on the CPU. A device object is taken for the device of the step, as in
+    `.to(x.device)`, unless the user's line says "cpu"; a device string is taken literally.
     """
 
     def __init__(self, tape: Tape, hosts: Hosts, in_step: bool) -> None:
@@ -39,7 +39,7 @@ class CallWatch(TorchFunctionMode):
                 return args
         tape, hosts = self.tape, self.hosts
         outer_call, outer_makes = tape.call, hosts.makes
-        # What a call makes beside the tensors that it was given, as torch.triu its positions, lies where they lie.
+        # Tensors that a call makes inside, as torch.triu makes positions, are where its arguments are.
         given = list(_tensors((*args, *kwargs.values())))
         hosts.makes = self.in_step and all(map(hosts.has, given))
         is_plain = bool(given) and hosts.makes and not any(tensor.requires_grad for tensor in given)
@@ -50,7 +50,7 @@ class CallWatch(TorchFunctionMode):
             kwargs = {**kwargs, "device": self.real_device(default)}
         tape.call = outer_call or self._name(func)
         try:
-            # A target takes ops apart above autograd; what the host computes is none of its business.
+            # A target decomposes ops above autograd, but not those of the host.
             with torch._C._AutoDispatchBelowAutograd() if is_plain else nullcontext():
                 return func(*args, **kwargs)
         finally:
@@ -92,7 +92,7 @@ class CallWatch(TorchFunctionMode):
         self.tape.add_guess("host_read", op, f"a tensor is read on the host by torch.Tensor.{name}")
 
     def reads(self, tensor: Any) -> bool:
-        """Whether the values of a tensor are not to be had."""
+        """Whether the values of a tensor are unknown."""
         return isinstance(tensor, FakeTensor) and tensor.constant is None
 
     def leaves(self, tensor: Any) -> bool:
@@ -100,9 +100,9 @@ class CallWatch(TorchFunctionMode):
 
 
 _HOST = torch.device("cpu", 0)
-"""What a tensor of the host names as its device: torch takes it for the CPU, and it differs from that of the step."""
+"""The `device` of a host tensor: the CPU for torch, yet unequal to the step's device, which has no index."""
 
-# Kept, because a target's mixed precision puts functions of its own in its place.
+# The original, since a target's mixed precision replaces it by its own function.
 _F_DROPOUT = F.dropout
 _Outcome = tuple[bool, Any, Any]  # whether it is done; then the result, else args and kwargs to go on with
 
@@ -148,7 +148,7 @@ def _to(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
 
 
 def _converted(watch: CallWatch, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of the host in the type that it has on the device: a call that asks for both converts before it moves."""
+    """A host tensor in its new type: a call that asks for a type and a device converts before it moves."""
     if tensor.dtype is dtype:
         return tensor
     convert: Tensor = watch.hosts.run(torch.ops.aten._to_copy.default, (tensor,), {"dtype": dtype})
@@ -187,7 +187,7 @@ def _numpy(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
         watch.note_read("aten._to_copy.default", func.__name__)
     dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
     with _disable_current_modes():
-        # One element that shows itself everywhere: an array of a large tensor's size would be as large.
+        # One element seen at every index, since a real array would take a large tensor's memory.
         return True, torch.ones((), dtype=dtype).expand(tensor.shape).numpy(), None
 
 
@@ -199,7 +199,7 @@ def _show(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
 
 
 def _dropout(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
-    """One op with a mask of booleans, as on every accelerator; the CPU alone composes it."""
+    """Dropout as one op with a boolean mask, as on every accelerator; only the CPU composes it of several."""
     names = ("input", "p", "training" if func is _F_DROPOUT else "train", "inplace")
     given = {"p": 0.5, names[2]: True, **dict(zip(names, args, strict=False)), **kwargs}
     tensor, rate = given["input"], given["p"]
@@ -232,7 +232,7 @@ _SPECIAL: dict[Any, Callable[[CallWatch, Any, Any, Any], _Outcome]] = {
 
 @contextmanager
 def watch_lists(watch: CallWatch) -> Iterator[None]:
-    """Sees `tolist()`, which fake tensors answer by themselves."""
+    """Watches `tolist()`, which fake tensors implement themselves."""
     original = FakeTensor.tolist
 
     def tolist(tensor: FakeTensor) -> Any:

@@ -1,4 +1,4 @@
-"""Knows which module of the model is running."""
+"""Tracks which module of the model is running."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from portwright.graph.capturing.folding import Folder
 from portwright.graph.capturing.tape import Tape
+from portwright.patched import patched
 
 _LIBRARIES = ("torch.", "portwright.layers.", "portwright.losses.")
 _names: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
 
 
 @contextmanager
-def watch_modules(tape: Tape, paths: dict[int, str], folder: Folder | None = None) -> Iterator[None]:
+def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
     """Keeps the tape's stack of running modules; modules that are not the model's own belong to the one that calls them.
 
-    A folder takes the calls of modules that repeat an earlier one. Compiled modules run as they were written: it is their ops that are wanted.
+    Compiled modules run uncompiled, so that their ops are seen.
     """
     original = nn.Module.__call__
     thread = threading.get_ident()
@@ -38,8 +38,6 @@ def watch_modules(tape: Tape, paths: dict[int, str], folder: Folder | None = Non
         tape.modules.append((tape.module if path is None else path, _library_name(module)))
         outer, tape.call = tape.call, ""
         try:
-            if folder is not None and path is not None:
-                return folder.call(module, path, args, kwargs)
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         except Exception:
             if tape.failed_module is None:
@@ -49,11 +47,8 @@ def watch_modules(tape: Tape, paths: dict[int, str], folder: Folder | None = Non
             tape.call = outer
             tape.modules.pop()
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
+    with patched(nn.Module, "__call__", call):
         yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 def _library_name(module: nn.Module) -> str | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from portwright.errors import UserError
-from portwright.graph.plans.data import Data
 from portwright.graph.plans.key_metrics import answer_key_metrics
 from portwright.graph.plans.plan import Plan
+from portwright.graph.plans.request import Data
 from portwright.job.atomic import atomic_write_text
 
 

@@ -12,13 +12,12 @@ from portwright.graph.plans.host_modes import as_a_run_chooses, split_over_proce
 from portwright.graph.plans.load import Fit, Load, search_batch
 from portwright.graph.plans.memory import Moment, largest_batch, most_bytes
 from portwright.graph.plans.placement import Rectangle, Shares, place, share_cores
-from portwright.graph.plans.stages import Stage, can_split, split_stages
 from portwright.job.sizes import show_bytes
 from portwright.target import ExecutionMode, Hardware
 
 PIPELINED_PARAMETERS = 10**9  # PSC Neocortex: layer pipelined is for models of less than a billion parameters
 _SPELLINGS = {"pipeline": "layer_pipelined", "pipelined": "layer_pipelined", "streaming": "weight_streaming"}
-# What runconfig.execution calls a mode, on machines that let a run choose.
+# The value of runconfig.execution for a mode, on machines where a run has the choice.
 _EXECUTIONS = {"resident": "resident", "layer_pipelined": "pipelined", "weight_streaming": "streaming"}
 
 
@@ -26,8 +25,8 @@ def parse_mode(text: str | None) -> ExecutionMode | None:
     if text is None or text == "auto":
         return None
     mode = _SPELLINGS.get(text.lower(), text.lower().replace("-", "_"))
-    if mode not in _TRIED:
-        raise UserError(f"unknown execution mode '{text}'.", suggest(mode, ["auto", *_TRIED]))
+    if mode not in _FIT_OF_MODE:
+        raise UserError(f"unknown execution mode '{text}'.", suggest(mode, ["auto", *_FIT_OF_MODE]))
     return mode  # type: ignore[return-value]
 
 
@@ -60,7 +59,7 @@ def choose_fit(load: Load, machine: Hardware, forced: ExecutionMode | None = Non
 
 
 def _try(mode: ExecutionMode, load: Load, machine: Hardware) -> Fit:
-    fit = _TRIED[mode](load, machine)
+    fit = _FIT_OF_MODE[mode](load, machine)
     return replace(fit, execution=_EXECUTIONS[mode]) if _is_chosen_by_run(machine) else fit
 
 
@@ -82,7 +81,7 @@ def _resident(load: Load, machine: Hardware) -> Fit:
 
 
 def _streamed(load: Load, machine: Hardware) -> Fit:
-    """One layer at a time is on the chip, with its weights, their gradients and what it works on; the rest is beside it."""
+    """One layer at a time is on the chip, with its weights, gradients and activations; all others are outside."""
     if _is_chosen_by_run(machine):
         return streamed_from_host(load, machine)
     memory, capacity = load.memory, _on_chip(machine)
@@ -166,29 +165,15 @@ def _lay_out(
 
 
 def _split_over_chips(load: Load, machine: Hardware) -> Fit:
-    """Layers in contiguous stages, one chip each, as few as hold the step."""
+    """Contiguous stages of layers, one chip each; as few stages as hold the step."""
     memory = load.memory
     chip_bytes = machine.memory_bytes // machine.num_chips
     chip_cores = (machine.num_cores or machine.num_chips) // machine.num_chips
-    work, saved = load.work, [m.activations for m in memory.layers]
-    fixed = [load.stage_bytes(i) for i in range(len(load.names))]
-    counts = range(1, machine.num_chips + 1)
 
-    def scaled(batch_size: int) -> list[int]:
-        return [-(-size * batch_size // memory.batch_size) for size in saved]
+    def saved(batch_size: int, num_stages: int) -> list[int]:
+        return [-(-layer.activations * batch_size // memory.batch_size) for layer in memory.layers]
 
-    def fits(batch_size: int) -> bool:
-        sizes, peak = scaled(batch_size), memory.peak_at(batch_size)
-        return any(can_split(work, fixed, sizes, n, chip_bytes, load.trains, peak) for n in counts)
-
-    stages: list[Stage] | None = None
-    for count in counts:
-        stages = split_stages(
-            work, fixed, scaled(memory.batch_size), count, chip_bytes, chip_cores, load.trains, memory.peak
-        )
-        if stages is not None:
-            break
-    largest = search_batch(fits, None)
+    stages, largest = load.split(range(1, machine.num_chips + 1), chip_bytes, chip_cores, saved)
     formula = (
         "per stage: weights + copies + gradients + optimizer + saved activations * batches in flight, 2 * (stages behind it) + 1; "
         "one stage: the peak of the step"
@@ -206,13 +191,13 @@ def _split_over_chips(load: Load, machine: Hardware) -> Fit:
 
 
 def _on_chip(machine: Hardware) -> int:
-    """Memory that layers can have: that of the usable cores where these are known."""
+    """Memory for layers: that of the usable cores where their number is known."""
     if machine.fabric is not None and machine.core_memory_bytes is not None:
         return min(machine.memory_bytes, math.prod(machine.fabric) * machine.core_memory_bytes)
     return machine.memory_bytes
 
 
-_TRIED: dict[str, Callable[[Load, Hardware], Fit]] = {
+_FIT_OF_MODE: dict[str, Callable[[Load, Hardware], Fit]] = {
     "resident": _resident,
     "layer_pipelined": _pipelined,
     "weight_streaming": _streamed,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from portwright.graph.plans.load import Fit, Load, search_batch
-from portwright.graph.plans.memory import largest_batch
-from portwright.graph.plans.stages import can_split, split_stages
-from portwright.graph.plans.streamed import FORMULA, measure_streamed
+from portwright.graph.plans.load import Fit, Load
+from portwright.graph.plans.memory import Memory, Moment, largest_batch, most_bytes
 from portwright.job.sizes import show_bytes
 from portwright.target import ExecutionMode, Hardware
 
 _MOST_PROCESSES = 64
-_MICRO_BATCHES = 4  # a stage, where runconfig.pipeline.micro_batches is left out
+_MICRO_BATCHES = 4  # by stage, without runconfig.pipeline.micro_batches
 
 
 def as_a_run_chooses(tried: Mapping[ExecutionMode, Fit]) -> Fit:
-    """As `runconfig.execution: auto` does with one process: resident if it fits, else streaming."""
+    """Chooses as `runconfig.execution: auto` does with one process: resident if it fits, else streaming."""
     resident, streaming = tried["resident"], tried.get("weight_streaming")
     if resident.fits is None:
         return replace(resident, why_mode="the memory is not known, so nothing speaks against it")
@@ -44,15 +42,13 @@ def streamed_from_host(load: Load, machine: Hardware) -> Fit:
 
 
 def split_over_processes(load: Load, machine: Hardware) -> Fit:
-    """As few processes as hold the step, each with a device of its own."""
+    """A pipeline over as few processes as hold the step, each with its own device."""
     capacity = machine.memory_bytes
     formula = "per stage: weights + copies + gradients + optimizer + saved activations of the micro-batches in flight; one device a stage"
     if not capacity:
         why = f"a step takes {show_bytes(load.memory.peak)} over all stages; the memory of {machine.name} is not known here"
         return Fit("layer_pipelined", None, load.memory.peak, 0, why, None, formula)
     most = max(1, min(len(load.names), _MOST_PROCESSES))
-    counts, work = range(1, most + 1), load.work
-    fixed = [load.stage_bytes(i) for i in range(len(load.names))]
 
     def micro(batch_size: int, num_stages: int) -> list[int]:
         """What a micro-batch saves in each layer."""
@@ -62,21 +58,7 @@ def split_over_processes(load: Load, machine: Hardware) -> Fit:
             for layer in load.memory.layers
         ]
 
-    def fits(batch_size: int) -> bool:
-        peak = load.memory.peak_at(batch_size)
-        return any(
-            can_split(work, fixed, micro(batch_size, n), n, capacity, load.trains, peak) for n in counts
-        )
-
-    batch = load.memory.batch_size
-    split = (
-        split_stages(
-            work, fixed, micro(batch, n), n, capacity, machine.num_cores or 1, load.trains, load.memory.peak
-        )
-        for n in counts
-    )
-    stages = next((found for found in split if found is not None), None)
-    largest = search_batch(fits, None)
+    stages, largest = load.split(range(1, most + 1), capacity, machine.num_cores or 1, micro)
     if stages is None:
         why = (
             f"a step takes {show_bytes(load.memory.peak)}, and no split of its {len(load.names)} layer(s) over up to {most} "
@@ -87,3 +69,67 @@ def split_over_processes(load: Load, machine: Hardware) -> Fit:
     why = f"over {len(stages)} process(es), the fullest stage takes {show_bytes(needed)} of {show_bytes(capacity)}"
     by_work = tuple(replace(stage, cores_of=()) for stage in stages)  # a process has all cores of its device
     return Fit("layer_pipelined", True, needed, capacity, why, largest, formula, stages=by_work)
+
+
+SLOTS = 3  # runconfig.streaming.slots, where nothing else is said
+_GRADIENT_SLOTS = 2  # on the device
+_GRADIENT_RING = 4  # layers' gradients on the host, on their way to the update
+FORMULA = (
+    "on the device: slots * the largest layer's weights in the dtype that it computes in + 2 * its gradients + all that is outside the "
+    "layers + the layers' inputs, kept for recomputing + most over layers of what one makes and reads at once; beside it: the layers' "
+    "weights and optimizer state, half-precision copies to send, and 4 * the largest layer's gradients"
+)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Bytes of a streamed step, for the batch that was captured."""
+
+    device_bytes: int
+    host_bytes: int
+    moments: tuple[Moment, ...]  # on the device, by which a batch of another size is judged
+    layers: tuple[int, ...]  # numbers of the layers that are streamed; the rest lives on the device
+
+
+def streamed_layers(paths: Sequence[str]) -> tuple[int, ...]:
+    """The layers that are items of lists; all layers of a model without lists."""
+    items = tuple(i for i, path in enumerate(paths) if any(part.isdecimal() for part in path.split(".")))
+    return (
+        items
+        or tuple(i for i, path in enumerate(paths) if path and path != "(model)")
+        or tuple(range(len(paths)))
+    )
+
+
+def measure_streamed(memory: Memory, paths: Sequence[str], trains: bool, slots: int = SLOTS) -> Streamed:
+    """Derives a streamed step from the measured resident step; `paths` are those of its layers."""
+    chosen = tuple(i for i in streamed_layers(paths) if memory.layers[i].weights)
+    rest = [i for i in range(len(memory.layers)) if i not in set(chosen)]
+    layers = memory.layers
+    sent = [_sent(memory, i) for i in chosen]
+    gradients = [layers[i].gradients for i in chosen]
+    on_device = min(slots, len(chosen)) * max(sent, default=0)
+    on_device += min(_GRADIENT_SLOTS, len(chosen)) * max(gradients, default=0)
+    on_device += sum(
+        layers[i].weights + layers[i].weight_copies + layers[i].gradients + layers[i].optimizer for i in rest
+    )
+    kept = {
+        i: (layers[i].entering if i in set(chosen) else layers[i].activations) for i in range(len(layers))
+    }
+    whole = sum(kept.values()) if trains else 0
+    moments = tuple(
+        Moment(
+            work.scaled + memory.inputs + (whole - kept[i] if trains else 0),
+            work.fixed + on_device,
+        )
+        for i, work in enumerate(memory.working)
+    ) or (Moment(memory.inputs, on_device),)
+    # Weights that are sent in their stored type need no copy.
+    host = sum(layers[i].weights + layers[i].optimizer + layers[i].weight_copies for i in chosen)
+    host += min(_GRADIENT_RING, len(chosen)) * max(gradients, default=0)
+    return Streamed(most_bytes(moments, memory.batch_size, memory.batch_size), host, moments, chosen)
+
+
+def _sent(memory: Memory, layer: int) -> int:
+    """Bytes of a layer's weights as they are sent: in half precision where the device computes in that."""
+    return memory.layers[layer].weight_copies or memory.layers[layer].weights

@@ -1,7 +1,7 @@
 """The questions of Neocortex's key-metrics form, answered as far as a plan can.
 
 The form (PSC, Compilation Key Metrics to Share) asks for the ratio of used components, the cycles a sample, the size of the data
-set, the size of a sample and the largest batch that is expected; what a reader of the form asks next is added.
+set, the size of a sample and the largest batch that is expected; a few further figures are added.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from portwright.graph.plans.data import Data
 from portwright.graph.plans.estimate import MADE_BY
 from portwright.graph.plans.plan import Plan
+from portwright.graph.plans.request import Data
 
 SOURCE = "PSC Neocortex, Compilation Key Metrics to Share"
 _MOST_FILES = 1_000_000
@@ -52,42 +52,42 @@ def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
         "answers": {
             "ratio_of_utilized_components": _estimated(plan, "total_utilization", no_fabric),
             "cycles_per_sample": _estimated(plan, "estimated_deltat", no_fabric),
-            "dataset_bytes": _answer(dataset[0], dataset[1], "bytes", dataset[2]),
-            "dataset_files": _answer(
+            "dataset_bytes": _metric(dataset[0], dataset[1], "bytes", dataset[2]),
+            "dataset_files": _metric(
                 num_files or None,
                 "" if num_files else "train_input names no files that exist",
                 "files",
                 "counted",
             ),
-            "num_samples": _answer(data.num_samples, data.why_no_samples, "samples", "len(dataset)"),
-            "sample_bytes": _answer(
+            "num_samples": _metric(data.num_samples, data.why_no_samples, "samples", "len(dataset)"),
+            "sample_bytes": _metric(
                 sample_bytes if plan.memory.inputs else None,
                 "" if plan.memory.inputs else "the step has no input",
                 "bytes",
                 "bytes of the batch's tensors / batch size",
             ),
-            "batch_size": _answer(plan.graph.batch_size, "", "samples", "the batch that was planned"),
+            "batch_size": _metric(plan.graph.batch_size, "", "samples", "the batch that was planned"),
             "largest_batch": _largest_batch(plan),
-            "parameters": _answer(plan.graph.num_parameters, "", "elements", "counted; shared ones once"),
+            "parameters": _metric(plan.graph.num_parameters, "", "elements", "counted; shared ones once"),
             "flops_per_sample": _estimated(plan, "flops_per_sample", ""),
             "memory_bytes": _estimated(plan, "memory_bytes", ""),
-            "execution_mode": _answer(plan.fit.mode, "", "", plan.fit.why_mode),
+            "execution_mode": _metric(plan.fit.mode, "", "", plan.fit.why_mode),
         },
     }
 
 
 def _estimated(plan: Plan, name: str, reason: str) -> dict[str, Any]:
     estimate = plan.estimates.get(name)
-    return _answer(None, reason, "", "") if estimate is None else {**estimate.as_json(), "reason": None}
+    return _metric(None, reason, "", "") if estimate is None else {**estimate.as_json(), "reason": None}
 
 
 def _largest_batch(plan: Plan) -> dict[str, Any]:
     if plan.fit.largest_batch is None:
-        return _answer(None, plan.fit.batch_note, "samples", "")
+        return _metric(None, plan.fit.batch_note, "samples", "")
     return _estimated(plan, "largest_batch", "")
 
 
-def _answer(value: Any, reason: str, unit: str, formula: str) -> dict[str, Any]:
+def _metric(value: Any, reason: str, unit: str, formula: str) -> dict[str, Any]:
     return {
         "value": value,
         "unit": unit,

@@ -1,15 +1,15 @@
-"""What a step asks of a machine, and what one execution mode comes to there."""
+"""What a step needs of a machine, and the result of trying one execution mode on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from portwright.graph.plans.calibration import wanted_cores
+from portwright.graph.plans.estimate import wanted_cores
 from portwright.graph.plans.flops import Flops
 from portwright.graph.plans.memory import Memory
 from portwright.graph.plans.placement import Rectangle, Shares
-from portwright.graph.plans.stages import Stage
+from portwright.graph.plans.stages import Stage, can_split, split_stages
 from portwright.target import ExecutionMode
 
 
@@ -28,7 +28,7 @@ class Fit:
     shares: Shares | None = None  # of the cores of a fabric
     stages: tuple[Stage, ...] = ()
     why_mode: str = ""
-    host_bytes: int | None = None  # beside the device; None where nothing is
+    host_bytes: int | None = None  # on the host of the device; None where nothing is there
     execution: str | None = None  # the value of runconfig.execution that asks for it; None: nothing to choose
 
     @property
@@ -45,7 +45,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Load:
-    """What a step asks of a machine."""
+    """What a step needs of a machine."""
 
     memory: Memory
     flops: Flops
@@ -60,7 +60,7 @@ class Load:
 
     @property
     def wanted_cores(self) -> float:
-        """Cores that the work would take on a fabric, were there no limit."""
+        """Cores that the work would take on a fabric without limits."""
         return wanted_cores(self.products)
 
     @property
@@ -68,7 +68,7 @@ class Load:
         return [self.flops.of(i).total for i in range(len(self.names))]
 
     def stage_bytes(self, layer: int) -> int:
-        """What a layer keeps on the chip whatever the batch."""
+        """Bytes that a layer keeps on the chip, independent of the batch."""
         m = self.memory.layers[layer]
         return m.weights + m.weight_copies + m.gradients + m.optimizer
 
@@ -76,6 +76,32 @@ class Load:
         """Samples whose activations a pipelined layer holds: those that passed it and have not yet come back."""
         deep = 2 * (len(self.names) - layer) - 1
         return min(batch_size, deep) if self.trains else 1
+
+    def split(
+        self,
+        counts: Sequence[int],
+        chip_bytes: int,
+        chip_cores: int,
+        saved: Callable[[int, int], list[int]],
+    ) -> tuple[list[Stage] | None, int | None]:
+        """The first of these numbers of stages that holds the step, and the largest batch that any of them holds.
+
+        `saved` gives what a batch of some size keeps in each layer, in so many stages.
+        """
+        work, fixed = self.work, [self.stage_bytes(i) for i in range(len(self.names))]
+
+        def fits(batch_size: int) -> bool:
+            peak = self.memory.peak_at(batch_size)
+            return any(
+                can_split(work, fixed, saved(batch_size, n), n, chip_bytes, self.trains, peak) for n in counts
+            )
+
+        batch, peak = self.memory.batch_size, self.memory.peak
+        splits = (
+            split_stages(work, fixed, saved(batch, n), n, chip_bytes, chip_cores, self.trains, peak)
+            for n in counts
+        )
+        return next((found for found in splits if found is not None), None), search_batch(fits, None)
 
 
 def search_batch(fits: Callable[[int], bool], limit: int | None) -> int | None:

@@ -27,7 +27,7 @@ class LayerMemory:
     weight_copies: int = 0
     gradients: int = 0
     optimizer: int = 0
-    activations: int = 0  # that the backward pass reads, or the most at once where nothing is saved
+    activations: int = 0  # read by the backward pass, or the most at once where nothing is saved
     live_forward: int = 0  # most activations of the whole model at once while this layer runs forward
     live_backward: int = 0
     entering: int = 0  # made by other layers and read by this one in the forward pass: its inputs
@@ -35,7 +35,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What lives at one node, beside what always lives."""
+    """Bytes alive at one node, besides those that live throughout."""
 
     scaled: int  # bytes that grow with the batch
     fixed: int  # bytes that do not
@@ -55,10 +55,9 @@ class Memory:
     peak: int  # most at once of all of the above; parts peak at different moments, so it is at most their sum
     layers: tuple[LayerMemory, ...]
     batch_size: int
-    moments: tuple[Moment, ...]  # that can be the peak: no other exceeds them in both parts
-    working: tuple[
-        Moment, ...
-    ]  # one a layer: most at once of what it makes and reads while it runs, gradients left out
+    moments: tuple[Moment, ...]  # candidates for the peak: no other exceeds one in both parts
+    # one a layer: most at once of what it makes and reads while it runs, gradients left out
+    working: tuple[Moment, ...]
 
     @property
     def resident(self) -> int:
@@ -66,7 +65,7 @@ class Memory:
         return self.weights + self.optimizer
 
     def peak_at(self, batch_size: int) -> int:
-        """The peak with another batch size: what comes from the batch grows with it, the rest stays."""
+        """The peak with another batch size: bytes that come from the batch grow with it, the others stay."""
         return self.resident + most_bytes(self.moments, self.batch_size, batch_size)
 
 
@@ -132,7 +131,7 @@ def measure_memory(graph: Graph, rows: Rows, optimizer: OptimizerCost) -> Memory
 
 
 def _walk(storages: Storages, num_layers: int, input_bytes: int) -> _Walked:
-    """Goes through the nodes in order and keeps account of what lives."""
+    """Follows the bytes that are alive through all nodes in order."""
     values, scaled = storages.graph.values, storages.scaled
     starting: dict[int, list[int]] = {}
     ending: dict[int, list[int]] = {}
@@ -141,9 +140,8 @@ def _walk(storages: Storages, num_layers: int, input_bytes: int) -> _Walked:
         ending.setdefault(storages.dies[storage], []).append(storage)
     walked = _Walked(num_layers)
     live = [0, input_bytes]  # fixed and scaled
-    of_layer = [
-        [0, 0] for _ in range(num_layers)
-    ]  # fixed and scaled, by the layer that made it, gradients left out
+    # fixed and scaled, by the layer that made it, gradients left out
+    of_layer = [[0, 0] for _ in range(num_layers)]
     copies = gradients = 0
     for moment, node in enumerate(storages.nodes):
         for storage in starting.get(moment, ()):
@@ -188,7 +186,7 @@ def _entering(storages: Storages, num_layers: int) -> list[int]:
 
 
 def _needed_at(storages: Storages, moment: int, of_layer: list[list[int]]) -> tuple[int, int]:
-    """Scaled and fixed bytes that a layer needs at a node: its own that live, and what the node reads of others."""
+    """Scaled and fixed bytes that a layer needs at a node: its own living ones, and those of other layers that the node reads."""
     layer = storages.layer[moment]
     needed = list(of_layer[layer])
     for storage in {storages.root[i] for i in storages.nodes[moment].inputs}:

@@ -89,7 +89,7 @@ class OptimizerCost:
         return total
 
     def _is_orthogonal(self, value: Value) -> bool:
-        """Whether Muon keeps one momentum of it: a matrix or more, and not among those that AdamW takes."""
+        """Whether Muon itself trains this weight, with one momentum: a matrix or more, and none that it leaves to AdamW."""
         by_adamw = self.options.get("adamw_params") or ()
         return len(value.shape) >= 2 and not any(part in value.name for part in by_adamw)
 

@@ -1,7 +1,7 @@
 """Layers on a rectangular fabric of cores: one rectangle each, none over another, in the order of the data.
 
-Layers go in strips from left to right and back, like lines of a letter that is read as the ox ploughs, so that what talks to
-each other lies side by side. A strip is as high as makes its rectangles most nearly square.
+Layers fill strips from left to right, and the next strip from right to left, so that layers that exchange data
+lie side by side. The height of a strip is chosen so that its rectangles are nearly square.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shares:
     """Cores of each layer, in proportion to its work, but never fewer than its memory takes."""
 
     cores: tuple[float, ...]
-    least: float  # that memory alone takes
+    least: float  # cores that memory alone takes
     crowding: (
         float  # how many times its share of work a core has, against all the cores that the work would take
     )
@@ -83,7 +83,7 @@ def place(cores: Sequence[int], fabric: tuple[int, int]) -> list[Rectangle] | No
     total = sum(cores)
     if total > columns * rows:
         return None
-    # As wide as a block of the fabric's proportions, with some room for rounding; then wider until all is inside.
+    # Begins with a block of the fabric's proportions, and widens it until all layers are inside.
     width = min(columns, max(1, math.ceil(math.sqrt(total * columns / rows))))
     while True:
         placed = _fill(cores, width, rows)
@@ -119,7 +119,7 @@ def _best_strip(cores: Sequence[int], first: int, width: int) -> tuple[int, int]
         total += cores[last - 1]
         height = _height(cores[first:last], total, width)
         extents = [math.ceil(c / height) for c in cores[first:last]]
-        # The mean of how far each is from a square; an unfilled strip wastes fabric and counts as badly.
+        # The mean distance of the rectangles from squares, times the share of the strip that stays empty.
         shape = sum(max(e / height, height / e) for e in extents) / len(extents)
         waste = width * height / max(total, 1)
         if best is None or shape * waste < best[0]:

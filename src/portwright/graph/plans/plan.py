@@ -1,4 +1,4 @@
-"""A plan: what a target says to a model's training step, what it takes there, and what to change."""
+"""A plan: whether a target runs a model's training step, what the step takes there, and what to change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from portwright.graph.graph import Graph
 from portwright.graph.match import MatchReport
 from portwright.graph.plans import flops as flops_module
 from portwright.graph.plans import memory as memory_module
-from portwright.graph.plans.calibration import estimate_cycles, estimate_utilization
-from portwright.graph.plans.estimate import MADE_BY, Estimate
+from portwright.graph.plans.estimate import MADE_BY, Estimate, estimate_cycles, estimate_utilization
 from portwright.graph.plans.fit import choose_fit, fit_as_json
 from portwright.graph.plans.flops import Flops, count_flops
 from portwright.graph.plans.load import Fit, Load
@@ -41,8 +40,9 @@ class Plan:
     fit: Fit
     estimates: Mapping[str, Estimate]
     changes: tuple[str, ...]
-    legalise: Mapping[str, Any] | None = None  # what legalise would gain, or did
+    legalise: Mapping[str, Any] | None = None  # what legal forms would gain, or did
     notes: tuple[str, ...] = ()
+    untrained: str = ""  # why no run can train this step there, even if it fits
 
     @property
     def graph(self) -> Graph:
@@ -121,7 +121,7 @@ class Plan:
         }
 
     def _estimated(self, name: str) -> float | int | None:
-        """None where the mode has no such number."""
+        """The value of an estimate; None where the mode has none of this name."""
         return self.estimates[name].value if name in self.estimates else None
 
     def _layer_json(self, index: int) -> dict[str, Any]:
@@ -193,6 +193,7 @@ def make_plan(
     optimizer: OptimizerCost | None = None,
     legalise: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
+    untrained: str = "",
 ) -> Plan:
     """Measures a matched step against a machine; without a mode the one that suits it is chosen."""
     graph = report.graph
@@ -208,7 +209,7 @@ def make_plan(
         tuple(row.name for row in rows.rows),
     )
     if graph.info.get("framework", "pytorch") != "pytorch" and "resident" in machine.modes:
-        machine = replace(machine, modes=("resident",))  # runconfig.execution is of runs with torch
+        machine = replace(machine, modes=("resident",))  # only runs with torch know runconfig.execution
     fit = choose_fit(load, machine, mode)
     parameters_of = [0] * len(rows.rows)
     for value in graph.values:
@@ -233,6 +234,7 @@ def make_plan(
         _changes(report, load, fit, machine, legalise),
         legalise,
         notes,
+        untrained,
     )
 
 

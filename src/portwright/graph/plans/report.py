@@ -64,6 +64,8 @@ def _one(plan: Plan) -> list[str]:
 
 def _verdict(plan: Plan) -> str:
     name, machine = plan.report.target, plan.machine.name
+    if plan.untrained:
+        name += f", planned only ({plan.untrained})"
     if not plan.supported:
         places = len(plan.report.refused)
         return f"{name}: not supported on {machine}: {places} place(s) refused" + (
@@ -76,7 +78,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def _how_to_ask(plan: Plan) -> list[str]:
-    """The key of runconfig that runs it so, where a run has a choice."""
+    """The key of runconfig that chooses the planned mode, where a run has a choice."""
     if plan.fit.execution is None or not plan.fit.fits:
         return []
     alone = " (auto, the default, chooses it too)"
@@ -92,7 +94,7 @@ def _number(value: float) -> str:
 
 
 def _swaps(plan: Plan) -> list[str]:
-    """What was put in its legal form."""
+    """The parts that were replaced by their legal form."""
     if not plan.legalise or not plan.legalise["applied"]:
         return []
     swaps = plan.legalise["swaps"]

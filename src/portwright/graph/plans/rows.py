@@ -13,7 +13,7 @@ _NOT_YET = -1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer: a module with all that is in it, and what is computed from it before the next layer."""
+    """One layer: a module with its submodules, and the ops on its output before the next layer."""
 
     path: str  # '' for what belongs to no layer
     kind: str

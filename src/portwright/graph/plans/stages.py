@@ -17,7 +17,7 @@ class Stage:
     layers: tuple[int, ...]  # numbers of the layers
     memory_bytes: int
     memory_available: int
-    cores: int  # that its memory takes at least
+    cores: int  # at least, to hold its memory
     cores_available: int
     cores_of: tuple[int, ...]  # of each of its layers, by work and memory
     share_of_work: float
@@ -105,7 +105,7 @@ def _balance(
     chip_bytes: int,
     trains: bool,
 ) -> list[tuple[int, int]] | None:
-    """Halves the interval of the busiest stage's work; a greedy fill says whether a bound can be kept."""
+    """Finds the least work of the busiest stage by bisection; a greedy fill tells whether a bound can be kept."""
     fullest = _fill(work, fixed, saved, num_stages, chip_bytes, trains, float("inf"))
     if fullest is None:
         return None

@@ -11,7 +11,7 @@ from portwright.graph.plans.rows import Rows
 
 
 class Storages:
-    """Lives and origins of the storages of a graph's forward and backward pass.
+    """Lifetimes and origins of the storages of a graph's forward and backward pass.
 
     A storage is named by the value that owns it; a moment is a position in `nodes`.
     """
@@ -45,7 +45,7 @@ class Storages:
 
     @cached_property
     def copies(self) -> set[int]:
-        """Made in the forward pass of weights alone: copies in another dtype or layout."""
+        """Storages that the forward pass makes from weights alone: copies in another dtype or layout."""
         values = self.graph.values
         weights = {self.root[v.index] for v in values if v.kind == "parameter"}
         copies: set[int] = set()
@@ -58,7 +58,7 @@ class Storages:
 
     @cached_property
     def gradients(self) -> set[int]:
-        """Of trained parameters: made in the backward pass, read by nobody, and of a parameter's shape in some view."""
+        """Gradients of trained parameters: made in the backward pass, never read, with some view of a parameter's shape."""
         if not self.graph.trains:
             return set()
         values = self.graph.values
@@ -77,7 +77,7 @@ class Storages:
 
     @cached_property
     def scaled(self) -> set[int]:
-        """Those that grow with the batch: made of the inputs, and neither gradients nor on the way to one."""
+        """Storages that grow with the batch: computed from the inputs, and neither gradients nor elementwise steps to one."""
         batch = {self.root[v.index] for v in self.graph.values if v.kind == "input"}
         for node in self.nodes:
             if any(self.root[i] in batch for i in node.inputs):
@@ -87,9 +87,9 @@ class Storages:
         )
 
     def _towards_gradients(self) -> set[int]:
-        """Gradients, and what they are made of element by element, such as one in half precision or a summand of it.
+        """Gradients and the values that become them element by element, such as one in half precision or a summand.
 
-        A product is where the batch's dimension ends, so nothing before it is meant.
+        Values before a product are left out, since the product sums over the batch.
         """
         found = set(self.gradients)
         for moment in range(len(self.nodes) - 1, self.first_backward - 1, -1):

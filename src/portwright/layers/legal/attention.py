@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+__all__ = ["TransformerDecoder", "TransformerEncoder", "multi_head_attention_forward"]
 
 
 def multi_head_attention_forward(
@@ -84,3 +86,41 @@ def _masked(scores: Tensor, mask: Tensor | None, num_heads: int) -> Tensor:
     if mask.dim() == 3:
         mask = mask.reshape(-1, num_heads, *mask.shape[1:])
     return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """nn.TransformerEncoder; a mask of which nothing is said is taken as it is, not tested for being causal."""
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        return super().forward(src, _beside(mask, src), src_key_padding_mask, bool(is_causal))
+
+
+class TransformerDecoder(nn.TransformerDecoder):
+    """nn.TransformerDecoder; a mask of which nothing is said is taken as it is, not tested for being causal."""
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        return super().forward(
+            tgt, memory, _beside(tgt_mask, tgt), _beside(memory_mask, tgt), tgt_key_padding_mask, memory_key_padding_mask,
+            bool(tgt_is_causal), memory_is_causal,
+        )  # fmt: skip
+
+
+def _beside(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """Moves a mask to the device of `x`: torch ignores a causal mask on the host, but here it is used."""
+    return None if mask is None else mask.to(x.device)

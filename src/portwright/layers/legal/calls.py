@@ -1,4 +1,4 @@
-"""Redirecting a model's calls of torch while its forward runs, and keeping account of them."""
+"""Redirects a model's calls of torch while its forward runs, and records them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from portwright.errors import UnsupportedError
 from portwright.layers.legal.checkpointing import plain_calls
-from portwright.layers.legal.forms import FORMS, Form
 from portwright.layers.legal.redirects import redirects_for
+from portwright.legal_forms import FORMS, Form
+
+__all__ = ["Swap"]
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -46,7 +48,7 @@ _CHECKPOINT = next(form for form in FORMS if form.name == "checkpoint")
 
 @dataclass(frozen=True)
 class Swap:
-    """One module or call that a legal form stands in for."""
+    """One module or call that a legal form replaces."""
 
     module: str
     """Its path in the model; empty for the model itself."""
@@ -78,7 +80,7 @@ class CallLog:
             self._swaps.setdefault(swap)
 
     def note(self, what: str, form: Form, root: nn.Module) -> None:
-        """Accounts for a redirected call, once for each line that makes it."""
+        """Records a redirected call, once for each line that makes it."""
         file, line, frame = _caller()
         key = (what, file, line)
         if key not in self._seen:
@@ -87,7 +89,7 @@ class CallLog:
 
     @contextmanager
     def redirecting(self, root: nn.Module) -> Iterator[None]:
-        """While it lasts, refused calls go to their legal forms; inside itself it does nothing more."""
+        """Within, refused calls go to their legal forms; a nested use changes nothing."""
         if getattr(self._running, "active", False):
             yield
             return
@@ -116,9 +118,8 @@ class RedirectMode(TorchFunctionMode):
         super().__init__()
         self._log, self._root = log, root
         self._redirects = redirects_for(log.target)
-        self._copies: dict[
-            int, tuple[Any, str]
-        ] = {}  # kept alive while the forward runs, so that an id stays theirs
+        # by id; kept alive while the forward runs, so that no other tensor gets the id
+        self._copies: dict[int, tuple[Any, str]] = {}
 
     def __torch_function__(
         self,
@@ -131,16 +132,14 @@ class RedirectMode(TorchFunctionMode):
         if self._copies and args and _writes(func):
             self._refuse_write(func, args[0])
         redirect = self._redirects.get(func)
-        if redirect is None and hasattr(
-            func, "__wrapped__"
-        ):  # the SDK wraps functions of torch's modules in place
+        # the SDK wraps functions of torch's modules in place
+        if redirect is None and hasattr(func, "__wrapped__"):
             redirect = self._redirects.get(inspect.unwrap(func))
         if redirect is None or not redirect.applies(args, options):
             return func(*args, **options)
         self._log.note(redirect.what, redirect.form, self._root)
-        result = redirect.function(
-            *args, **{k: v for k, v in options.items() if k != "out"}
-        )  # an out of None
+        # without out=None
+        result = redirect.function(*args, **{k: v for k, v in options.items() if k != "out"})
         if redirect.form.name in _COPIES_OF_VIEWS:
             self._copies[id(result)] = (result, redirect.what)
         return result
@@ -164,7 +163,7 @@ def _writes(func: Callable[..., Any]) -> bool:
 
 
 def _caller() -> tuple[str, int, FrameType | None]:
-    """The nearest line that is neither torch's, nor the SDK's, nor ours."""
+    """The innermost line outside of torch, the SDK and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -175,7 +174,7 @@ def _caller() -> tuple[str, int, FrameType | None]:
 
 
 def _path_of(frame: FrameType | None, root: nn.Module) -> str:
-    """The innermost module of the model that is running."""
+    """The name of the model's innermost module that is running."""
     names: dict[int, str] = {id(module): name for name, module in root.named_modules()}
     while frame is not None:
         owner = frame.f_locals.get("self")

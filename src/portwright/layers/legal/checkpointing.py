@@ -1,4 +1,4 @@
-"""Activation checkpointing as a plain call, and vendor's wrappers taken off, while a legalised model runs."""
+"""Makes activation checkpointing a plain call, and removes a vendor's wrappers, while a legalised model runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+
+__all__ = ["checkpoint"]
 
 
 def checkpoint(
@@ -33,8 +35,8 @@ _saved: list[tuple[Any, str, Any]] = []
 
 @contextmanager
 def plain_calls(note: Callable[[], None]) -> Iterator[None]:
-    """While it lasts, torch's checkpoint just calls its function however it was imported, and F.binary_cross_entropy is torch's
-    own again (the SDK's wrapper raises before anybody can stand in). Shared by all threads and nested uses."""
+    """Within, torch's checkpoint only calls its function, however it was imported, and F.binary_cross_entropy is torch's
+    own (the SDK's wrapper raises before the call can be redirected). Shared by all threads and nested uses."""
     global _depth
     with _lock:
         if _depth == 0:

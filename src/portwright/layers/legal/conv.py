@@ -16,6 +16,11 @@ from torch.nn import functional as F
 
 from portwright.layers.legal.padding import pad
 
+__all__ = [
+    "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "conv1d", "conv2d",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+]  # fmt: skip
+
 Size = int | Sequence[int]
 Padding = int | str | Sequence[int]
 
@@ -144,7 +149,7 @@ def _conv(
 
 
 def _is_malformed(input: Tensor, weight: Tensor, groups: int, channels: int) -> bool:
-    """Torch itself says what is wrong with such a call."""
+    """Whether a call is wrong, so that torch must raise its own error."""
     if groups < 1 or input.dim() < -channels or weight.dim() != 1 - channels:
         return True
     return input.shape[channels] != weight.shape[1] * groups or weight.shape[0] % groups != 0
@@ -159,7 +164,7 @@ def _depthwise(
     padding: Padding,
     dilation: Size,
 ) -> Tensor:
-    """A group a channel: the kernel's taps, each a shifted view times a number a channel. No multiplication by zero."""
+    """Convolves each channel by itself: a sum over the kernel's places of shifted views times one number a channel."""
     strides, dilations = _each(stride, num_dims), _each(dilation, num_dims)
     kernel = tuple(weight.shape[2:])
     padded = F.pad(input, _pad_amounts(padding, kernel, dilations))
@@ -191,7 +196,7 @@ def _depthwise(
 
 
 def _pad_amounts(padding: Padding, kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """What F.pad wants: last dimension first, before and after."""
+    """The amounts for F.pad: last dimension first, before and after."""
     amounts: list[int] = []
     for place in reversed(range(len(kernel))):
         if padding == "valid":
@@ -206,7 +211,7 @@ def _pad_amounts(padding: Padding, kernel: Sequence[int], dilations: Sequence[in
 
 
 def _block_diagonal(weight: Tensor, groups: int) -> Tensor:
-    """The dense weight (first, second, ...) of a grouped one (first, second / groups, ...): zeros between groups."""
+    """The dense weight (first, second, ...) of a grouped one (first, second / groups, ...), with zeros between groups."""
     first, second = weight.shape[0], weight.shape[1]
     kernel = tuple(weight.shape[2:])
     ones = [1] * len(kernel)

@@ -8,6 +8,8 @@ from torch import Tensor
 from portwright.layers.legal.positions import broadcast_shapes
 from portwright.layers.legal.reductions import rising
 
+__all__ = ["cross", "diag", "diag_embed", "diagonal", "linalg_cross", "trace", "tril", "triu"]
+
 
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """torch.diagonal: a masked sum over rows, whose gradient needs no scatter into a diagonal. The result is a copy."""

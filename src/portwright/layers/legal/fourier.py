@@ -13,6 +13,10 @@ from torch import Tensor
 
 from portwright.layers.legal.windows import unfold_dimension
 
+__all__ = [
+    "fft_parts", "ifft_parts", "irfft_parts", "magnitude", "power_spectrum", "rfft_parts", "stft_parts",
+]  # fmt: skip
+
 
 def rfft_parts(
     input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None

@@ -8,6 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+__all__ = ["affine_grid", "grid_sample"]
+
 
 def grid_sample(
     input: Tensor,
@@ -26,7 +28,7 @@ def grid_sample(
         raise RuntimeError(f"grid_sample of {tuple(input.shape)} cannot take a grid of {tuple(grid.shape)}")
     sizes = input.shape[2:]
     corners = bool(align_corners)
-    # The grid names the last dimension first.
+    # The grid has the last dimension first.
     positions = [
         _place(grid[..., num_dims - 1 - at], size, padding_mode, corners) for at, size in enumerate(sizes)
     ]
@@ -48,7 +50,7 @@ def grid_sample(
 
 
 def _place(coordinate: Tensor, size: int, padding_mode: str, corners: bool) -> Tensor:
-    """From [-1, 1] to a position among the pixels, brought inside as the mode says."""
+    """Maps [-1, 1] to a position among the pixels, moved inside as the mode says."""
     if corners:
         position = (coordinate + 1.0) * ((size - 1) / 2.0)
     else:

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.layers.legal.positions import gather_along, take_positions
-from portwright.layers.legal.reading import can_read
+from portwright.layers.legal.positions import can_read, gather_along, take_positions
+
+__all__ = [
+    "ChannelShuffle", "channel_shuffle", "flip", "fliplr", "flipud", "getitem", "index_fill", "index_select",
+    "one_hot", "roll", "rot90",
+]  # fmt: skip
 
 Dims = int | Sequence[int]
 
@@ -91,7 +95,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 class Key(NamedTuple):
-    """A key taken apart: what torch answers with views, then one index in a dimension of the result of that."""
+    """A key split in two: the part that gives a view, then an index into one dimension of that view."""
 
     basic: tuple[Any, ...]
     dim: int
@@ -113,11 +117,11 @@ def getitem(input: Tensor, key: Any) -> Tensor:
 
 
 def split_key(input: Tensor, key: Any) -> Key:
-    """ValueError for a key of any other kind."""
+    """Splits a key; ValueError for a key that `getitem` does not take."""
     parts = list(key) if isinstance(key, tuple) else [key]
     basic: list[Any] = []
     found: list[tuple[int, Any]] = []
-    dim = 0  # of the result of the basic part
+    dim = 0  # in the view
     num_named = sum(part is not None and part is not Ellipsis for part in parts)
     for part in parts:
         if isinstance(part, Tensor | list):

@@ -1,4 +1,4 @@
-"""legalise(model, target): every refused module and call of a model made legal, in place, and reported."""
+"""legalise(model, target): replaces every refused module and call of a model in place, and reports them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,17 @@ import torch
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.layers.legal import (
-    conv,
-    indexing,
-    losses,
-    norms,
-    padding,
-    pointwise,
-    pooling,
-    recurrent,
-    recurrent_cells,
-    resample,
-    transformer,
-    windows,
-)
 from portwright.layers.legal.calls import CallLog, Swap
-from portwright.layers.legal.forms import FORMS, check_target
+from portwright.layers.legal.redirects import LAYERS
+from portwright.legal_forms import FORMS, check_target
+
+__all__ = ["Legalised", "legalise"]
 
 
 @dataclass(frozen=True)
 class Legalised:
-    """A model whose refused parts have been replaced. Modules are swapped at once; calls in a forward are redirected as it runs,
-    so `swaps` may grow."""
+    """A model whose refused parts have been replaced. Modules are swapped at once, calls when the forward runs, so that
+    `swaps` may grow."""
 
     model: nn.Module
     target: str
@@ -47,7 +36,7 @@ class Legalised:
         return self._log.swaps
 
     def redirecting(self) -> AbstractContextManager[None]:
-        """The same redirection for code outside the model's forward, such as a loss of the user's own."""
+        """Redirects calls outside of the model's forward too, such as those of the user's loss."""
         return self._log.redirecting(self.model)
 
     def as_json(self) -> str:
@@ -66,8 +55,8 @@ class Legalised:
         return "\n".join(lines)
 
 
-def legalise(model: nn.Module, target: str = "csx") -> Legalised:
-    """Makes the model acceptable to the target, in place: parameters, buffers, hooks and state_dict names stay what they are.
+def legalise(model: nn.Module, target: str | None = None) -> Legalised:
+    """Makes the model acceptable to the target (without one, the only one that has forms), in place: parameters, buffers, hooks and state_dict names stay what they are.
 
     Torch's own modules take the class of their legal form; a subclass of the user's keeps its forward, and its calls of
     refused functions are redirected while the model's forward runs.
@@ -79,7 +68,7 @@ def legalise(model: nn.Module, target: str = "csx") -> Legalised:
         raise UserError(
             "a scripted module cannot be made legal: its calls are fixed.", "Legalise it before scripting."
         )
-    compiled = getattr(model, "_orig_mod", None)  # torch.compile's wrapper: what runs is inside
+    compiled = getattr(model, "_orig_mod", None)  # inside torch.compile's wrapper
     inner = compiled if isinstance(compiled, nn.Module) else model
     log = inner.__dict__.get("_legal_calls")
     if not isinstance(log, CallLog):
@@ -88,20 +77,20 @@ def legalise(model: nn.Module, target: str = "csx") -> Legalised:
         for swap in _swap(module, path):
             log.add(swap)
         part = module.__dict__.get("_legal_calls")
-        if isinstance(part, CallLog) and part is not log:  # made legal by itself before
+        if isinstance(part, CallLog) and part is not log:  # this submodule was legalised before
             for swap in part.swaps:
                 log.add(dataclasses.replace(swap, module=f"{path}.{swap.module}".strip(".")))
             module.__dict__["_legal_calls"] = log
     if "_legal_calls" not in inner.__dict__ and type(inner) not in _LEGAL_CLASSES:
         inner.__dict__["_legal_calls"] = log
-        own: Any = type(inner)  # lru_cache's types know no class of unhashable things
+        own: Any = type(inner)  # Any: lru_cache's types refuse an unhashable class
         inner.__class__ = _redirecting_class(own)
     return Legalised(model, name, log)
 
 
 def _swap(module: nn.Module, path: str) -> Iterator[Swap]:
     own = type(module)
-    entry = _MODULES.get(own)
+    entry = LAYERS.get(own)
     if entry is not None:
         legal, refused = entry
         if refused is None or refused(module):
@@ -110,13 +99,13 @@ def _swap(module: nn.Module, path: str) -> Iterator[Swap]:
         return
     if issubclass(own, _LEGAL_CLASSES):
         return
-    # The SDK's wrappers reach a fused recurrent layer before any call of it can be redirected, so the user's class gets the
-    # legal one for its parent: its own forward stays, and what it calls of its parent's is legal.
+    # The SDK's wrappers reach a fused recurrent layer before its calls can be redirected. So the user's class gets the legal
+    # class as its parent: its own forward stays, and the parent's methods that it calls are legal.
     for base in _FUSED:
         if issubclass(own, base):
-            mixed: Any = (own, _MODULES[base][0])
+            mixed: Any = (own, LAYERS[base][0])
             module.__class__ = _mixed_class(*mixed)
-            yield _swap_of(path, base, _MODULES[base][0])
+            yield _swap_of(path, base, LAYERS[base][0])
 
 
 def _swap_of(path: str, own: type, legal: type) -> Swap:
@@ -127,7 +116,7 @@ def _swap_of(path: str, own: type, legal: type) -> Swap:
 
 @functools.cache
 def _redirecting_class(own: type[nn.Module]) -> type[nn.Module]:
-    """A subclass whose forward runs with refused calls redirected. It goes by the same name, so that nobody stumbles over it.
+    """A subclass of the same name whose forward runs with refused calls redirected.
 
     Dynamo cannot follow the redirection and compiles torch's own calls, which are equal; use export's non-strict mode to see
     the legal ones.
@@ -142,7 +131,7 @@ def _redirecting_class(own: type[nn.Module]) -> type[nn.Module]:
 
     @functools.wraps(own.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reaches a forward that was set on the instance too."""
+        """Calls a forward that was set on the instance too."""
         if torch.compiler.is_dynamo_compiling():
             return own.__call__(self, *args, **kwargs)
         with self.__dict__["_legal_calls"].redirecting(self):
@@ -175,68 +164,5 @@ def _revive(make_class: Callable[..., type[nn.Module]], classes: tuple[type, ...
     return made.__new__(made)
 
 
-def _has_groups_or_mirrors(module: Any) -> bool:
-    return module.groups != 1 or module.padding_mode in ("reflect", "replicate")
-
-
-def _has_groups(module: Any) -> bool:
-    return bool(module.groups != 1)
-
-
-def _is_smooth_or_nearest(module: Any) -> bool:
-    return bool(module.mode != "area")
-
-
-def _gives_no_indices(module: Any) -> bool:
-    return not module.return_indices
-
-
-_MODULES: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool] | None]] = {
-    nn.Conv1d: (conv.Conv1d, None),
-    nn.Conv2d: (conv.Conv2d, _has_groups_or_mirrors),
-    nn.Conv3d: (conv.Conv3d, _has_groups_or_mirrors),
-    nn.ConvTranspose1d: (conv.ConvTranspose1d, None),
-    nn.ConvTranspose2d: (conv.ConvTranspose2d, _has_groups),
-    nn.ConvTranspose3d: (conv.ConvTranspose3d, _has_groups),
-    nn.LSTM: (recurrent.LSTM, None),
-    nn.GRU: (recurrent.GRU, None),
-    nn.RNN: (recurrent.RNN, None),
-    nn.LSTMCell: (recurrent_cells.LSTMCell, None),
-    nn.GRUCell: (recurrent_cells.GRUCell, None),
-    nn.Upsample: (resample.Upsample, _is_smooth_or_nearest),
-    nn.UpsamplingNearest2d: (resample.UpsamplingNearest2d, None),
-    nn.UpsamplingBilinear2d: (resample.UpsamplingBilinear2d, None),
-    nn.InstanceNorm1d: (norms.InstanceNorm1d, None),
-    nn.InstanceNorm2d: (norms.InstanceNorm2d, None),
-    nn.InstanceNorm3d: (norms.InstanceNorm3d, None),
-    nn.ReflectionPad1d: (padding.ReflectionPad1d, None),
-    nn.ReflectionPad2d: (padding.ReflectionPad2d, None),
-    nn.ReflectionPad3d: (padding.ReflectionPad3d, None),
-    nn.ReplicationPad1d: (padding.ReplicationPad1d, None),
-    nn.ReplicationPad2d: (padding.ReplicationPad2d, None),
-    nn.ReplicationPad3d: (padding.ReplicationPad3d, None),
-    nn.AdaptiveMaxPool1d: (pooling.AdaptiveMaxPool1d, _gives_no_indices),
-    nn.AdaptiveMaxPool2d: (pooling.AdaptiveMaxPool2d, _gives_no_indices),
-    nn.AdaptiveMaxPool3d: (pooling.AdaptiveMaxPool3d, _gives_no_indices),
-    nn.MaxUnpool2d: (pooling.MaxUnpool2d, None),
-    nn.Unfold: (windows.Unfold, None),
-    nn.Fold: (windows.Fold, None),
-    nn.ChannelShuffle: (indexing.ChannelShuffle, None),
-    nn.PReLU: (pointwise.PReLU, None),
-    nn.SELU: (pointwise.SELU, None),
-    nn.CELU: (pointwise.CELU, None),
-    nn.Hardsigmoid: (pointwise.Hardsigmoid, None),
-    nn.Softshrink: (pointwise.Softshrink, None),
-    nn.Hardshrink: (pointwise.Hardshrink, None),
-    nn.BCELoss: (losses.BCELoss, None),
-    nn.SmoothL1Loss: (losses.SmoothL1Loss, None),
-    nn.HuberLoss: (losses.HuberLoss, None),
-    nn.SoftMarginLoss: (losses.SoftMarginLoss, None),
-    nn.GaussianNLLLoss: (losses.GaussianNLLLoss, None),
-    nn.MultiMarginLoss: (losses.MultiMarginLoss, None),
-    nn.EmbeddingBag: (losses.EmbeddingBag, None),
-    nn.TransformerEncoder: (transformer.TransformerEncoder, None),
-    nn.TransformerDecoder: (transformer.TransformerDecoder, None),
-}
 _FUSED = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell)
-_LEGAL_CLASSES = tuple(legal for legal, _ in _MODULES.values())
+_LEGAL_CLASSES = tuple(legal for legal, _ in LAYERS.values())

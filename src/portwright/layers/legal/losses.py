@@ -9,6 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = [
+    "BCELoss", "EmbeddingBag", "GaussianNLLLoss", "HuberLoss", "MultiMarginLoss", "SmoothL1Loss",
+    "SoftMarginLoss", "binary_cross_entropy", "embedding_bag", "gaussian_nll_loss", "huber_loss",
+    "multi_margin_loss", "smooth_l1_loss", "soft_margin_loss",
+]  # fmt: skip
+
 
 def binary_cross_entropy(
     input: Tensor,
@@ -26,7 +32,7 @@ def binary_cross_entropy(
     probability, label = _widen(input), _widen(target)
     log_yes, log_no = _held_log(probability).detach(), _held_log(1.0 - probability).detach()
     loss = -(label * log_yes + (1.0 - label) * log_no)
-    # Torch's slope in the probability is held apart from the value, so that it stays finite at 0 and 1. What is added is zero.
+    # The added term is zero but has torch's gradient, which stays finite at probabilities of 0 and 1.
     at, goal = probability.detach(), label.detach()
     slope = (at - goal) / (at * (1.0 - at)).clamp(min=1e-12)
     loss = loss + slope * (probability - at)
@@ -36,7 +42,7 @@ def binary_cross_entropy(
 
 
 def _held_log(value: Tensor) -> Tensor:
-    """Torch holds the logarithm of a probability at -100."""
+    """The logarithm of a probability, at least -100 as in torch."""
     return torch.log(value).clamp(min=-100.0)
 
 
@@ -64,7 +70,7 @@ def huber_loss(
     if delta <= 0:
         raise RuntimeError(f"huber_loss takes a delta above 0, not {delta}")
     size = (input - target).abs()
-    loss = torch.where(size <= delta, size * size * 0.5, (size - 0.5 * delta) * delta)
+    loss = torch.where(size <= delta, size * size * 0.5, (size - 0.5 * delta) * delta).to(input.dtype)
     if weight is None:
         return _reduce(loss, reduction)
     loss = loss * weight
@@ -146,7 +152,7 @@ def _reduce(loss: Tensor, reduction: str) -> Tensor:
 
 
 def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """Torch's two old switches say it instead, when one of them is given."""
+    """The reduction, which torch's two deprecated switches override."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

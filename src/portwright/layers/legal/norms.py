@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "batch_norm", "instance_norm"]
+
 
 def instance_norm(
     input: Tensor,
@@ -30,14 +32,14 @@ def instance_norm(
             f"instance_norm needs more than one value a channel, and got an input of shape {tuple(input.shape)}"
         )
     if running_mean is not None and running_var is not None:
-        _follow(input, running_mean, running_var, momentum)
-    flat = input.reshape(*input.shape[:2], 1, -1)  # only group norms of images are lowered
+        _update_running(input, running_mean, running_var, momentum)
+    flat = input.reshape(*input.shape[:2], 1, -1)  # the front end lowers only group norms of images
     return F.group_norm(flat, input.shape[1], weight, bias, eps).reshape(input.shape)
 
 
 @torch.no_grad()
-def _follow(input: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
-    """Torch follows the batch's mean of each instance's mean and unbiased variance."""
+def _update_running(input: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+    """Updates running statistics by the batch's average of the instances' means and unbiased variances."""
     values = input.detach().reshape(input.shape[0], input.shape[1], -1).to(running_mean.dtype)
     mean = values.mean(2)
     var = ((values - mean.unsqueeze(2)) ** 2).sum(2) / (values.shape[2] - 1)

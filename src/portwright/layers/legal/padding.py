@@ -9,6 +9,11 @@ from torch.nn import functional as F
 
 from portwright.layers.legal.positions import take_positions
 
+__all__ = [
+    "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d", "ReplicationPad2d",
+    "ReplicationPad3d", "pad",
+]  # fmt: skip
+
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """F.pad; a negative amount crops in every mode, as torch's does."""

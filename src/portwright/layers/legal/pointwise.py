@@ -1,4 +1,4 @@
-"""Elementwise functions that the front end has no forward or no backward of, written in ones that it has."""
+"""Elementwise functions whose forward or backward the front end lacks, written with ones that it has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+__all__ = [
+    "CELU", "SELU", "Hardshrink", "Hardsigmoid", "PReLU", "Softshrink", "asinh", "atanh", "celu", "dist",
+    "erfc", "exp2", "fmax", "fmin", "frac", "hardshrink", "hardsigmoid", "hypot", "lerp", "linspace",
+    "logaddexp", "logit", "mv", "nan_to_num", "norm", "normalize", "pairwise_distance", "prelu", "selu",
+    "softshrink", "trunc", "vdot", "vector_norm",
+]  # fmt: skip
 
 _SELU_SCALE = 1.0507009873554805
 _SELU_ALPHA = 1.6732632423543772
@@ -39,7 +46,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def _elu(input: Tensor, alpha: float, slope: float) -> Tensor:
-    """The exponential gets no large argument, so that the branch not taken cannot make the gradient NaN."""
+    """ELU; its exponential gets no large argument, so that the branch not taken cannot make the gradient NaN."""
     below = (input.clamp(max=0.0) * slope).expm1().to(input.dtype) * alpha
     return torch.where(input > 0, input, below)
 
@@ -73,6 +80,8 @@ def nan_to_num(
     input: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     """torch.nan_to_num."""
+    if not input.is_floating_point():
+        return torch.nan_to_num(input, nan, posinf, neginf)
     limits = torch.finfo(input.dtype)
 
     def put(where: Tensor, value: float, into: Tensor) -> Tensor:
@@ -86,7 +95,7 @@ def nan_to_num(
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
     """torch.logaddexp."""
     larger, smaller = torch.maximum(input, other), torch.minimum(input, other)
-    same = input == other  # also two infinities, whose difference is not a number
+    same = input == other  # equal infinities too, whose difference would be NaN
     gap = torch.where(same, torch.zeros_like(larger), smaller - larger)
     return larger + torch.log1p(torch.exp(gap))
 
@@ -117,7 +126,10 @@ def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
 
 def hypot(input: Tensor, other: Tensor) -> Tensor:
     """torch.hypot; at the origin its gradient is not defined, here as there."""
-    return (input * input + other * other).sqrt()
+    # divided by this: squares of large numbers overflow, those of small ones vanish
+    size = torch.maximum(input.abs(), other.abs()).detach()
+    scale = torch.where((size == 0) | (size == math.inf), torch.ones_like(size), size)
+    return ((input / scale).square() + (other / scale).square()).sqrt() * scale
 
 
 def exp2(input: Tensor) -> Tensor:
@@ -126,10 +138,17 @@ def exp2(input: Tensor) -> Tensor:
 
 
 def asinh(input: Tensor) -> Tensor:
-    """torch.asinh, by log1p, which keeps small values exact."""
+    """torch.asinh, by log1p, which keeps small values exact; a large one adds the logarithm of what it is times 2**40.
+
+    Where the square overflows, torch's gradient is zero.
+    """
     size = input.abs()
-    square = size * size
-    return input.sign() * torch.log1p(size + square / (1.0 + torch.sqrt(square + 1.0))) + _keep_slope(input)
+    small = size.clamp(max=2.0**40)
+    square = small * small
+    with_slope = torch.where(size * size == math.inf, size.detach(), size)
+    beyond = torch.log((with_slope / 2.0**40).clamp(min=1.0))
+    root = torch.log1p(small + square / (1.0 + torch.sqrt(square + 1.0)))
+    return input.sign() * (root + beyond) + _keep_slope(input)
 
 
 def _keep_slope(input: Tensor) -> Tensor:
@@ -270,12 +289,12 @@ def norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """torch.norm of a vector, p a number above 0 or infinity."""
+    """torch.norm of a vector, p a number above 0 or infinity; torch's own for another p."""
     values = input if dtype is None else input.to(dtype)
     if p in ("fro", None, 2, 2.0):
         return cast(Tensor, torch.norm(values, 2.0, dim, keepdim))
     if isinstance(p, str) or (p is not None and p <= 0):
-        raise RuntimeError(f"norm has no equal form for p={p!r}")
+        return cast(Tensor, torch.norm(values, p, dim, keepdim))
     assert p is not None
     size = values.abs()
     dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
@@ -284,4 +303,6 @@ def norm(
         return size.amax(dims, keepdim=keepdim)
     if p == 1:
         return size.sum(dims, keepdim=keepdim)
-    return size.pow(p).sum(dims, keepdim=keepdim).pow(1.0 / p)
+    total = size.pow(p).sum(dims, keepdim=keepdim)
+    is_zero = total == 0  # there the root has no gradient, and torch's is zero
+    return torch.where(is_zero, total, total.masked_fill(is_zero, 1.0).pow(1.0 / p))

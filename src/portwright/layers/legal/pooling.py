@@ -10,6 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = [
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "MaxUnpool2d", "adaptive_max_pool1d",
+    "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_unpool2d",
+]  # fmt: skip
+
 Size = int | Sequence[int]
 Target = int | Sequence[int | None] | None
 
@@ -30,8 +35,8 @@ def adaptive_max_pool3d(input: Tensor, output_size: Target, return_indices: bool
 
 
 def _adaptive_max(num_dims: int, input: Tensor, output_size: Target, return_indices: bool) -> Tensor:
-    """Windows that tile the input are an ordinary pool; others are taken a dimension at a time, the last one first, so that of
-    equal maxima the same one gets the gradient as in torch."""
+    """Pools ordinarily where windows tile the input, else one dimension after the other, the last one first, so that of equal
+    maxima the same one gets the gradient as in torch."""
     if return_indices:
         raise NotImplementedError("the indices of an adaptive maximum have no equal form")
     sources = input.shape[-num_dims:]
@@ -99,7 +104,7 @@ def _avg(
     count_include_pad: bool,
     divisor: int | None,
 ) -> Tensor:
-    """A pool over the input padded with zeros, and one over ones in the same places, which counts what each window holds."""
+    """Pools the input padded with zeros, and ones in the same places, which counts the elements of each window."""
     pool: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[num_dims]
     kernel, paddings = _each(kernel_size, num_dims), _each(padding, num_dims)
     strides = _each(kernel_size if stride is None or stride == [] else stride, num_dims)

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 MOST_PIECES = 8
 """More slices than this are taken apart along the dimension and put together again: the backward of many slices is slow."""
@@ -52,7 +53,7 @@ def repeat_each(input: Tensor, dim: int, times: int) -> Tensor:
 
 
 def _repeat(positions: Sequence[int], size: int) -> int:
-    """How often each position comes when all come equally often and in order, else 0."""
+    """How often each position occurs if all occur equally often and in order, else 0."""
     times, rest = divmod(len(positions), size)
     if rest or times < 1:
         return 0
@@ -60,7 +61,7 @@ def _repeat(positions: Sequence[int], size: int) -> int:
 
 
 def _pieces(positions: Sequence[int]) -> list[Piece]:
-    """The fewest-looking cut into runs of one step, greedily; torch's slices cannot go backwards."""
+    """Cuts the positions greedily into long runs of one step; torch's slices cannot go backwards."""
     pieces: list[Piece] = []
     at = 0
     while at < len(positions):
@@ -90,7 +91,7 @@ def _cut(input: Tensor, dim: int, piece: Piece) -> Tensor:
 
 
 def _gather(input: Tensor, dim: int, positions: Sequence[int]) -> Tensor:
-    """The index is put together from aranges, since a tensor of host values inside a step is refused."""
+    """Gathers by an index built from aranges, since a tensor of host values is refused inside a step."""
     parts = []
     for piece in _pieces(positions):
         steps = torch.arange(piece.num_taken, device=input.device)
@@ -111,3 +112,14 @@ def gather_along(input: Tensor, dim: int, index: Tensor) -> Tensor:
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """torch.broadcast_shapes, typed."""
     return cast(tuple[int, ...], tuple(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Whether the tensor's values can be read: it is plain, on the CPU, and nothing is tracing."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and not torch.compiler.is_compiling()
+        and _get_current_dispatch_mode() is None
+    )

@@ -1,8 +1,9 @@
-"""Order statistics, cumulative extremes and reductions under a mask."""
+"""Order statistics, cumulative extremes, sums of products and reductions under a mask."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,17 +12,24 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.layers.legal.pointwise import logaddexp
-from portwright.layers.legal.positions import broadcast_shapes
-from portwright.layers.legal.reading import can_read
+from portwright.layers.legal.positions import broadcast_shapes, can_read
+
+__all__ = [
+    "amax", "amin", "bincount", "bucketize", "count_nonzero", "cummax", "cummin", "einsum", "kthvalue",
+    "logcumsumexp", "logsumexp", "masked_mean", "masked_sum", "median", "nanmean", "nansum", "quantile",
+    "searchsorted", "std", "std_mean", "sum", "var", "var_mean",
+]  # fmt: skip
 
 Dims = int | Sequence[int] | None
 
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """torch.median: the lower of two middle values; of values and indices with a dim."""
+    """torch.median: the lower of two middle values; of values and indices with a dim; of whole numbers torch's own."""
+    if not input.is_floating_point():
+        return torch.median(input) if dim is None else torch.median(input, dim, keepdim)
     if dim is None:
         value = _kth(input.flatten(), (input.numel() + 1) // 2, 0)[0].detach()
-        equal = (input == value).to(input.dtype)  # torch shares the gradient among equal values
+        equal = (input == value).to(input.dtype)  # torch divides the gradient among equal values
         share = equal / equal.sum()
         return _or_nan(value + ((input - value) * share).sum(), input, None)
     values, indices = _kth(input, (input.shape[dim] + 1) // 2, dim, keepdim)
@@ -36,7 +44,7 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any
 
 
 def _kth(input: Tensor, k: int, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The k-th smallest, as the last column of the nearer of the two topk."""
+    """The k-th smallest, as the last of the k smallest or of the remaining largest, whichever are fewer."""
     size = input.shape[dim]
     if size == 0:
         raise IndexError("an empty dimension has no k-th value")
@@ -51,7 +59,7 @@ def _kth(input: Tensor, k: int, dim: int, keepdim: bool = False) -> tuple[Tensor
 
 
 def _or_nan(result: Tensor, input: Tensor, dim: int | None, keepdim: bool = False) -> Tensor:
-    """NaN where the values have one: topk takes it for the largest, torch.median for the answer."""
+    """NaN where the input has one, as torch.median gives; topk treats NaN as the largest value."""
     unordered = (input != input).to(torch.float32)
     bad = unordered.sum() if dim is None else unordered.sum(dim, keepdim=keepdim)
     return torch.where(bad > 0, torch.full_like(result, math.nan), result)
@@ -65,9 +73,9 @@ def quantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """torch.quantile, for a q that is a number."""
+    """torch.quantile, for a q that is a number; torch's own for a tensor."""
     if isinstance(q, Tensor):
-        raise TypeError("quantile has an equal form only for a q that is a Python number")
+        return torch.quantile(input, q, dim, keepdim, interpolation=interpolation)
     if not 0.0 <= q <= 1.0:
         raise RuntimeError(f"quantile takes q from 0 to 1, not {q}")
     values = input.flatten() if dim is None else input
@@ -102,8 +110,8 @@ def cummin(input: Tensor, dim: int) -> Any:
 
 
 def _cumulative(input: Tensor, dim: int, wins: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The place of the extreme so far, then its value: so the gradient goes to one place. Of equal values the last wins, and
-    what is not a number wins for good, as in torch."""
+    """The index of the extreme so far, then the value there, so that the gradient goes to one place. As in torch, of equal
+    values the last one wins, and NaN stays."""
     dim = rising(dim, input.dim())[0]
     size = input.shape[dim]
     best = input.detach()
@@ -143,9 +151,27 @@ def masked_sum(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = Fa
 
 def masked_mean(input: Tensor, mask: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The mean where the mask is true: input.masked_select(mask).mean() when no dim is given; NaN where nothing is."""
-    whole = mask.to(input.dtype).expand(broadcast_shapes(mask.shape, input.shape))
+    # a half type's sum overflows where torch's mean does not
+    is_half = input.dtype in (torch.float16, torch.bfloat16)
+    wide = input.float() if is_half else input
+    whole = mask.to(wide.dtype).expand(broadcast_shapes(mask.shape, input.shape))
     count = whole.sum(rising(dim, whole.dim()), keepdim=keepdim)
-    return masked_sum(input, mask, dim, keepdim) / count
+    mean = masked_sum(wide, mask, dim, keepdim) / count
+    return mean.to(input.dtype) if is_half else mean
+
+
+def einsum(equation: str, left: Tensor, right: Tensor) -> Tensor:
+    """torch.einsum of two batches of matrices, by matmul; a summed size of 1 stands for any, as it does in torch's."""
+    first, second, result = re.split(",|->", equation.replace(" ", ""))
+    left = left if first[-2] == result[-2] else left.transpose(-2, -1)
+    right = right if second[-1] == result[-1] else right.transpose(-2, -1)
+    if left.shape[-1] != right.shape[-2]:
+        size = right.shape[-2] if left.shape[-1] == 1 else left.shape[-1]
+        left, right = (
+            left.expand(*left.shape[:-1], size),
+            right.expand(*right.shape[:-2], size, right.shape[-1]),
+        )
+    return torch.matmul(left, right)
 
 
 def nansum(

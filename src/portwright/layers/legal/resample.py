@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from portwright.layers.legal.positions import take_positions
 
+__all__ = ["Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "interpolate"]
+
 _DIMS_OF = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 
 
@@ -41,7 +43,7 @@ def interpolate(
         if mode.startswith("nearest"):
             result = take_positions(result, dim, _nearest(source, target, factor, mode == "nearest-exact"))
         elif target != source or (mode == "bicubic" and not antialias and factor not in (None, 1.0)):
-            # Of equal sizes the other modes copy, whatever the factor.
+            # Between equal sizes the other modes copy, whatever the factor.
             matrix = _matrix(source, target, factor, mode, bool(align_corners), antialias, input)
             result = _along(result, dim, matrix)
     return result.clone() if result is input else result
@@ -64,7 +66,7 @@ def _target_sizes(
     scale_factor: float | Sequence[float] | None,
     recompute: bool | None,
 ) -> tuple[list[int], list[float | None]]:
-    """The size of each dimension, and the factor that positions are computed with, None where sizes decide."""
+    """Each dimension's size, and the factor for computing positions; None: from the sizes."""
     if (size is None) == (scale_factor is None):
         raise ValueError("give either size or scale_factor")
     if scale_factor is None:
@@ -87,7 +89,7 @@ def _target_sizes(
 
 
 def _nearest(source: int, target: int, factor: float | None, exact: bool) -> list[int]:
-    """The source position of each target position; torch computes it in single precision, and so must we."""
+    """The source position of each target position, computed in single precision as torch does."""
     scale = _single(1.0 / factor if factor else source / target)
     shift = 0.5 if exact else 0.0
     return [min(math.floor(_single((at + shift) * scale)), source - 1) for at in range(target)]
@@ -124,7 +126,7 @@ def _matrix(
 
 
 def _cubic_rows(position: Tensor, of: Tensor, source: int) -> Tensor:
-    """Four taps around each position; one that falls outside counts for the edge."""
+    """Weights of the four pixels around each position; those outside count for the edge."""
     base = torch.floor(position)
     rows = torch.zeros_like(position - of)
     for offset in (-1, 0, 1, 2):
@@ -142,7 +144,7 @@ def _cubic(distance: Tensor, a: float) -> Tensor:
 
 
 def _antialiased(to: Tensor, of: Tensor, scale: float, source: int, mode: str) -> Tensor:
-    """The kernel is widened to the step between samples when shrinking, and each row is normalised."""
+    """Rows with the kernel widened to the distance of samples when shrinking, each row normalised."""
     half = 1.0 if mode == "bilinear" else 2.0
     width = max(scale, 1.0)
     support = half * width

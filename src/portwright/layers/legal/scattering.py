@@ -11,6 +11,8 @@ from torch import Tensor
 
 from portwright.layers.legal.positions import broadcast_shapes
 
+__all__ = ["index_add", "index_copy", "index_put", "scatter_reduce", "take"]
+
 
 def index_put(
     input: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
@@ -57,9 +59,9 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """torch.scatter_reduce, by sum and with the input's own values."""
+    """torch.scatter_reduce by sum and with the input's own values; torch's own for the others."""
     if reduce != "sum" or not include_self:
-        raise NotImplementedError(f"scatter_reduce has an equal form for sums, not {reduce!r}")
+        return input.scatter_reduce(dim, index, src, reduce, include_self=include_self)
     return input.scatter_add(dim, index, src)
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["Fold", "Unfold", "fold", "unfold", "unfold_dimension"]
+
 Size = int | Sequence[int]
 
 

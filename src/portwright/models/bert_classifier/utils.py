@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from portwright.job.input_params import fill_defaults
-from portwright.job.input_params_bert import ClassifierInputParams
-from portwright.job.model_params_bert import BertClassifierParams
+from portwright.job.input_params import ClassifierInputParams, fill_defaults
+from portwright.job.model_params import BertClassifierParams
 from portwright.job.params import get_params as read_params
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.

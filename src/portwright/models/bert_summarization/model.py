@@ -48,9 +48,8 @@ class BertSummarizationModel(PyTorchBaseModel):
         """The tokens of chosen sentences; all others, and the [CLS] of each, become padding."""
         ids, weights = data["input_ids"], data["cls_weights"] != 0
         places = torch.arange(ids.shape[1], device=ids.device)
-        starts = torch.where(
-            weights, data["cls_indices"], ids.shape[1]
-        )  # a sentence that is none starts nowhere
+        # a sentence that is none starts nowhere
+        starts = torch.where(weights, data["cls_indices"], ids.shape[1])
         begun = (starts[:, :, None] <= places).sum(1)  # sentences begun up to each place
         picked = torch.cat([torch.zeros_like(chosen[:, :1]), chosen * weights], 1).gather(1, begun)
         is_start = (starts[:, :, None] == places).any(1)

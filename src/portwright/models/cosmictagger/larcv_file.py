@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from portwright.data.hdf5 import open_hdf5, reading
 from portwright.errors import UserError, suggest
 
 Array = np.ndarray[Any, Any]
@@ -123,12 +124,8 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
                 f"{self.path}: rows {first} to {first + count} of {table.name} are asked for, and it has {len(table)}.",
                 "The file ends too early: fetch it again.",
             )
-        try:
+        with reading(self.path, table.name):
             rows: Array = table[first : first + count]
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"{self.path}: {table.name} cannot be read: {error}.", "Fetch it again."
-            ) from error
         return rows
 
     def _table(self, producer: str, name: str) -> Any:
@@ -147,24 +144,15 @@ class LarcvPlanes(Dataset[dict[str, Tensor]]):
         return table
 
     def _open(self) -> Any:
-        """This process's own handle: one that came over a fork would share its position with others."""
+        """This process's file handle: one from before a fork would share its position with other processes."""
         if self._file is None or self._owner != os.getpid():
-            try:
-                import h5py
-            except ImportError as error:
-                raise UserError(f"'{self.path}' needs h5py to be read.", "pip install h5py") from error
-            try:
-                self._file = h5py.File(self.path, "r")
-            except OSError as error:
-                raise UserError(
-                    f"{self.path} cannot be read: {error}.", "Give an HDF5 file of larcv3."
-                ) from error
+            self._file = open_hdf5(self.path)
             self._owner = os.getpid()
         return self._file
 
 
 def shrink(images: Array, times: int, by: str) -> Array:
-    """Windows of 2 ** times pixels a side become one pixel; what overhangs is left out."""
+    """Makes one pixel of each window of 2 ** times pixels a side; incomplete windows are left out."""
     side = 1 << times
     if side == 1:
         return images

@@ -1,4 +1,4 @@
-"""Cross-entropy of the three planes, with pixels weighted so that the few that matter are not lost among the many."""
+"""Cross-entropy of the three planes, weighted so that the few cosmic and neutrino pixels count enough."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def plane_loss(logits: Tensor, labels: Tensor, balance: str = "focal") -> Tensor
 
 
 def _weigh(entropy: Tensor, is_class: Tensor, balance: str) -> Tensor:
-    if (
-        balance == "focal"
-    ):  # what is predicted well already counts little; exp(-entropy) is the label's probability
+    # what is predicted well already counts little; exp(-entropy) is the label's probability
+    if balance == "focal":
         return (1.0 - torch.exp(-entropy)).square()
     if balance == "light":
         return _weighted_sum(is_class, LIGHT_WEIGHTS)

@@ -1,4 +1,4 @@
-"""What follows a convolution: batch norm of each plane by itself, a residual, and a leaky rectifier, at the price of one.
+"""What follows a convolution: batch norm of each plane, a residual and a leaky rectifier, in one pass.
 
 The planes of an event share their weights and lie in one batch, all first planes before all second ones. Statistics are
 those of one plane, as if the planes had passed one after the other, and so are the updates of the running ones.
@@ -19,7 +19,7 @@ from portwright.layers.plain_ops import is_eager
 def finish(
     x: Tensor, norm: nn.Module | None, num_planes: int, slope: float, residual: Tensor | None = None
 ) -> Tensor:
-    """leaky_relu(norm(x) + residual), for an `x` that nobody else uses: it may be overwritten."""
+    """leaky_relu(norm(x) + residual); may overwrite `x`, which nothing else may use."""
     if norm is None:
         if is_eager(x):
             x = x if residual is None else x.add_(residual)
@@ -40,7 +40,7 @@ def finish(
 
 
 class _NormLeaky(torch.autograd.Function):
-    """Keeps the input and the output, and no tensor between them: the rectifier's sign can be read off the output."""
+    """Keeps only the input and the output for backward: the output has the rectifier's sign."""
 
     @staticmethod
     def forward(

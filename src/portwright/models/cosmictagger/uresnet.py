@@ -26,7 +26,7 @@ NUM_CLASSES = 3
 
 
 class Descent(nn.Module):
-    """Blocks of one resolution on the way down, and the way to the next; gives what goes there and what is kept for the way up."""
+    """Blocks of one resolution and the step down to the next; gives the next input and the tensor kept for the way up."""
 
     def __init__(self, level: int, options: NetworkOptions) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Descent(nn.Module):
 
 
 class Ascent(nn.Module):
-    """The way back up to a resolution, where what was kept there joins in, and its blocks: after the joining in 2D, before it in 3D."""
+    """The step up to a resolution, its blocks, and the join with the tensor kept there: before the blocks in 2D, after them in 3D."""
 
     def __init__(self, level: int, options: NetworkOptions) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class NetworkOptions:
 
     @classmethod
     def from_params(cls, model: Mapping[str, Any]) -> NetworkOptions:
-        """The section `model` of params.yaml, with its defaults; what is not the network's is left aside."""
+        """The options in the section `model` of params.yaml, with defaults; keys of other parts are ignored."""
         return cls(**{field.name: model[field.name] for field in fields(cls)})
 
     @property
@@ -83,12 +83,12 @@ def make_norm(num_filters: int, options: NetworkOptions) -> nn.BatchNorm2d | Non
 
 
 def count_norms(options: NetworkOptions, merged: bool) -> int:
-    """In 2D each plane has statistics of its own; in 3D, and where planes are merged, they have them in common."""
+    """The number of batch norms: one a plane in 2D; one in all in 3D and where planes are merged."""
     return 1 if merged or options.is_3d else NUM_PLANES
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions whose result is added to what came in."""
+    """Two convolutions whose result is added to their input."""
 
     def __init__(self, num_filters: int, options: NetworkOptions, kernel: int, merged: bool) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class TransposedUp(nn.Module):
 
 
 class ConcatSkip(nn.Module):
-    """A 1 x 1 convolution over both tensors' channels, taken as two so that they need not be copied together."""
+    """A 1 x 1 convolution over both tensors' channels, as two convolutions, to avoid concatenating them."""
 
     def __init__(self, num_filters: int, options: NetworkOptions) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def with_neighbours(x: Tensor) -> Tensor:
 
 
 def with_channels_first(x: Tensor) -> Tensor:
-    """Plain memory on a CPU: this deep, weights outnumber pixels, and their gradients are made there twice as fast."""
+    """Channels first in memory on a CPU: at this depth weights outnumber pixels, and their gradients are twice as fast."""
     return x.contiguous() if is_eager(x) and x.device.type == "cpu" else x
 
 

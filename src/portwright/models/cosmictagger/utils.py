@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PositiveInt, field_validator
 from rate_schedule import published_schedule
 
+from portwright.job.input_params import fill_defaults
 from portwright.job.params import get_params as read_params
 
 
@@ -78,10 +79,7 @@ def get_params(params_file: str | Path) -> dict[str, Any]:
 
 
 def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
-    for section, schema in PARAMS_SCHEMA.items():
-        given = params.setdefault(section, {})
-        for name, field in schema.model_fields.items():
-            given.setdefault(name, field.get_default())
+    fill_defaults(params, PARAMS_SCHEMA)
     params.setdefault("runconfig", {}).setdefault("seed", 1)
     optimizer, train = params.setdefault("optimizer", {}), params["train_input"]
     optimizer.setdefault("optimizer_type", "Adam")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
+from portwright.job.input_params import fill_defaults
 from portwright.job.params import get_params as read_params
 
 
@@ -38,8 +39,4 @@ def get_params(params_file: str | Path) -> dict[str, Any]:
 
 
 def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
-    for section, schema in PARAMS_SCHEMA.items():
-        given = params.setdefault(section, {})
-        for name, field in schema.model_fields.items():
-            given.setdefault(name, field.get_default())
-    return params
+    return fill_defaults(params, PARAMS_SCHEMA)

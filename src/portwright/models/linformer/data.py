@@ -7,18 +7,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from portwright import text
-from portwright.job.input_params import loader_arguments
 
 
 def get_train_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
-    return make_dataloader(params, "train_input")
+    return text.make_dataloader(text.masked_lm, params, "train_input")
 
 
 def get_eval_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
-    return make_dataloader(params, "eval_input")
-
-
-def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
-    options = text.section_options(params, section)
-    dataset, _ = text.masked_lm(options, section, params["model"])
-    return DataLoader(dataset, **loader_arguments(options, section))
+    return text.make_dataloader(text.masked_lm, params, "eval_input")

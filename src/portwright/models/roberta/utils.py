@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from portwright.job.input_params import MaskedInputParams, fill_defaults
-from portwright.job.model_params_bert import RobertaParams
+from portwright.job.model_params import RobertaParams
 from portwright.job.params import get_params as read_params
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.

@@ -7,7 +7,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from portwright import text
-from portwright.job.input_params import loader_arguments
 
 
 def get_train_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
@@ -19,7 +18,5 @@ def get_eval_dataloader(params: dict[str, Any]) -> DataLoader[Any]:
 
 
 def make_dataloader(params: dict[str, Any], section: str) -> DataLoader[Any]:
-    options = text.section_options(params, section)
-    make = text.translation if options["objective"] == "pairs" else text.span_corruption
-    dataset, _ = make(options, section, params["model"])
-    return DataLoader(dataset, **loader_arguments(options, section))
+    is_of_pairs = params[section]["objective"] == "pairs"
+    return text.make_dataloader(text.translation if is_of_pairs else text.span_corruption, params, section)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from portwright.job.input_params import fill_defaults
-from portwright.job.input_params_pairs import PairInputParams
-from portwright.job.model_params_seq2seq import Seq2SeqParams
+from portwright.job.input_params import PairInputParams, fill_defaults
+from portwright.job.model_params import Seq2SeqParams
 from portwright.job.params import get_params as read_params
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.

@@ -22,9 +22,8 @@ class UNetModel(PyTorchBaseModel):
         self.loss, self.ignore_index = options["loss"], options["ignore_index"]
         num_classes = options["num_classes"]
         self.model = UNet({**options, "num_outputs": 1 if self.loss.startswith("bce") else num_classes})
-        if (
-            device is not None and torch.device(device).type == "cuda"
-        ):  # else each convolution would turn its weights over
+        # else each convolution would turn its weights over
+        if device is not None and torch.device(device).type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)
         self.accuracy = AccuracyMetric(name="eval/accuracy")
         self.overlaps = [

@@ -22,7 +22,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, kind: str, ignore_index: i
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor | None) -> Tensor:
-    # A row a pixel: in channels_last memory that is a view.
+    # One row for each pixel, a view in channels_last memory.
     rows = logits.permute(0, 2, 3, 1).reshape(-1, logits.shape[1])
     reduction = "mean" if counted is None else "none"
     if logits.shape[1] == 1:
@@ -37,7 +37,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, counted: Tensor | None) -> Te
 
 
 def _dice_loss(logits: Tensor, labels: Tensor, counted: Tensor | None) -> Tensor:
-    """One minus twice the overlap over the sum of both, background left out; smoothed by one pixel, so that nothing found of nothing is right."""
+    """One minus twice the overlap over the sum of both, without background; smoothed by one pixel: two empty masks are equal."""
     if logits.shape[1] == 1:
         found, truth = logits.sigmoid(), labels.unsqueeze(1).float()
     else:

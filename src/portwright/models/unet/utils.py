@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt, model_validator
 
+from portwright.job.input_params import fill_defaults
 from portwright.job.model_params import PrecisionParams
 from portwright.job.params import get_params as read_params
 
@@ -109,10 +110,7 @@ def get_params(params_file: str | Path) -> dict[str, Any]:
 
 
 def set_defaults(params: dict[str, Any]) -> dict[str, Any]:
-    for section, schema in PARAMS_SCHEMA.items():
-        given = params.setdefault(section, {})
-        for name, field in schema.model_fields.items():
-            given.setdefault(name, field.get_default(call_default_factory=True))
+    fill_defaults(params, PARAMS_SCHEMA)
     model = params["model"]
     if model["loss"] is None:
         model["loss"] = "bce" if model["num_classes"] == 2 else "ssce"

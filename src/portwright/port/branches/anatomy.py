@@ -68,7 +68,7 @@ def find_anatomy(file: File) -> Anatomy | None:
             backward[0], "the step stands in a lambda or a coroutine", "Write it as a plain function."
         )
     loss = _loss_name(file, backward)
-    optimizer = _optimizer(file, function, region, backward[0])
+    optimizer = _optimizer(file, function, backward[0])
     info = file.tree.class_of(function) if function is not None else None
     origin = _origin(file, function, optimizer, backward[0])
     found = Anatomy(file, function, region, backward, loss, optimizer, "", origin, info)
@@ -109,7 +109,7 @@ def _loss_name(file: File, backward: list[ast.Call]) -> str:
     return names.pop()
 
 
-def _optimizer(file: File, function: ast.AST | None, region: ast.AST, at: ast.Call) -> str:
+def _optimizer(file: File, function: ast.AST | None, at: ast.Call) -> str:
     texts = set()
     for call in file.methods("step"):
         if file.tree.function_of(call) is not function:

@@ -6,13 +6,13 @@ import ast
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from portwright.errors import UserError, suggest
-from portwright.port.api import PortResult, _shown, select_files
 from portwright.port.apply import Port, not_ported, write_copy, write_in_place
 from portwright.port.branches.branch import add_branch
-from portwright.port.branches.dialect import DIALECTS, Dialect
+from portwright.port.branches.dialect import Dialect, find_dialects
 from portwright.port.branches.hydra_main import handle_version
 from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.seen import SeenFile
@@ -20,15 +20,17 @@ from portwright.port.branches.switch import add_member
 from portwright.port.check import Selection, as_seen, check_source, unreadable
 from portwright.port.files import show
 from portwright.port.finding import Edit, Finding
-from portwright.port.patch import Patch
+from portwright.port.patch import Patch, places_before
 from portwright.port.project import Project, find_root, read_source
+from portwright.port.request import PortResult, find_strangers, select_for_port, shown
 from portwright.port.rule import File
 from portwright.port.source import Source, UnreadableError
 
 NO_BRANCH = "PW003"
 BRANCH = "PW004"
-# Of the other rules, those about what the model and its batches are: the host's own branch keeps its devices and reads.
-_ABOUT_THE_GRAPH = ("PW1", "PW3", "PW406", "PW6")
+# Of the other rules, those about what the model and its batches are: the host's own branch keeps its devices, and its reads
+# outside of the model.
+_ABOUT_THE_GRAPH = ("PW1", "PW2", "PW3", "PW406", "PW6")
 
 
 def port_branches(
@@ -41,24 +43,19 @@ def port_branches(
     write: bool = False,
     out: Path | None = None,
 ) -> PortResult:
-    """Adds one target's branch to the training scripts among these files; what it cannot do is a finding."""
+    """Adds each target's branch to the training scripts among these files; what it cannot do is a finding."""
     if write and out is not None:
         raise UserError(
             "--write and --out were both given.", "--write edits in place, --out writes a copy: choose one."
         )
-    files, selection = select_files(paths, targets, select, ignore)
-    if len(selection.targets) != 1:
-        raise UserError(
-            f"a port is for one target, and there are {len(selection.targets)} (all where none is named): {', '.join(sorted(selection.targets))}.",
-            "Give one with --target.",
-        )
-    (target,) = selection.targets
-    if target not in DIALECTS:
+    files, selection = select_for_port(paths, targets, select, ignore, several=True)
+    known = find_dialects()
+    for target in sorted(selection.targets - set(known)):
         raise UserError(
             f"there are no branches for '{target}'.",
-            f"{suggest(target, DIALECTS)} For others use --style in-place or --style layout.",
+            f"{suggest(target, known)} For others use --style in-place or --style layout.",
         )
-    made = make_branches(files, DIALECTS[target], selection)
+    made = make_branches(files, [known[target] for target in sorted(selection.targets)], selection)
     too_large: list[Path] = []
     if write:
         write_in_place(made)
@@ -66,28 +63,37 @@ def port_branches(
         too_large = write_copy(made, paths, files, out)
     return PortResult(
         changed=[show(path) for path in sorted(made.changed)],
-        fixed=[_shown(f) for f in made.fixed],
-        left=[_shown(f) for f in made.left],
+        fixed=[shown(f) for f in made.fixed],
+        left=[*find_strangers(paths, files, selection), *(shown(f) for f in made.left)],
         diff=made.diff(),
         not_copied=[show(path) for path in too_large],
         not_ported=[show(path) for path in not_ported(files)],
     )
 
 
-def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection) -> Port:
-    """Patches for all files; a file is changed whole or not at all, with the enumeration that its branch asks."""
+def make_branches(files: Sequence[Path], dialects: Sequence[Dialect], selection: Selection) -> Port:
+    """Patches for all files; a target's branch changes a file whole or not at all, with the enumeration that it asks."""
     port, trains = Port(), False
     for path in files:
         root = _root_of(path, files)
         try:
-            source = port.changed[path].after if path in port.changed else read_source(path)
-            overlay = {p: patch.after for p, patch in port.changed.items()}
-            trains |= _port_file(port, Project(root, overlay), source, files, dialect, selection)
+            for dialect in dialects:
+                source, project = _so_far(port, root, path)
+                num_fixed, num_left = len(port.fixed), len(port.left)
+                earlier = port.changed.get(path, Patch(source, source))
+                trains |= _port_file(port, project, source, files, dialect)
+                # An earlier branch moved the lines: a place is told where it was in the file before.
+                port.fixed[num_fixed:] = places_before(replace(earlier, left=port.fixed[num_fixed:]))
+                port.left[num_left:] = places_before(replace(earlier, left=port.left[num_left:]))
+            asked = tuple(rule for rule in selection.rules if rule.code.startswith(_ABOUT_THE_GRAPH))
+            source, project = _so_far(port, root, path)
+            found = check_source(source, project, replace(selection, rules=asked))
+            port.left += _in_the_graph(File(source, project, selection.targets), found)
         except UnreadableError as error:
             port.left.append(unreadable(path, error, selection.targets))
     if port.changed:
         for path in files:
-            _let_old_hydra_run(port, path, files, dialect, selection)
+            _let_old_hydra_run(port, path, files, dialects[0], selection)
     if not trains and not port.left:
         raise UserError(
             "no training step was found: no file calls backward() and an optimizer's step().",
@@ -96,6 +102,19 @@ def make_branches(files: Sequence[Path], dialect: Dialect, selection: Selection)
     port.fixed.sort(key=lambda f: f.place)
     port.left.sort(key=lambda f: f.place)
     return port
+
+
+def _in_the_graph(file: File, findings: list[Finding]) -> list[Finding]:
+    reads = any(f.code.startswith("PW2") for f in findings)
+    nodes = ast.walk(file.tree.module) if reads else ()
+    inside = {n.lineno for n in nodes if isinstance(n, ast.expr) and file.flow.in_forward(n)}
+    return [f for f in findings if not f.code.startswith("PW2") or f.line in inside]
+
+
+def _so_far(port: Port, root: Path, path: Path) -> tuple[Source, Project]:
+    """A file, and its project, with the branches that were added before."""
+    project = Project(root, {p: patch.after for p, patch in port.changed.items()})
+    return project.overlay.get(path) or read_source(path), project
 
 
 def _root_of(path: Path, files: Sequence[Path]) -> Path:
@@ -113,10 +132,9 @@ def _port_file(
     source: Source,
     files: Sequence[Path],
     dialect: Dialect,
-    selection: Selection,
 ) -> bool:
     """Whether the file trains; adds its patch and its findings to the port."""
-    file = File(source, project, selection.targets)
+    file = File(source, project, frozenset({dialect.target}))
     left: list[Finding] = []
     try:
         if source.path.suffix == ".ipynb" and file.flow.backward_calls:
@@ -157,11 +175,7 @@ def _port_file(
                 "manual",
             )
         )
-    after = port.changed[source.path].after if source.path in port.changed else source
-    overlay = {p: patch.after for p, patch in port.changed.items()}
-    asked = tuple(rule for rule in selection.rules if rule.code.startswith(_ABOUT_THE_GRAPH))
-    rest = check_source(after, Project(project.root, overlay), Selection(asked, selection.targets))
-    port.left += [*left, *rest]
+    port.left += left
     return trains
 
 
@@ -170,11 +184,10 @@ def _let_old_hydra_run(
 ) -> None:
     """A vendor's image may have an older Hydra than the project's."""
     try:
-        source = port.changed[path].after if path in port.changed else read_source(path)
+        source, project = _so_far(port, _root_of(path, files), path)
         if b"version_base" not in source.data or path.suffix == ".ipynb":
             return
-        overlay = {p: patch.after for p, patch in port.changed.items()}
-        file = File(source, Project(_root_of(path, files), overlay), selection.targets)
+        file = File(source, project, selection.targets)
         edits, places = handle_version(file)
         if edits:
             before = port.changed[path].before if path in port.changed else source
@@ -190,7 +203,7 @@ def _let_old_hydra_run(
 
 
 def _as_seen_by(source: Source, project: Project, dialect: Dialect) -> SeenFile:
-    others = [d for d in DIALECTS.values() if d is not dialect]
+    others = [d for d in find_dialects().values() if d is not dialect]
     return SeenFile(source, project, dialect.target, [d.target for d in others], [d.name for d in others])
 
 

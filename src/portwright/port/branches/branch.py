@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from dataclasses import dataclass, field, replace
 
 from portwright.port.branches.anatomy import Anatomy, argument_of, bound_in, find_anatomy
@@ -21,9 +22,8 @@ from portwright.port.branches.step_edits import (
     refuse_accumulation,
 )
 from portwright.port.branches.switch import Switch, find_switch
-from portwright.port.branches.text import Script, insert_after, insert_before
+from portwright.port.branches.text import Script, insert_after, insert_before, rendered, unit_of
 from portwright.port.branches.uses import Uses, add_parameter
-from portwright.port.branches.wrapper import write_wrapper
 from portwright.port.finding import Edit
 from portwright.port.patch import _insert_imports
 from portwright.port.rewrite import set_keyword
@@ -56,7 +56,7 @@ def add_branch(file: SeenFile, dialect: Dialect) -> Branch | None:
     graph = slices[0]
     home = find_home(anatomy, graph)
     names = _names(file, anatomy, dialect, graph)
-    switch = find_switch(file, dialect.target, home.frame, home.statement)
+    switch = find_switch(file, dialect.target, home.frame)
     branch = Branch(switch)
     updates = host_updates(anatomy)
     uses = _find_uses(anatomy, slices, through, home, dialect, names, updates)
@@ -70,7 +70,7 @@ def add_branch(file: SeenFile, dialect: Dialect) -> Branch | None:
     branch.edits += [*switch.edits, *refuse_accumulation(anatomy, names.training)]
     optimizers = own_classes(anatomy, dialect, switch, home)
     branch.edits += optimizers
-    branch.edits += _open(file, dialect, names, anatomy, graph, home, switch)
+    branch.edits += _open(file, dialect, names, anatomy, home, switch)
     branch.edits += _pass_on(anatomy, names)
     branch.edits += uses.edits
     branch.edits += _definitions(file, dialect, names, anatomy, graph, through, home, switch)
@@ -114,22 +114,14 @@ def is_batch(anatomy: Anatomy, name: str) -> bool:
 
 
 def _names(file: File, anatomy: Anatomy, dialect: Dialect, graph: GraphSlice) -> Names:
-    def free(name: str) -> str:
-        while file.binds(name):
-            name += "_"
-        return name
-
+    free = file.free_name
     prefix = "self." if anatomy.origin == "attribute" else ""
     training = prefix + free(f"{dialect.target}_training")
     evaluates = dialect.evaluates and graph.can_evaluate
     inference = prefix + free(f"{dialect.target}_inference") if evaluates else ""
     base = module_base(file) or "torch.nn.Module"
     helper = free(f"{dialect.target.capitalize()}Training")
-    wrapper = (
-        "ModelWithLoss"
-        if not file.binds("ModelWithLoss")
-        else free(f"{dialect.target.capitalize()}ModelWithLoss")
-    )
+    wrapper = free("ModelWithLoss", f"{dialect.target.capitalize()}ModelWithLoss")
     return Names(
         training, inference, wrapper, helper, base, free(f"{dialect.target}_options"), dialect.averages
     )
@@ -140,7 +132,6 @@ def _open(
     dialect: Dialect,
     names: Names,
     anatomy: Anatomy,
-    graph: GraphSlice,
     home: Home,
     switch: Switch,
 ) -> list[Edit]:
@@ -187,6 +178,12 @@ def _definitions(
     text = write_wrapper(file, dialect, names, graph, replaced)
     helper = Script(file)
     dialect.helper(helper, names)
+    used = {n.id for n in ast.walk(ast.parse(helper.text)) if isinstance(n, ast.Name)} & set(dir(builtins))
+    for name in sorted(used & set(file.tree.scope.bindings)):
+        place = file.tree.scope.bindings[name][0].node
+        raise Refusal(
+            place, f"'{name}' is no longer Python's own here, and the branch needs that", "Rename it."
+        )
     made = anatomy.creations if dialect.optim else []  # which may name the package, too
     first = min(
         _top(file, node)
@@ -224,7 +221,7 @@ def _add_imports(file: File, place: ast.stmt, statements: list[str]) -> Edit:
     before = file.tree.module.body[: file.tree.module.body.index(place)]
     imports = [s for s in before if isinstance(s, (ast.Import, ast.ImportFrom)) or _is_guarded_import(s)]
     if not imports:
-        return _insert_imports(file.source, file.tree.module, statements)
+        return _insert_imports(file.source, file.tree.module, statements, file.source.span(place)[0])
     text = "".join(statement + file.source.newline for statement in statements)
     return insert_after(file, imports[-1], text)
 
@@ -303,3 +300,37 @@ def _describe_optimizers(
                 )
             )
             break
+
+
+def write_wrapper(
+    file: File, dialect: Dialect, names: Names, graph: GraphSlice, replaced: dict[ast.AST, str]
+) -> str:
+    """A class whose forward() is the step's own statements, and returns what the step uses, and the loss."""
+    script = Script(file)
+    script.line(f"class {names.wrapper}({names.module}):")
+    script.line(f'"""The model and its loss in one graph, as the {dialect.device} runs them."""', 1).line("")
+    captured = [part.name for part in graph.captured]
+    script.line(f"def __init__(self, {', '.join(['model', *captured])}):", 1)
+    script.line("super().__init__()", 2)
+    for name in ("model", *captured):
+        script.line(f"self.{name} = {name}", 2)
+    script.line("")
+    parts = [part.name for part in graph.inputs]
+    evaluates = dialect.evaluates and bool(names.inference) and graph.can_evaluate
+    if evaluates:
+        assert graph.num_model_inputs is not None
+        parts = [n if i < graph.num_model_inputs else f"{n}=None" for i, n in enumerate(parts)]
+    script.line(f"def forward({', '.join(['self', *parts])}):", 1)
+    inner = unit_of(file) * 2
+    for position, statement in enumerate(graph.statements):
+        script.raw(rendered(file, statement, inner, replaced))
+        if position == 0 and evaluates:
+            first = graph.statements[0]
+            assert isinstance(first, ast.Assign)
+            missing = graph.inputs[graph.num_model_inputs or 0].name
+            script.line(f"if {missing} is None:", 2)
+            script.line(f"return {file.segment(first.targets[0])}", 3)
+    loss = dialect.loss(graph.loss)
+    returned = [loss, *graph.outputs] if dialect.is_loss_first() else [*graph.outputs, loss]
+    script.line(f"return {', '.join(returned)}", 2).line("").line("")
+    return script.text

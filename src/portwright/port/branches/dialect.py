@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from portwright.discover import find_targets
 from portwright.port.branches.text import Script
 from portwright.port.rule import File
 
@@ -26,8 +28,7 @@ class Names:
 class Dialect:
     """One vendor's way of running a training step."""
 
-    target: str
-    package: str
+    package: str  # of the vendor's software, by which its target is known
     device: str  # for people
     import_lines: tuple[str, ...]
     name: str  # that the import binds
@@ -37,6 +38,11 @@ class Dialect:
     evaluates: bool  # whether it has an executor for evaluation of its own
     step_calls: tuple[str, ...]  # what a file with a branch calls
     averages = False
+
+    @property
+    def target(self) -> str:
+        """The target that the package belongs to, in small letters."""
+        return next(t.name.lower() for t in find_targets().values() if t.package == self.package)
 
     def takes(self, kind: str, creation: ast.Call) -> bool:
         """Whether the device has an optimizer that computes what this one does."""
@@ -75,8 +81,7 @@ class Dialect:
         )
 
 
-class Ipu(Dialect):
-    target = "ipu"
+class PopTorch(Dialect):
     package = "poptorch"
     device = "Graphcore IPU"
     name = "poptorch"
@@ -113,8 +118,7 @@ class Ipu(Dialect):
         return f"{names.training}.copyWeightsToHostIfNeeded()"  # the plain call fails before the first step
 
 
-class Rdu(Dialect):
-    target = "rdu"
+class SambaFlow(Dialect):
     package = "sambaflow"
     device = "SambaNova RDU"
     name = "samba"
@@ -138,9 +142,10 @@ class Rdu(Dialect):
 
     def takes(self, kind: str, creation: ast.Call) -> bool:
         """SambaFlow's Adam is AdamW, which is the same as long as no weights decay; the rest is looked at when it runs."""
-        decay = next((k.value for k in creation.keywords if k.arg == "weight_decay"), None)
-        decays = len(creation.args) > 4 or (isinstance(decay, ast.Constant) and decay.value != 0)
-        return kind in self.optimizers and not (kind == "Adam" and decays)
+        given = {k.arg: k.value.value for k in creation.keywords if isinstance(k.value, ast.Constant)}
+        decays = len(creation.args) > 4 or given.get("weight_decay")
+        absent = any(given.get(name) for name in ("amsgrad", "maximize", "nesterov", "dampening"))
+        return kind in self.optimizers and not absent and not (kind == "Adam" and decays)
 
     def helper(self, script: Script, names: Names) -> None:
         _copy_lines(script, "rdu_step.txt", {"RduTraining": names.helper, "MODULE": names.module})
@@ -162,7 +167,10 @@ def _copy_lines(script: Script, file: str, replaced: dict[str, str]) -> None:
     script.line("").line("")
 
 
-DIALECTS: dict[str, Dialect] = {dialect.target: dialect for dialect in (Ipu(), Rdu())}
+@cache
+def find_dialects() -> dict[str, Dialect]:
+    """By target."""
+    return {dialect.target: dialect for dialect in (PopTorch(), SambaFlow())}
 
 
 def module_base(file: File) -> str | None:
@@ -172,10 +180,6 @@ def module_base(file: File) -> str | None:
             if any(b.kind == "import" and b.dotted == dotted and b.level == 0 for b in bindings):
                 return form.format(name)
     return None
-
-
-def binds_top(file: File, name: str) -> bool:
-    return name in file.tree.scope.bindings
 
 
 def has_import(file: File, dotted: str) -> bool:

@@ -44,9 +44,8 @@ class GraphSlice:
     captured: list[Part] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     replaced: dict[ast.AST, str] = field(default_factory=dict)
-    num_model_inputs: int | None = (
-        None  # inputs that the model's call alone needs, where it can be made alone
-    )
+    # inputs that the model's call alone needs, where it can be made alone
+    num_model_inputs: int | None = None
 
     @property
     def can_evaluate(self) -> bool:
@@ -298,7 +297,8 @@ class _Namer:
             return
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load) and node.id not in local and node.id not in self.inside:
-                if setting.is_batch(node.id):
+                # a graph takes no tensor of the host
+                if setting.is_batch(node.id) or setting.file.flow.is_tensor(node):
                     self.result.replaced[node] = self._input(node)
                 elif not self._is_definition(node):
                     self.result.replaced[node] = f"self.{self._capture(node, node.id)}"

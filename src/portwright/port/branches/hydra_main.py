@@ -19,9 +19,7 @@ _CHDIR = "hydra.job.chdir="
 
 def handle_version(file: File) -> tuple[list[Edit], list[ast.AST]]:
     """Edits that let a file run with an old and a new Hydra, and the places that needed them."""
-    name = "HYDRA_VERSION"
-    while file.binds(name):
-        name += "_"
+    name = file.free_name("HYDRA_VERSION")
     edits: list[Edit] = []
     places: list[ast.AST] = []
     for function in sorted(file.tree.all(ast.FunctionDef), key=lambda f: f.lineno):
@@ -53,5 +51,9 @@ def handle_version(file: File) -> tuple[list[Edit], list[ast.AST]]:
             places.append(text)
             edits.append(file.replace(text, f"*([{file.segment(text)}] if {name} else [])"))
     if not has_import(file, "inspect"):
-        edits.append(_insert_imports(file.source, file.tree.module, ["import inspect"]))
+        edits.append(
+            _insert_imports(
+                file.source, file.tree.module, ["import inspect"], min(edit.start for edit in edits)
+            )
+        )
     return edits, places

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from portwright.port.enums import members_of_enum
-from portwright.port.flow import Flow
-from portwright.port.names import Names, split_reference
+from portwright.port.names import Names, members_of_enum, split_reference
 from portwright.port.project import Project
 from portwright.port.rule import File
 from portwright.port.source import Source
+from portwright.port.steps import Flow
 from portwright.port.tree import Tree
 
 PLAIN_MEMBERS = frozenset({"CPU", "GPU", "CUDA"})
@@ -39,7 +38,7 @@ def find_choices(file: File) -> list[DeviceChoice]:
     for node in sorted(file.tree.all(ast.Compare), key=lambda n: (n.lineno, n.col_offset)):
         for asked, member in _sides(node):
             reference = file.resolve(member.value)
-            members = members_of_enum(file, reference) if reference and "::" in reference else None
+            members = members_of_enum(file.names, reference) if reference and "::" in reference else None
             if not members or not PLAIN_MEMBERS & {m.upper() for m in members}:
                 continue
             assert reference is not None

@@ -170,7 +170,7 @@ def _make(anatomy: Anatomy, method: ast.FunctionDef) -> Through:
                     "Call the model in a line of its own.",
                 )
             host.append(statement)
-    requests, tail = _tail(anatomy, method, returned, outputs)
+    requests, tail = _tail(anatomy, method, returned)
     graph = _joined(anatomy, head, tail, requests, returned, outputs)
     owned = {id(s) for s in ast.walk(method) if isinstance(s, ast.stmt)} | {id(s) for s in requests}
     return Through(anatomy, method, first, host, returned, requests, graph, tail, owned)
@@ -240,7 +240,7 @@ def _plain(setting: Setting, statement: ast.stmt) -> str:
 
 
 def _tail(
-    anatomy: Anatomy, method: ast.FunctionDef, returned: list[str], outputs: list[str]
+    anatomy: Anatomy, method: ast.FunctionDef, returned: list[str]
 ) -> tuple[list[ast.stmt], GraphSlice]:
     anchors = find_anchors(anatomy)
     if len(anchors) > 1:

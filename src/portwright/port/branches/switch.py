@@ -44,13 +44,13 @@ class Switch:
         return True  # the environment
 
 
-def find_switch(file: SeenFile, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
+def find_switch(file: SeenFile, target: str, frame: ast.AST) -> Switch:
     """The way that fits the file: the first of enumeration, --device, a parser, the environment."""
     return (
         _by_enum(file, target, frame)
         or _by_device_option(file, target, frame)
         or _by_flag(file, target, frame)
-        or _by_environment(file, target, frame, home)
+        or _by_environment(file, target, frame)
     )
 
 
@@ -205,7 +205,7 @@ def _by_flag(file: File, target: str, frame: ast.AST) -> Switch | None:
     return Switch(condition, f"--{target}", edits, held=held)
 
 
-def _by_environment(file: File, target: str, frame: ast.AST, home: ast.stmt) -> Switch:
+def _by_environment(file: File, target: str, frame: ast.AST) -> Switch:
     condition = f'os.environ.get("{VARIABLE}") == "{target}"'
     return Switch(
         condition,

@@ -45,7 +45,7 @@ def unit_of(file: File) -> str:
     return "    "
 
 
-def lines_in_strings(file: File, statement: ast.AST) -> set[int]:
+def lines_in_strings(statement: ast.AST) -> set[int]:
     """Lines that begin inside a text of several lines, where white space is content."""
     inside: set[int] = set()
     for node in ast.walk(statement):
@@ -59,7 +59,7 @@ def lines_in_strings(file: File, statement: ast.AST) -> set[int]:
 def indented(file: File, statements: Sequence[ast.stmt], unit: str) -> str:
     """The whole lines of neighbours, one step further in."""
     first, last = statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
-    fixed = {line for s in statements for line in lines_in_strings(file, s)}
+    fixed = {line for s in statements for line in lines_in_strings(s)}
     start, end = file.source.line_span(first, last)
     text = file.source.data[start:end].decode()
     if not text.endswith(("\n", "\r")):
@@ -87,7 +87,7 @@ def rendered(
     # Replacements hold no line ends, so lines stay where they were.
     for low, high, text in sorted(edits, reverse=True):
         data = data[:low] + text.encode() + b"\n" * data[low:high].count(b"\n") + data[high:]
-    fixed = lines_in_strings(file, statement)
+    fixed = lines_in_strings(statement)
     moved = []
     for number, line in enumerate(data.decode().splitlines(), statement.lineno):
         if number == statement.lineno:

@@ -38,6 +38,7 @@ class Uses:
     edits: list[Edit] = field(default_factory=list)
     evaluated: list[ast.AST] = field(default_factory=list)
     _done: set[object] = field(default_factory=set)
+    _evaluated_data: tuple[str, set[str]] | None = None
 
     @property
     def file(self) -> File:
@@ -125,8 +126,30 @@ class Uses:
         plain = not call.keywords and not any(isinstance(a, ast.Starred) for a in call.args)
         return (
             bool(self.names.inference) and self.graph.can_evaluate and plain
-            and len(call.args) == self.graph.num_model_inputs
+            and len(call.args) == self.graph.num_model_inputs and self._is_of_one_shape(call)
         )  # fmt: skip
+
+    def _is_of_one_shape(self, call: ast.Call) -> bool:
+        """Whether it is the first data that are evaluated: the executor is compiled for one shape, others are for the host."""
+        given: set[str] = set()
+        function = self.file.tree.function_of(call)
+        if isinstance(function, FUNCTIONS) and function is not self.home.frame:
+            for use in self.file.tree.all(ast.Call):
+                if getattr(use.func, "id", getattr(use.func, "attr", "")) == function.name:
+                    given.add(", ".join(map(self.file.segment, (*use.args, *use.keywords))))
+        loops = [
+            each
+            for each in self.file.tree.ancestors(call)
+            if isinstance(each, ast.For) and not self._holds_step(each)
+        ]
+        data = self.file.segment(loops[0].iter) if loops else ", ".join(map(self.file.segment, call.args))
+        if len(given) > 1:
+            return False
+        self._evaluated_data = self._evaluated_data or (data, given)
+        return self._evaluated_data == (data, given)
+
+    def _holds_step(self, outer: ast.AST) -> bool:
+        return any(self.file.tree.is_within(c, outer) for c in (*self.anatomy.backward, *self.anatomy.calls))
 
     def _evaluate(self, callee: ast.expr) -> None:
         if id(callee) in self._done:
@@ -182,10 +205,7 @@ class Uses:
             for outer in self.file.tree.ancestors(statement):
                 if isinstance(outer, (*FUNCTIONS, ast.ClassDef)):
                     break
-                holds_step = any(
-                    self.file.tree.is_within(c, outer) for c in (*self.anatomy.backward, *self.anatomy.calls)
-                )
-                if isinstance(outer, _LOOPS) and not holds_step:
+                if isinstance(outer, _LOOPS) and not self._holds_step(outer):
                     statement = outer
         self._at(statement, self.dialect.to_host(self.names), after=False)
 

@@ -39,11 +39,7 @@ class Anatomy:
     fit_at: int
     compile: dict[str, ast.expr]
     fit: dict[str, ast.expr]
-    evaluate: dict[str, ast.expr] | None = None
-    evaluate_at: int | None = None
-    uses: list[tuple[Statement, str]] = field(
-        default_factory=list
-    )  # summary(), predict(), ...: statements and why they go
+    evaluates: list[tuple[int, ast.Call, dict[str, ast.expr]]] = field(default_factory=list)
 
 
 def read_anatomy(script: Script) -> Anatomy:
@@ -54,15 +50,18 @@ def read_anatomy(script: Script) -> Anatomy:
     fits = [(i, c) for i, c in fits if not _is_of_data(c)]
     if not fits:
         inside = next((s for s in script.definitions.values() if any(calls_of(s, "fit"))), None)
-        where = (
-            f"fit() is called in '{next(iter(inside.changes))}' only"
-            if inside is not None
-            else "no fit() is called"
-        )
+        if inside is not None:
+            raise RefusalError(
+                inside.node,
+                f"fit() is called in '{next(iter(inside.changes))}' only, which the script's own flow does not reach",
+                "Call fit() at the top of the script, or in a function that is called there with its arguments.",
+            )
         raise RefusalError(
-            inside.node if inside else None, f"{where}, which the script's own flow does not reach",
-            "Call fit() at the top of the script, or in a function that is called there with its arguments.",
-        )  # fmt: skip
+            None,
+            "no call of a Keras model's fit() was found",
+            "Name the script that calls fit(); an Estimator's script and a loop with GradientTape stay as they are: use "
+            "--style in-place, or `portwright new NAME --framework tensorflow` and move the parts by hand.",
+        )
     if len(fits) > 1:
         raise RefusalError(
             script.flow[fits[1][0]].node,
@@ -86,7 +85,9 @@ def read_anatomy(script: Script) -> Anatomy:
     ]
     if not compiles:
         raise RefusalError(
-            fit, f"'{model}' is not compiled before fit()", "Call compile() in the script's own flow."
+            fit,
+            f"no compile() of '{model}' was found in the script before fit()",
+            "Call compile() in the script's own flow.",
         )
     compile_at, call = compiles[-1]
     assert isinstance(call.func, ast.Attribute)
@@ -98,12 +99,8 @@ def read_anatomy(script: Script) -> Anatomy:
     _check_fit(found, fit)
     for position, statement in enumerate(script.flow):
         for other in calls_of(statement, "evaluate"):
-            if (
-                found.evaluate is None
-                and ast.unparse(other.func) in {f"{n}.evaluate" for n in names}
-                and other.args
-            ):
-                found.evaluate, found.evaluate_at = _arguments(other, _EVALUATE), position
+            if ast.unparse(other.func) in {f"{n}.evaluate" for n in names} and other.args:
+                found.evaluates.append((position, other, _arguments(other, _EVALUATE)))
     return found
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from portwright.port.api import PortResult
 from portwright.port.apply import _imports_of
 from portwright.port.check import UNREADABLE, Selection, unreadable
 from portwright.port.files import show
@@ -17,44 +16,63 @@ from portwright.port.keras_layout.anatomy import read_anatomy
 from portwright.port.keras_layout.plan import Plan, make_plan, settle
 from portwright.port.keras_layout.script import RefusalError, Script
 from portwright.port.keras_layout.write import Writer
-from portwright.port.layout.api import Made, _finish, _refused, _write
-from portwright.port.project import read_source
+from portwright.port.layout.trial import try_layout
+from portwright.port.layout.written import Made, find_literals, finish, no_layout, refused, write_files
+from portwright.port.look import look_at
+from portwright.port.owners import Reader
+from portwright.port.project import find_root, read_source
+from portwright.port.request import PortResult
 from portwright.port.source import Source, UnreadableError
 
 _REFUSED = "PW702"
-_KERAS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:tensorflow|tf_keras|keras)\b", re.MULTILINE)
+_LOADS = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(tensorflow|tf_keras|keras(?:_\w+)?|torch)\b", re.MULTILINE
+)
 
 
-def is_keras_script(path: Path) -> bool:
-    """Whether a file trains with Keras: it loads it, and not torch, and calls fit()."""
-    try:
-        data = read_source(path).data
-    except UnreadableError:
-        return False
-    return bool(_KERAS.search(data)) and b"import torch" not in data and b".fit(" in data
+def is_tensorflow_script(path: Path) -> bool:
+    """Whether TensorFlow or Keras owns the loop that a script starts, and where nobody is found, whether it loads them and no torch."""
+    reader = Reader(find_root(path))
+    look = look_at(path, reader)
+    found = {owner.framework for owner, _ in look.owners}
+    if not found:
+        loaded = {
+            name
+            for each in look.files
+            if (file := reader.file(each))
+            for name in _LOADS.findall(file.source.data)
+        }
+        found = {"torch" if name == b"torch" else "tensorflow" for name in loaded}
+    return found == {"tensorflow"}
 
 
-def port_keras(script: Path, selection: Selection, allow: tuple[Safety, ...], out: Path) -> PortResult:
+def port_keras(
+    script: Path,
+    selection: Selection,
+    allow: tuple[Safety, ...],
+    out: Path,
+    *,
+    try_out: bool = False,
+    only_plan: bool = False,
+) -> PortResult:
     """Writes the layout into `out`, or says in one finding why there is none."""
     targets = tuple(sorted(selection.targets))
     try:
         made, plan = make_files(read_source(script), script.name)
         _copy_modules(script.absolute(), made)
     except UnreadableError as error:
-        return PortResult(
-            [], [], [replace(unreadable(script, error, targets), path=show(script))], "", [], []
-        )
+        return no_layout([replace(unreadable(script, error, targets), path=show(script))])
     except RefusalError as refusal:
         finding = _finding(
             script, refusal.node, _REFUSED, f"no layout: {refusal.message}", refusal.cure, targets
         )
-        return PortResult([], [], [finding], "", [], [])
-    # compute_metrics takes what a metric of Keras computes, and leaves its state alone.
-    left = [f for f in _finish(made, out, selection, allow) if f.code != "PW619"]
+        return no_layout([finding])
+    left = finish(made, out, selection, allow)
     broken = [f for f in left if f.code == UNREADABLE]
     if broken:  # never hand out what Python cannot read
-        return PortResult([], [], [_refused(script, f, selection) for f in broken], "", [], [])
-    _write(made, out)
+        return no_layout([refused(script, f, selection) for f in broken])
+    if not only_plan:
+        write_files(made, out)
     own = [_finding(script, node, code, message, cure, targets) for node, code, message, cure in plan.left]
     return PortResult(
         changed=[show(out / name) for name in sorted(made.files)],
@@ -69,6 +87,9 @@ def port_keras(script: Path, selection: Selection, allow: tuple[Safety, ...], ou
             "where",
         ),
         dissolved=_rows(script, plan.dissolved, "into"),
+        style="layout",
+        literals=find_literals(made.files),
+        tried=try_layout(out, "tensorflow", script.parent, evaluates=made.evaluates) if try_out else None,
     )
 
 
@@ -100,7 +121,7 @@ def make_files(source: Source, name: str) -> tuple[Made, Plan]:
         if path.endswith(".py"):
             assert isinstance(text, str)
             _check_names(path, text)
-    return Made(files=files), plan
+    return Made(files=files, evaluates=writer.has_evaluation()), plan
 
 
 def _check_names(path: str, text: str) -> None:

@@ -16,16 +16,16 @@ _CALLBACKS = {  # what run() does instead; "" where nothing does
     "ModelCheckpoint": "runconfig.checkpoint_steps and max_checkpoints",
     "BackupAndRestore": "a run continues from its last checkpoint",
     "TensorBoard": "the event files of model_dir",
-    "CSVLogger": "log.jsonl in model_dir",
+    "CSVLogger": "the event files of model_dir",
     "ProgbarLogger": "the progress of run()",
     "TerminateOnNaN": "runconfig.check_loss_values",
-    "History": "log.jsonl in model_dir",
+    "History": "the event files of model_dir",
     "EarlyStopping": "",
     "ReduceLROnPlateau": "",
     "LearningRateScheduler": "",
 }
 _CURES = {
-    "EarlyStopping": "Use stop_if_no_decrease_hook of portwright.tensorflow with an Estimator of your own, or watch the run and stop it.",
+    "EarlyStopping": "Use stop_if_no_decrease_hook of portwright.tensorflow.experimental with an Estimator of your own, or watch the run and stop it.",
     "ReduceLROnPlateau": "Give optimizer.learning_rate a schedule in params.yaml.",
     "LearningRateScheduler": "Give optimizer.learning_rate a schedule in params.yaml.",
 }
@@ -42,6 +42,10 @@ _SHOWN = (
     "ylabel",
     "title",
 )
+
+
+_PREDICTS = ("predict", "predict_generator", "predict_classes", "predict_proba", "predict_on_batch")
+_ASKS = ("evaluate", "evaluate_generator", "test_on_batch", *_PREDICTS)
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Plan:
     train: Feed
     evaluation: Feed | None
     split: float  # of validation_split; 0: none
+    evaluated: dict[str, ast.expr] = field(default_factory=dict)  # what the evaluate() was given that is kept
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)  # "section.key": comment
     dissolved: list[tuple[ast.AST, str]] = field(default_factory=list)
@@ -83,8 +88,10 @@ def make_plan(script: Script, anatomy: Anatomy) -> Plan:
         raise RefusalError(
             fit["validation_split"], f"validation_split is {split}", "Give a fraction below 1."
         )
-    plan = Plan(script, anatomy, train, _evaluation(script, anatomy, literals), split)
+    evaluation, evaluated = _evaluation(script, anatomy, train, literals)
+    plan = Plan(script, anatomy, train, evaluation, split, evaluated)
     _write_params(plan, literals)
+    _scale_loss(plan)
     _judge_callbacks(plan, literals)
     return plan
 
@@ -119,24 +126,39 @@ def _is_class_of(script: Script, made: ast.expr, base: str) -> bool:
     return isinstance(node, ast.ClassDef) and any(ast.unparse(b).endswith(base) for b in node.bases)
 
 
-def _evaluation(script: Script, anatomy: Anatomy, literals: Literals) -> Feed | None:
+def _evaluation(
+    script: Script, anatomy: Anatomy, train: Feed, literals: Literals
+) -> tuple[Feed | None, dict[str, ast.expr]]:
+    """The data of fit()'s validation; without one, those of the first evaluate(), and what else that was given."""
     given = anatomy.fit.get("validation_data")
     if given is not None:
         made = literals.expression(given)
         if isinstance(made, (ast.Tuple, ast.List)):
             if len(made.elts) != 2:
                 raise RefusalError(given, "validation_data has weights", "Give (x, y).")
-            return Feed("arrays", made.elts[0], made.elts[1], anatomy.fit_at)
-        return Feed("dataset", given, None, anatomy.fit_at)
+            return Feed("arrays", made.elts[0], made.elts[1], anatomy.fit_at), {}
+        return Feed("dataset", given, None, anatomy.fit_at), {}
     if "validation_split" in anatomy.fit:
-        return None
-    if (
-        anatomy.evaluate is not None
-        and anatomy.evaluate_at is not None
-        and "sample_weight" not in anatomy.evaluate
-    ):
-        return _feed(script, anatomy.evaluate["x"], anatomy.evaluate.get("y"), anatomy.evaluate_at, literals)
-    return None
+        return None, {}
+    found = [
+        (position, arguments)
+        for position, _, arguments in anatomy.evaluates
+        if not {"sample_weight", "steps"} & arguments.keys()
+    ]
+    others = [row for row in found if not _is_fed(script, row[0], row[1], train)]
+    for position, arguments in (others or found)[:1]:
+        return _feed(script, arguments["x"], arguments.get("y"), position, literals), arguments
+    return None, {}
+
+
+def _is_fed(script: Script, position: int, arguments: dict[str, ast.expr], feed: Feed) -> bool:
+    """Whether a call sees the data of a feed: the same names, which nothing changes in between."""
+    one, other = (arguments["x"], arguments.get("y")), (feed.features, feed.labels)
+    if [e and ast.dump(e) for e in one] != [e and ast.dump(e) for e in other]:
+        return False
+    names = {n.id for e in one if e is not None for n in ast.walk(e) if isinstance(n, ast.Name)}
+    first, last = sorted((position, feed.until))
+    return not any(s.changes & names for s in script.flow[first:last])
 
 
 def _number(given: dict[str, ast.expr], name: str, literals: Literals, default: Any) -> Any:
@@ -168,10 +190,8 @@ def _write_params(plan: Plan, literals: Literals) -> None:
             )
     evaluation: dict[str, Any] = {}
     if (plan.evaluation is not None and plan.evaluation.kind == "arrays") or plan.split:
-        given = {**(anatomy.evaluate or {})}
-        size = _number(
-            fit, "validation_batch_size", literals, _number(given, "batch_size", literals, batch_size)
-        )
+        default = _number(plan.evaluated, "batch_size", literals, batch_size)
+        size = _number(fit, "validation_batch_size", literals, default)
         evaluation = {"batch_size": size, "drop_last": False}
         if plan.split:
             evaluation["validation_split"] = plan.split
@@ -202,6 +222,17 @@ def _seed(script: Script) -> int | None:
     return None
 
 
+def _scale_loss(plan: Plan) -> None:
+    """Keras scales the loss under mixed_float16 by itself; params.yaml says it."""
+    for statement in plan.script.flow[: plan.anatomy.fit_at]:
+        for call in calls_of(statement, "set_global_policy", "set_policy", "Policy"):
+            if any(isinstance(n, ast.Constant) and n.value == "mixed_float16" for n in ast.walk(call)):
+                plan.params["optimizer"].update(loss_scaling_factor="dynamic")
+                plan.comments["optimizer.loss_scaling_factor"] = (
+                    "as Keras scales the loss under mixed_float16"
+                )
+
+
 def _judge_callbacks(plan: Plan, literals: Literals) -> None:
     given = plan.anatomy.fit.get("callbacks")
     if given is None:
@@ -228,10 +259,13 @@ def settle(plan: Plan) -> None:
         node = statement.node
         if position in (anatomy.compile_at, anatomy.fit_at):
             plan.dissolved.append((node, "run()"))
-        elif any(calls_of(statement, "evaluate")):
-            plan.dissolved.append((node, "python run.py CPU --mode eval"))
-        elif any(calls_of(statement, "predict")):
-            plan.dissolved.append((node, "python run.py CPU --mode predict"))
+        elif _asks_model(script, statement):
+            lost = _left_out(plan, position, statement)
+            plan.left += [(call, "PW701", message, cure) for call, message, cure in lost]
+            if not lost:
+                modes = [m for m in ("evaluate", "predict") if any(calls_of(statement, m))]
+                into = ", ".join(f"python run.py CPU --mode {m.replace('evaluate', 'eval')}" for m in modes)
+                plan.dissolved.append((node, into))
         elif any(calls_of(statement, "save", "save_weights", "export")):
             plan.left.append(
                 (
@@ -247,6 +281,46 @@ def settle(plan: Plan) -> None:
             plan.left.append(
                 (node, "PW701", _first_line(statement), "Put it where it belongs, in model.py or data.py.")
             )
+
+
+def _asks_model(script: Script, statement: Statement) -> bool:
+    """Whether a statement evaluates or predicts, or calls a function of the script that does."""
+    reached = [statement, *script.needed_definitions(set(statement.reads))]
+    return any(any(calls_of(s, *_ASKS)) for s in reached)
+
+
+def _left_out(plan: Plan, position: int, statement: Statement) -> list[tuple[ast.AST, str, str]]:
+    """What a statement evaluates or predicts on other data than eval_input_fn gives: node, message, cure."""
+    script, feed = plan.script, plan.evaluation
+    if feed is not None:
+        data = ast.unparse(feed.features)
+    else:
+        data = "the validation_split of fit()" if plan.split else "no data"
+    known = {id(call): arguments for _, call, arguments in plan.anatomy.evaluates}
+    calls = list(calls_of(statement, *_ASKS))
+    lost: list[tuple[ast.AST, str, str]] = []
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        arguments = known.get(id(call), {})
+        if call.func.attr == "predict" and call.args and feed is not None:
+            arguments = (
+                {"x": call.args[0], "y": feed.labels} if feed.labels is not None else {"x": call.args[0]}
+            )
+        is_kept = feed is not None and "x" in arguments and _is_fed(script, position, arguments, feed)
+        if not is_kept or {"sample_weight", "steps"} & arguments.keys():
+            mode = "predict" if call.func.attr in _PREDICTS else "eval"
+            message = f"{ast.unparse(call)[:80]} is left out: run.py --mode {mode} reads {data}"
+            lost.append(
+                (
+                    call,
+                    message,
+                    f"Let {mode}_input_fn in data.py return these data, and run.py hand it to run().",
+                )
+            )
+    if not calls:
+        cure = "Call evaluate() and predict() in the script's own flow, or write eval_input_fn in data.py by hand."
+        lost.append((statement.node, f"{_first_line(statement)}, which evaluates or predicts", cure))
+    return lost
 
 
 def _first_line(statement: Statement) -> str:

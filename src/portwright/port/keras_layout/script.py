@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from portwright.port.source import Source
 from portwright.port.tree import FUNCTIONS, dotted_chain
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 class RefusalError(Exception):
     """This script has another shape than a layout has room for."""
@@ -79,7 +77,7 @@ class Script:
         if any(isinstance(part, ast.Return) for statement in body[:-1] for part in ast.walk(statement)):
             raise RefusalError(node, f"{function.name}() returns early", "Let it return at its end only.")
         targets = node.targets if isinstance(node, ast.Assign) else []
-        return function.name, [*_bind(node, call, function), *_with_result(body, targets, node)]
+        return function.name, [*_bind(node, call, function), *_with_result(body, targets)]
 
     def _statement(self, node: ast.stmt) -> Statement:
         return Statement(node, self._text(node), frozenset(_reads(node)), frozenset(_changes(node)))
@@ -205,7 +203,7 @@ def _bind(node: ast.stmt, call: ast.Call, function: ast.FunctionDef) -> list[ast
     ]
 
 
-def _with_result(body: list[ast.stmt], targets: list[ast.expr], node: ast.stmt) -> list[ast.stmt]:
+def _with_result(body: list[ast.stmt], targets: list[ast.expr]) -> list[ast.stmt]:
     """A body whose last statement assigns what it would return."""
     last = body[-1]
     if not isinstance(last, ast.Return):

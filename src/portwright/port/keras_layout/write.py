@@ -43,13 +43,13 @@ class Writer:
             "data.py": self._text(self.data, f"The data of {self.script_name}.", _DATA_HEAD, shared),
             "utils.py": self._utils(shared),
             "run.py": _RUN.format(
-                inputs="eval_input_fn, train_input_fn" if self._has_evaluation() else "train_input_fn",
-                evaluation="\n        eval_input_fn=eval_input_fn," if self._has_evaluation() else "",
+                inputs="eval_input_fn, train_input_fn" if self.has_evaluation() else "train_input_fn",
+                evaluation="\n        eval_input_fn=eval_input_fn," if self.has_evaluation() else "",
             ),
             "configs/params.yaml": self._params(),
         }
 
-    def _has_evaluation(self) -> bool:
+    def has_evaluation(self) -> bool:
         return self.plan.evaluation is not None or bool(self.plan.split)
 
     # -- model.py
@@ -62,7 +62,7 @@ class Writer:
         names = {anatomy.model} | {n for e in extra for n in _names(e)}
         chosen = self.script.slice(names, anatomy.compile_at)
         borrowed = self._borrow(chosen)
-        lines = self._lines(chosen, self.model, seeds=True)
+        lines = self._lines(chosen, self.model)
         head = []
         if borrowed:
             head += ["with tf.init_scope():  # outside of the graph", "    data = load_data(params)"]
@@ -284,7 +284,7 @@ class Writer:
             isinstance(n, ast.Call) and not _is_harmless(n) for n in ast.walk(statement.node)
         )
 
-    def _lines(self, chosen: Sequence[int], part: Part, *, seeds: bool = False) -> list[str]:
+    def _lines(self, chosen: Sequence[int], part: Part) -> list[str]:
         lines: list[str] = []
         for position in chosen:
             statement = self.script.flow[position]

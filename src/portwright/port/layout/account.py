@@ -47,6 +47,9 @@ class Account:
             Finding(code, str(unit.path), line, column, message, cure, "manual", self.targets, end)
         )
 
+    def is_left(self, node: ast.AST) -> bool:
+        return node in self._left
+
     def knows(self, node: ast.AST) -> bool:
         return node in self.placed or node in self.dissolved or node in self._left
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,6 @@ from portwright.port.layout.program import (
 )
 from portwright.port.layout.units import RefusalError, Unit
 from portwright.port.layout.values import UnknownError, Values
-from portwright.port.tree import Tree
 
 IN_PLACE = "Use --style in-place, which keeps the script's own loop."
 _WRAPPERS = ("tqdm", "rich.progress", "alive_progress")
@@ -44,7 +44,6 @@ class Anatomy:
     after_step: list[Item]  # of the batch loop, after backward()
     after_epoch: list[Item]
     teardown: list[Item]
-    headers: list[Header]
     optimizer: Var | None = None
     model: Var | None = None
     scheduler: Var | None = None
@@ -53,13 +52,6 @@ class Anatomy:
     @property
     def all_lines(self) -> Iterator[Item]:
         return flatten(self.program.items)
-
-
-def _imports_tensorflow(tree: Tree) -> bool:
-    """Whether a script is TensorFlow's and not torch's."""
-    names = {alias.name.split(".")[0] for n in tree.all(ast.Import) for alias in n.names}
-    names |= {(n.module or "").split(".")[0] for n in tree.all(ast.ImportFrom) if not n.level}
-    return bool(names & {"tensorflow", "keras", "tf_keras"}) and "torch" not in names
 
 
 def dissect(program: Program, values: Values) -> Anatomy:
@@ -71,21 +63,15 @@ def dissect(program: Program, values: Values) -> Anatomy:
     ]
     unit = program.entry
     if not found:
-        if _imports_tensorflow(unit.tree):
-            raise RefusalError(
-                "no call of a Keras model's fit() was found",
-                "Name the script that calls fit(); an Estimator's script and a loop with GradientTape stay as they are: use "
-                "--style in-place, or `portwright new NAME --framework tensorflow` and move the parts by hand.",
-                unit,
-                None,
-            )
-        calls = (n for n in unit.tree.all(ast.Call) if is_backward(n))
+        call = next((n for n in unit.tree.all(ast.Call) if is_backward(n)), None)
         raise RefusalError(
-            "no loop that calls backward() was found on the way from the script's start",
+            "no loop that calls backward() was found on the way from the script's start"
+            if call is None
+            else "the way from the script's start to this backward() is not understood",
             "Name the script that trains; call what trains in a plain for loop (no list of calls, no library's runner); "
             "or use --style in-place.",
             unit,
-            next(calls, None),
+            call,
         )
     loops, backward = found[0]
     if len(found) > 1:
@@ -130,23 +116,16 @@ def _cut(
     outer = epoch_loop or batch_loop
     position = program.items.index(outer)
     setup = [i for i in program.items[:position] if isinstance(i, Line)]
-    headers = [i for i in program.items[:position] if isinstance(i, Header)]
     of_epoch: set[Line] = set()
     after_epoch: list[Item] = []
     if epoch_loop is not None:
         inner = epoch_loop.body.index(batch_loop)
         before = epoch_loop.body[:inner]
         setup += [i for i in before if isinstance(i, Line)]
-        headers += [i for i in before if isinstance(i, Header)]
         of_epoch = {i for i in before if isinstance(i, Line)}
         after_epoch = epoch_loop.body[inner + 1 :]
-    others = [
-        i
-        for i in [*program.items[:position], *(epoch_loop.body if epoch_loop else [])]
-        if isinstance(i, Loop)
-    ]
-    if [i for i in others if i is not batch_loop]:
-        other = next(i for i in others if i is not batch_loop)
+    ahead = [*program.items[:position], *(epoch_loop.body if epoch_loop else [])]
+    if other := next((i for i in ahead if isinstance(i, Loop) and i is not batch_loop), None):
         raise RefusalError("another loop trains before this one", IN_PLACE, other.frame.unit, other.node)
     at = batch_loop.body.index(backward)
     step = [i for i in batch_loop.body[:at] if isinstance(i, (Line, Header))]
@@ -161,22 +140,38 @@ def _cut(
         setup_of_epoch=of_epoch,
         step=step,
         backward=backward,
-        loss=(_loss_of(call), backward.frame),
+        loss=(_loss_of(call, program, backward.frame, step), backward.frame),
         after_step=batch_loop.body[at + 1 :],
         after_epoch=after_epoch,
         teardown=program.items[position + 1 :],
-        headers=headers,
     )
 
 
-def _loss_of(call: ast.Call) -> ast.expr:
-    """What backward() is called on, without a scaler's factor."""
+def _loss_of(call: ast.Call, program: Program, frame: Frame, step: Sequence[Line | Header]) -> ast.expr:
+    """What backward() is called on, without a scaler's factor; or what it is given, where its object comes from before the step."""
     assert isinstance(call.func, ast.Attribute)
     receiver = call.func.value
-    if call.func.attr == "manual_backward" or (
-        isinstance(receiver, ast.Name) and receiver.id in ("accelerator", "fabric") and call.args
-    ):
-        return call.args[0]
+    if call.args and isinstance(receiver, (ast.Name, ast.Attribute)):
+        ref = program.reference(receiver, frame)
+        made = {
+            o.ref
+            for i in step
+            if isinstance(i, Line)
+            for o in program.occurrences(i.target[0] if i.target else i.node, i.frame)
+            if o.stores
+        }
+        if ref not in made:
+            return call.args[0]
+    weight = (
+        call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "gradient"), None)
+    )
+    if weight is not None and not (isinstance(weight, ast.Constant) and weight.value is None):
+        raise RefusalError(
+            "backward() is given a gradient of its own, and run() calls it on the loss alone",
+            IN_PLACE,
+            frame.unit,
+            call,
+        )
     if (
         isinstance(receiver, ast.Call)
         and isinstance(receiver.func, ast.Attribute)
@@ -255,8 +250,8 @@ def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and node.value.split(":")[0] in ("cuda", "cpu", "mps", "xpu")
     if isinstance(node, ast.Call):
-        name = frame.unit.names.resolve(node.func) or ""
-        return name in ("torch.device", "torch.accelerator.current_accelerator", "torch.cuda.current_device")
+        name = frame.unit.names.resolve(node.func) or ""  # of torch, or of a library that wraps it
+        return name.endswith((".device", ".current_accelerator", ".current_device"))
     if isinstance(node, ast.IfExp):
         return is_device(anatomy, node.body, frame) or is_device(anatomy, node.orelse, frame)
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -269,6 +264,17 @@ def is_device(anatomy: Anatomy, node: ast.expr, frame: Frame) -> bool:
         name = node.id if isinstance(node, ast.Name) else node.attr
         return name in ("device", "gpu_id", "local_rank") or name.endswith("_device")
     return False
+
+
+def _steps(program: Program, item: Line, optimizer: Var) -> bool:
+    """Whether a statement calls step() of the optimizer, or of what is given it, such as a scaler."""
+    calls = (n for n in ast.walk(item.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    return any(
+        program.reference(each, item.frame) == optimizer
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+        for each in (call.func.value, *call.args)
+    )
 
 
 def _find_optimizer(anatomy: Anatomy) -> None:
@@ -285,8 +291,8 @@ def _find_optimizer(anatomy: Anatomy) -> None:
                         schedulers.add(ref)
                     elif isinstance(ref, Var) and is_optimizer(kind):
                         optimizers.add(ref)
-                    elif isinstance(ref, Var) and not kind:
-                        unknown.add(ref.name)
+                    elif each is call.func.value and not kind:
+                        unknown.add(item.frame.unit.text(each))
     place = anatomy.backward
     if len(optimizers) > 1:
         raise RefusalError(
@@ -304,8 +310,8 @@ def _find_optimizer(anatomy: Anatomy) -> None:
         )
     if not optimizers:
         raise RefusalError(
-            "no optimizer of torch.optim makes the update",
-            f"params.yaml describes the optimizer: use one of torch.optim. {IN_PLACE}",
+            "no optimizer of torch.optim was found that makes the update",
+            f"params.yaml describes the optimizer: make it in a statement of its own, optimizer = torch.optim.X(...). {IN_PLACE}",
             place.frame.unit,
             place.node,
         )
@@ -314,6 +320,24 @@ def _find_optimizer(anatomy: Anatomy) -> None:
             f"{len(schedulers)} schedulers change one learning rate", IN_PLACE, place.frame.unit, place.node
         )
     anatomy.optimizer = optimizers.pop()
+    in_loop = [i for i in flatten([*anatomy.step, *anatomy.after_step]) if isinstance(i, Line)]
+    if not any(_steps(program, item, anatomy.optimizer) for item in in_loop):
+        raise RefusalError(
+            "the update is made outside of the loop that calls backward(): gradients of several batches are added up there",
+            f"Count batches in one loop, and update after every so many of them. {IN_PLACE}", place.frame.unit, place.node,
+        )  # fmt: skip
+    made = [
+        (value, item)
+        for value, frame, item in definitions_of(anatomy, anatomy.optimizer)
+        if is_optimizer(made_by(value, frame))
+    ]
+    if len(made) > 1:
+        raise RefusalError(
+            "the optimizer is made in several places, and run() makes one",
+            IN_PLACE,
+            made[-1][1].frame.unit,
+            made[-1][0],
+        )
     anatomy.scheduler = schedulers.pop() if schedulers else _own_scheduler(anatomy, anatomy.optimizer)
     anatomy.model = _find_model(anatomy)
 
@@ -330,6 +354,34 @@ def _own_scheduler(anatomy: Anatomy, optimizer: Var) -> Var | None:
             if isinstance(ref, Var) and ref != optimizer and is_made_of(anatomy, ref, optimizer):
                 return ref
     return None
+
+
+def runs_with_update(anatomy: Anatomy, item: Item, node: ast.AST) -> bool | None:
+    """Whether a node of a statement runs whenever an update is made, or never; None where a condition decides."""
+    path = path_to(item.node, node)
+    for above, below in itertools.pairwise(path):
+        if not isinstance(above, ast.If) or below is above.test:
+            continue
+        branch = above.body if below in above.body else above.orelse
+        known = anatomy.values.try_evaluate(above.test, item.frame, default=...)
+        if known is not ...:
+            if bool(known) != (branch is above.body):
+                return False
+            continue
+        steps = [
+            c.func.value for s in branch for c in ast.walk(s)
+            if isinstance(c, ast.Call) and isinstance(c.func, ast.Attribute) and c.func.attr == "step"
+        ]  # fmt: skip
+        if anatomy.optimizer not in {anatomy.program.reference(e, item.frame) for e in steps}:
+            return None
+    return True
+
+
+def path_to(root: ast.AST, node: ast.AST) -> list[ast.AST]:
+    if root is node:
+        return [root]
+    below = (path_to(child, node) for child in ast.iter_child_nodes(root))
+    return next(([root, *path] for path in below if path), [])
 
 
 def is_made_of(anatomy: Anatomy, var: Var, optimizer: Var) -> bool:

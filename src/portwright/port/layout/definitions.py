@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterable
 from pathlib import Path
 
-from portwright.port.layout.program import Frame, Global, Line, Program, Var
+from portwright.port.layout.program import Global, Program, Var
 from portwright.port.layout.text import definition_globals, statement_text
 from portwright.port.layout.units import Unit
-from portwright.port.tree import FUNCTIONS
+from portwright.port.tree import FUNCTIONS, asks_own_name
 
 OWN_FILES = ("model", "data", "utils", "run", "left_over")
 
@@ -161,9 +161,7 @@ def _bound(statement: ast.stmt) -> set[str]:
             return {a.asname or a.name for a in statement.names} - {"*"}
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {statement.name}
-        case ast.If() if any(
-            isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
-        ):
+        case ast.If() if asks_own_name(statement.test):
             return set()
     found = set()
     waiting: list[ast.AST] = [statement]
@@ -178,10 +176,3 @@ def _bound(statement: ast.stmt) -> set[str]:
             found.add(node.id)
         waiting += [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.Lambda)]
     return found
-
-
-def opened(program: Program, frames: Iterable[Frame]) -> set[ast.AST]:
-    return {frame.node for frame in frames if not isinstance(frame.node, ast.Module)}
-
-
-__all__ = ["OWN_FILES", "Definitions", "Line", "opened"]

@@ -21,6 +21,17 @@ UPDATES = "run() makes the update: backward, clipping, optimizer, schedule"
 REPORTS = "only what is reported depends on it; run() reports by itself"
 OTHERWISE = "it runs only with settings other than the script's defaults"
 TIMES = "run() measures the time"
+EPOCHS = "runconfig.num_epochs"
+BATCHES = "run() goes over the batches"
+OPTIMIZER = "the section optimizer of params.yaml"
+SCHEDULE = "optimizer.learning_rate of params.yaml"
+SAME_OBJECT = "another name for the same object"
+PIECES = "its statements, which are placed one by one"
+DRAWN = "get_train_dataloader() of data.py; what it draws at random comes from the loader's own stream"
+# What run() does for the script, as the script did it: a report need not tell it as left out.
+TAKEN_OVER = (
+    SEEDS, PLACES, MODES, ARGUMENTS, UPDATES, EPOCHS, BATCHES, OPTIMIZER, SCHEDULE, SAME_OBJECT, PIECES, DRAWN, "nothing", "a text", "run()",
+)  # fmt: skip
 
 _LOGGING_METHODS = frozenset(
     [
@@ -85,13 +96,21 @@ class Dissolver:
     def __init__(self, anatomy: Anatomy) -> None:
         self.anatomy, self.program = anatomy, anatomy.program
         self._asked: set[ast.AST] = set()
+        self._before = [line for line in anatomy.setup if line not in anatomy.setup_of_epoch]
+        self._rounds = [*anatomy.step, *(anatomy.epoch_loop.body if anatomy.epoch_loop else [])]
 
     def why(self, item: Line | Header | Loop) -> str | None:
         if isinstance(item, Header):
             return self._of_header(item)
+        if isinstance(item, Line) and self.loads_again(item):
+            return None
         if isinstance(item, Loop) or item.target is not None:
             return None
         return self.of(item.node, item.frame)
+
+    def loads_again(self, line: Line) -> bool:
+        """Whether weights come back in the course of training."""
+        return line not in self._before and loads_checkpoint(line.node)
 
     def of(self, node: ast.stmt, frame: Frame) -> str | None:
         match node:
@@ -114,9 +133,19 @@ class Dissolver:
     def _of_header(self, item: Header) -> str | None:
         node = item.node
         if isinstance(node, ast.Try):
-            return "run() saves and ends cleanly on an interrupt"
+            goes_on = [
+                h
+                for h in node.handlers
+                if "Interrupt" not in ast.dump(h.type or node) and not isinstance(h.body[-1], ast.Raise)
+            ]
+            return (
+                "run() saves and ends cleanly on an interrupt"
+                if item not in self._rounds or not goes_on
+                else None
+            )
         if isinstance(node, ast.If):
-            return "run.py is called to train: --mode train"
+            is_met = item not in self._rounds or self.anatomy.values.try_evaluate(node.test, item.frame)
+            return "run.py is called to train: --mode train" if is_met else None
         if isinstance(node, ast.With):
             names = [
                 item.frame.unit.names.resolve(getattr(i.context_expr, "func", i.context_expr)) or ""
@@ -217,9 +246,9 @@ class Dissolver:
         value = node.value
         refs = [self.program.reference(t, frame) for t in targets]
         if all(ref == self.anatomy.optimizer for ref in refs):
-            return "the section optimizer of params.yaml"
+            return OPTIMIZER
         if all(ref == self.anatomy.scheduler for ref in refs) and self.anatomy.scheduler is not None:
-            return "optimizer.learning_rate of params.yaml"
+            return SCHEDULE
         if all(isinstance(ref, Var) and ref in self.anatomy.devices for ref in refs):
             return PLACES
         if (

@@ -6,7 +6,7 @@ import ast
 
 from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.dissolve import is_seed
-from portwright.port.layout.evaluation import batch_target
+from portwright.port.layout.evaluation import batch_target, first_number
 from portwright.port.layout.lengths import Lengths
 from portwright.port.layout.plan import Plan
 from portwright.port.layout.program import Frame, Given, Item, Line, Setting, Var, flatten
@@ -80,24 +80,11 @@ def _find_limit(plan: Plan) -> int | None:
         count = plan.anatomy.values.try_evaluate(test.comparators[0], item.frame)
         if not isinstance(count, int) or not isinstance(test.ops[0], (ast.GtE, ast.Eq, ast.Gt)):
             continue
-        count += isinstance(test.ops[0], ast.Gt) + (item in anatomy.after_step) - _first_number(plan)
+        count += isinstance(test.ops[0], ast.Gt) + (item in anatomy.after_step) - first_number(anatomy)
         if count > 0:
             plan.account.dissolve(item.frame.unit, node, "runconfig.max_steps")
             return count
     return None
-
-
-def _first_number(plan: Plan) -> int:
-    """Where enumerate() starts to count."""
-    for call in (n for n in ast.walk(plan.anatomy.batch_loop.node.iter) if isinstance(n, ast.Call)):  # type: ignore[union-attr]
-        if isinstance(call.func, ast.Name) and call.func.id == "enumerate":
-            given = (
-                call.args[1]
-                if len(call.args) > 1
-                else next((k.value for k in call.keywords if k.arg == "start"), None)
-            )
-            return int(plan.anatomy.values.try_evaluate(given, plan.anatomy.batch_loop.frame, default=0) or 0)
-    return 0
 
 
 def _describe_seed(plan: Plan) -> None:
@@ -126,7 +113,7 @@ def _describe_logs(plan: Plan) -> None:
 def _describe_frequencies(plan: Plan) -> None:
     """Evaluations and checkpoints: each epoch, or every so many steps or epochs."""
     anatomy, config = plan.anatomy, plan.settings.own["runconfig"]
-    evaluating = {line for e in plan.evaluations for line in e.callers}
+    evaluating = {line for e in plan.kept for line in e.callers}
     for key in ("eval_frequency", "checkpoint_steps"):
         for item in flatten([*anatomy.after_step, *anatomy.after_epoch]):
             if not isinstance(item, Line):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from portwright.port.finding import Edit
+from portwright.port.imports import read_imports
 from portwright.port.layout.definitions import OWN_FILES, Definitions
 from portwright.port.layout.units import Unit, Workspace
 from portwright.port.source import Source, UnreadableError
@@ -29,6 +31,43 @@ def imported_modules(workspace: Workspace, entry: Unit) -> dict[Path, str]:
                 (workspace.unit(path), dotted if path.name == "__init__.py" else dotted.rpartition(".")[0])
             )
     return found
+
+
+def reached_modules(workspace: Workspace, moved: dict[Path, str], texts: Iterable[str | bytes]) -> list[Path]:
+    """Those of the modules that these texts import, with the packages above them and what they import in turn."""
+    words = {word for text in texts for word in _imported_words(ast.parse(text))}
+    found: set[Path] = set()
+    waiting = [path for path, dotted in moved.items() if any(_is_reached(dotted, word) for word in words)]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        package = moved[path] if path.name == "__init__.py" else moved[path].rpartition(".")[0]
+        try:
+            waiting += [
+                each for each, _ in _imports(workspace, workspace.unit(path), package) if each in moved
+            ]
+        except UnreadableError:
+            continue
+    return [path for path in moved if path in found]
+
+
+def _is_reached(dotted: str, word: str) -> bool:
+    """Whether an import of `word` runs a module; one that ends in a dot is the known part of a text, and may be any below it."""
+    return f"{word}.".startswith(f"{dotted}.") or (word.endswith(".") and dotted.startswith(word))
+
+
+def _imported_words(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (
+                n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            )
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _package_of(path: Path) -> str:
@@ -80,6 +119,14 @@ def _imports(workspace: Workspace, unit: Unit, package: str) -> list[tuple[Path,
             for alias in node.names:
                 if alias.name != "*":
                     add(f"{node.module}.{alias.name}" if node.module else alias.name, node.level)
+    named = read_imports(unit.path, unit.tree, unit.names, workspace.project).files - {
+        path for path, _ in found
+    }
+    for path in sorted(named):  # by a text that is written out
+        folder = next((f for f in workspace.project.folders(unit.path) if f in path.parents), None)
+        if folder is not None:
+            parts = path.relative_to(folder).with_suffix("").parts
+            found.append((path, ".".join(parts[:-1] if path.name == "__init__.py" else parts)))
     return found
 
 

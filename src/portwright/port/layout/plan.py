@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ast
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from portwright.port.layout.account import NOT_SAID, Account
 from portwright.port.layout.anatomy import IN_PLACE, Anatomy, dissect, kind_of, made_by, unwrap_iterable
 from portwright.port.layout.definitions import Definitions
 from portwright.port.layout.dissolve import Dissolver, is_seed
-from portwright.port.layout.evaluation import Evaluation, batch_target, choose, find_evaluations, read_metric
-from portwright.port.layout.program import Frame, Given, Global, Header, Line, Program, Setting, Var
-from portwright.port.layout.settings import Key, Settings, is_plain
+from portwright.port.layout.evaluation import Evaluation, Finder, batch_target, first_number, read_metric
+from portwright.port.layout.lengths import Lengths
+from portwright.port.layout.program import Frame, Given, Global, Header, Line, Program, Setting, Var, flatten
+from portwright.port.layout.settings import Key, Settings
 from portwright.port.layout.slices import Slice, Slicer
 from portwright.port.layout.slices import is_plain as is_plain_line
 from portwright.port.layout.text import Renderer
-from portwright.port.layout.tuning import Tuning, describe
+from portwright.port.layout.tuning import Problem, Tuning, count_rounds, describe
 from portwright.port.layout.units import RefusalError
-from portwright.port.layout.values import Values
+from portwright.port.layout.values import Values, is_plain
 from portwright.port.tree import FUNCTIONS, pair
 
 _RANDOM = (
@@ -33,8 +34,6 @@ _RANDOM = (
     "uniform",
     "make_",
 )
-
-_EVALUATES = re.compile(r"val|test|eval|dev")
 
 
 @dataclass
@@ -61,9 +60,8 @@ class Plan:
     constants: dict[Var, Line] = field(default_factory=dict)
     pinned: set[Var] = field(default_factory=set)  # constants that definitions read as globals
     step: Slice = field(default_factory=Slice)
-    free: list[Var] = field(
-        default_factory=list
-    )  # what the step needs of the script around it, beside the model
+    # what the step needs of the script around it, beside the model
+    free: list[Var] = field(default_factory=list)
     target: ast.expr | None = None
     by_hand: ByHand | None = None
     model: Slice = field(default_factory=Slice)
@@ -73,12 +71,18 @@ class Plan:
     eval_loader: tuple[ast.expr, Frame] | None = None
     evaluation: Evaluation | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
+    kept: list[Evaluation] = field(default_factory=list)  # those that run() makes
+    evaluates_training: bool = False  # whether all evaluations go over the training data
     num_accumulated: int = 1
     num_updates: int | None = None  # of one pass over the training data
-    in_epochs: dict[str, int] = field(
-        default_factory=dict
-    )  # keys of runconfig that set_defaults turns into steps
+    # keys of runconfig that set_defaults turns into steps
+    in_epochs: dict[str, int] = field(default_factory=dict)
     divides: ast.AST | None = None  # the division of the loss that accumulation makes
+
+    @property
+    def eval_phase(self) -> object:
+        """The text for evaluation in `for phase in ["train", "val"]`."""
+        return self.program.phases[1].value if self.program.phases and self.train_loader is not None else None
 
     @property
     def shares_data(self) -> bool:
@@ -104,10 +108,11 @@ def make_plan(program: Program, targets: tuple[str, ...]) -> Plan:
     )
     _find_constants(plan)
     _find_accumulation(plan)
-    plan.evaluations = find_evaluations(anatomy)
     for _ in range(3):
         plan.by_hand, plan.train_loader, plan.eval_loader = None, None, None
         _cut_step(plan)
+        if not plan.evaluations:
+            _find_evaluations(plan)
         _cut_data(plan)
         _cut_evaluation(plan)
         _cut_model(plan)
@@ -115,7 +120,19 @@ def make_plan(program: Program, targets: tuple[str, ...]) -> Plan:
         _pin(plan)
         if plan.pinned <= before:
             break  # what stands at the top of a file is made there, and nowhere else
+    _refuse_optimizer(plan)
     return plan
+
+
+def _refuse_optimizer(plan: Plan) -> None:
+    """Refuses `model, optimizer = library.prepare(model, optimizer)`: run() makes the optimizer of a model that is whole."""
+    for line in [*plan.model.lines, *plan.train.lines, *plan.evaluated.lines]:
+        reads, writes, _ = plan.slicer.of_line(line)
+        if plan.anatomy.optimizer in reads | writes:
+            raise RefusalError(
+                "the model or the data are made together with the optimizer here, and run() makes the optimizer after them",
+                f"Make them apart from each other. {IN_PLACE}", line.frame.unit, line.node,
+            )  # fmt: skip
 
 
 def finish_plan(plan: Plan) -> None:
@@ -234,6 +251,14 @@ def _find_accumulation(plan: Plan) -> None:
             )
         plan.num_accumulated = count
         plan.tuning.section["grad_accum_steps"] = count
+        if (
+            count > 1
+            and isinstance(anatomy.batch_loop.node, ast.For)
+            and not _makes_whole_groups(plan, item, count)
+        ):
+            message = f"run() makes an update after each {count} batches of the training, and the script may make others: {item.frame.unit.text(node.test)}"
+            cure = f"Let an epoch have a multiple of {count} batches and update after each {count}, or compare with `portwright verify`."
+            plan.tuning.problems.append(Problem(message, cure, node.test, item.frame))
         for line in [*anatomy.step, anatomy.backward]:
             for each in ast.walk(line.node):
                 if (
@@ -241,6 +266,39 @@ def _find_accumulation(plan: Plan) -> None:
                     and anatomy.values.try_evaluate(_right(each), line.frame, default=None) == count
                 ):  # fmt: skip
                     plan.divides = each
+
+
+def _makes_whole_groups(plan: Plan, item: Line, count: int) -> bool:
+    """Whether the script, too, updates after batches n, 2n, ... of the whole training: it counts so, and epochs end with a group."""
+    anatomy, loop = plan.anatomy, plan.anatomy.batch_loop
+    assert isinstance(item.node, ast.If)
+    assert isinstance(loop.node, ast.For)
+    test, (_, counter) = item.node.test, batch_target(loop)
+    length = Lengths(anatomy).of(*unwrap_iterable(anatomy, loop.node.iter, loop.frame)[:2])
+    is_whole = length is not None and length % count == 0
+    is_one_epoch = anatomy.epoch_loop is None or count_rounds(anatomy, anatomy.epoch_loop) == 1
+    if (
+        isinstance(test, ast.BoolOp)
+        and isinstance(test.op, ast.Or)
+        and is_whole
+        and "len(" in ast.unparse(test.values[-1])
+    ):
+        test = test.values[0]  # the other is about the last batch, which ends a group anyway
+    rest: object = None
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
+        rest, test = anatomy.values.try_evaluate(test.comparators[0], item.frame), test.left
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        rest, test = 0, test.operand
+    if counter is None or not (isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod)):
+        return False
+    counted: ast.expr = test.left
+    added: object = 0
+    if isinstance(counted, ast.BinOp) and isinstance(counted.op, ast.Add):
+        added, counted = anatomy.values.try_evaluate(counted.right, item.frame), counted.left
+    counts = plan.program.reference(counted, item.frame) == plan.program.reference(counter, loop.frame)
+    if not counts or not isinstance(added, int) or not isinstance(rest, int):
+        return False
+    return (first_number(anatomy) + count - 1 + added - rest) % count == 0 and (is_whole or is_one_epoch)
 
 
 def _right(node: ast.BinOp | ast.AugAssign) -> ast.expr:
@@ -454,6 +512,8 @@ def _is_loader(plan: Plan, node: ast.expr, frame: Frame) -> bool:
             return True
         if isinstance(value, (ast.Dict, ast.DictComp)) and "DataLoader" in origin.unit.text(value):
             return True
+        if isinstance(value, ast.Dict) and any(_is_loader(plan, v, origin) for v in value.values):
+            return True
         if isinstance(value, ast.Call) and _makes_loader(plan, value, origin):
             return True
     for item in items:
@@ -509,18 +569,22 @@ def _cut_data(plan: Plan) -> None:
 
 def _with_seeds(plan: Plan, part: Slice, more: list[ast.stmt]) -> None:
     """Data that are drawn at random are drawn from the script's own seed, each time alike."""
+    if not _is_drawn(plan, part, more):
+        return
+    seeds = [line for line in plan.anatomy.setup if is_seed(line)]
+    rest = [line for line in part.lines if line not in plan.anatomy.setup]
+    part.lines = [line for line in plan.anatomy.setup if line in part.lines or line in seeds] + rest
+    for line in seeds:
+        part.settings |= plan.slicer.of_line(line)[2]
+        part.needs |= plan.slicer.of_line(line)[0]
+
+
+def _is_drawn(plan: Plan, part: Slice, more: Sequence[ast.stmt] = ()) -> bool:
     nodes: list[ast.AST] = [*(line.node for line in part.lines), *more]
     names = {n for line in part.lines for n in _global_names(plan, line.node, line.frame)}
-    for name in plan.definitions.closure(names):
-        home = plan.definitions.homes[name]
-        if plan.definitions.is_definition(name):
-            nodes.append(home)
-    if any(_draws(n) for node in nodes for n in ast.walk(node)):
-        seeds = [line for line in plan.anatomy.setup if is_seed(line)]
-        part.lines = [line for line in plan.anatomy.setup if line in part.lines or line in seeds]
-        for line in seeds:
-            part.settings |= plan.slicer.of_line(line)[2]
-            part.needs |= plan.slicer.of_line(line)[0]
+    own = plan.definitions
+    nodes += [own.homes[name] for name in own.closure(names) if own.is_definition(name)]
+    return any(_draws(n) for node in nodes for n in ast.walk(node))
 
 
 def _draws(node: ast.AST) -> bool:
@@ -532,48 +596,62 @@ def _draws(node: ast.AST) -> bool:
     return name.lower().startswith(_RANDOM)
 
 
-def _cut_evaluation(plan: Plan) -> None:
+def _find_evaluations(plan: Plan) -> None:
+    """Every evaluation that the script makes, and those among them that run() will make."""
     anatomy = plan.anatomy
-    anchor = plan.train_loader or (anatomy.batch_loop.node.iter, anatomy.batch_loop.frame)  # type: ignore[union-attr]
-    plan.evaluation = choose(anatomy, plan.evaluations, anchor)
-    understood = plan.evaluation is not None and _is_loader(plan, *plan.evaluation.loader)
-    plan.eval_loader = (
-        plan.evaluation.loader if plan.evaluation is not None and understood else _other_loader(plan)
-    )
-    if plan.eval_loader is not None:
-        plan.evaluated = plan.slicer.cut(anatomy.setup, [plan.eval_loader], without=gone(plan, anatomy.setup))
-        _with_seeds(plan, plan.evaluated, [])
-    if plan.evaluation is None:
+    finder = Finder(anatomy, lambda node, frame: _is_loader(plan, node, frame))
+    own = [*plan.step.lines, *(plan.by_hand.lines if plan.by_hand else [])]
+    beside = [item for item in anatomy.step if item not in own]
+    finder.look([*anatomy.after_epoch, *anatomy.teardown, *anatomy.after_step, *beside, *anatomy.setup])
+    plan.evaluations = finder.found
+    for each in plan.evaluations:
+        if each.loader is not None and not _can_be_made(plan, each):
+            each.loader = None
+    others = [e for e in plan.evaluations if e.loader and not finder.same(e.loader, plan.train_loader)]
+    if plan.eval_phase is not None:
+        return  # the evaluation is the loop's other phase
+    if others:
+        plan.evaluation = min(others, key=lambda e: e.part)
+        chosen = plan.evaluation
+        plan.kept = [e for e in others if finder.same(e.loader, chosen.loader) and e.part == chosen.part]
+    elif plan.train_loader is not None and all(e.loader for e in plan.evaluations):
+        plan.kept, plan.evaluates_training = plan.evaluations, bool(plan.evaluations)
+        plan.evaluation = next(iter(plan.kept), None)
+
+
+def _cut_loader(plan: Plan, evaluation: Evaluation, more: Sequence[tuple[ast.expr, Frame]] = ()) -> Slice:
+    """What makes an evaluation's loader, before the training, after it, or in the evaluation's own function."""
+    assert evaluation.loader is not None
+    later = [i for i in flatten([*plan.anatomy.after_epoch, *plan.anatomy.teardown]) if isinstance(i, Line)]
+    lines = [*plan.anatomy.setup, *later, *evaluation.before]
+    return plan.slicer.cut(lines, [*more, evaluation.loader], without=gone(plan, lines))
+
+
+def _can_be_made(plan: Plan, evaluation: Evaluation) -> bool:
+    """Whether all that a loader needs is made in the script, and not given by a loop around the evaluation."""
+    part = _cut_loader(plan, evaluation)
+    made = {var for line in part.lines for var in plan.slicer.of_line(line)[1]}
+    known = made | set(plan.constants) | plan.program.namespaces | plan.anatomy.devices
+    return part.needs <= known
+
+
+def _cut_evaluation(plan: Plan) -> None:
+    anatomy, evaluation = plan.anatomy, plan.evaluation
+    if evaluation is None:
         return
+    if not plan.evaluates_training:
+        plan.eval_loader = evaluation.loader
+        assert evaluation.loader is not None
+        plan.evaluated = _cut_loader(plan, evaluation)
+        if plan.train_loader is not None and _is_drawn(plan, plan.evaluated) and _is_drawn(plan, plan.train):
+            # From one stream of random numbers: drawn alone, they would be those that training has.
+            plan.evaluated = _cut_loader(plan, evaluation, [plan.train_loader])
+        _with_seeds(plan, plan.evaluated, [])
     before = [line for line in anatomy.setup if line in anatomy.setup_of_epoch]
-    assert plan.target is not None
     if plan.by_hand is None:
+        assert plan.target is not None
         lines = [*before, *plan.step.lines]
-        read_metric(anatomy, plan.evaluation, plan.slicer, plan.renderer, lines, plan.target)
-
-
-def _other_loader(plan: Plan) -> tuple[ast.expr, Frame] | None:
-    """A loader that is called like one for evaluation, where no loop over it was understood."""
-    own = plan.program.reference(*plan.train_loader) if plan.train_loader else None
-    for line in plan.anatomy.setup:
-        if not isinstance(line.node, ast.Assign) or line.target is not None:
-            continue
-        for target in line.node.targets:
-            ref = plan.program.reference(target, line.frame)
-            if (
-                isinstance(ref, Var)
-                and ref != own
-                and _EVALUATES.search(ref.name)
-                and kind_of(plan.anatomy, ref).endswith("DataLoader")
-            ):
-                read = (
-                    ast.copy_location(ast.Name(target.id, ast.Load()), target)
-                    if isinstance(target, ast.Name)
-                    else None
-                )
-                if read is not None:
-                    return read, line.frame
-    return None
+        read_metric(anatomy, evaluation, plan.slicer, plan.renderer, lines, plan.target)
 
 
 def _cut_model(plan: Plan) -> None:
@@ -582,6 +660,7 @@ def _cut_model(plan: Plan) -> None:
     wanted = {anatomy.model, *plan.free}
     evaluation = plan.evaluation
     if evaluation is not None and evaluation.labels and evaluation.predictions:
+        assert evaluation.loop is not None
         own = {w for line in evaluation.extra for w in plan.slicer.of_line(line)[1]} | set(evaluation.same)
         own |= plan.slicer.mentions(evaluation.loop.target, evaluation.frame)[1]
         more: set[Var] = set()

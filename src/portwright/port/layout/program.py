@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from portwright.port.layout.units import Function, RefusalError, Unit, Workspace
-from portwright.port.tree import FUNCTIONS, ClassInfo
+from portwright.port.tree import FUNCTIONS, ClassInfo, asks_own_name
 
 _MAX_DEPTH = 12
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -70,6 +70,7 @@ class Frame:
     instance: Instance | None = None
     depth: int = 0
     number: int = field(default_factory=lambda: next(_numbers))
+    outer: Frame | None = None  # of a function that stands in another: where its other names come from
 
     @property
     def own(self) -> str:
@@ -124,9 +125,9 @@ class Program:
         self.namespaces: set[Var] = set()
         self.tables: set[Var] = set()  # settings in a dict: config["lr"]
         self.aliases: dict[Var, Var] = {}  # `self.model = model`: two names of one object
-        self.phases: tuple[ast.Constant, ast.Constant] | None = (
-            None  # the texts for training and for evaluation
-        )
+        # the texts for training and for evaluation
+        self.phases: tuple[ast.Constant, ast.Constant] | None = None
+        self.entered: set[ast.stmt] = set()  # statements whose call was followed
         self._modules: dict[Unit, Frame] = {entry: self.main}
         self._trains: dict[ast.AST, bool] = {}
         self._occurrences: dict[tuple[ast.AST, int], list[Occurrence]] = {}
@@ -143,7 +144,7 @@ class Program:
     def _expand_one(self, node: ast.stmt, frame: Frame) -> list[Item]:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)) and frame is self.main:
             return []  # definitions are placed by who needs them
-        if isinstance(node, ast.If) and _is_main_guard(node):
+        if isinstance(node, ast.If) and asks_own_name(node.test):
             return self.expand(node.body, frame)
         made = self._made_instance(node, frame)
         if made is not None:
@@ -213,6 +214,7 @@ class Program:
         if found is None:
             return [Line(node, frame)]
         unit, function, instance = found
+        self.entered.add(node)
         items: list[Item] = []
         if (
             isinstance(call.func, ast.Attribute)
@@ -222,13 +224,12 @@ class Program:
             cls = self._class_of(call.func.value, frame)
             if cls is not None:  # Trainer(...).train()
                 instance = Instance(*cls)
-                items += self._construct(call.func.value, instance, frame, node)
+                items += self._construct(call.func.value, instance, frame)
         inner = self._call(call, unit, function, instance, frame)
         scope = unit.tree.scopes[function]
         for name, (value, origin) in list(inner.arguments.items()):
-            if (
-                isinstance(value, ast.Call) and origin is frame
-            ):  # main(parse_args()): made once, before the function
+            # main(parse_args()): made once, before the function
+            if isinstance(value, ast.Call) and origin is frame:
                 del inner.arguments[name]
             if name not in inner.arguments or any(
                 b.kind != "parameter" for b in scope.bindings.get(name, ())
@@ -249,6 +250,15 @@ class Program:
                 items += self._expand_one(last, inner)
             return items
         return items + self.expand(body, inner)
+
+    def enter(
+        self, call: ast.Call, unit: Unit, function: Function, instance: Instance | None, frame: Frame
+    ) -> Frame:
+        """What names mean in a function that is called; arguments with * or ** are not known there."""
+        try:
+            return self._call(call, unit, function, instance, frame)
+        except RefusalError:
+            return Frame(unit, function, instance=instance, depth=frame.depth + 1)
 
     def _call(
         self, call: ast.Call, unit: Unit, function: Function, instance: Instance | None, frame: Frame
@@ -303,9 +313,9 @@ class Program:
         instance = Instance(*cls)
         if isinstance(variable, Var):
             self.instances[variable] = instance
-        return self._construct(node.value, instance, frame, node)
+        return self._construct(node.value, instance, frame)
 
-    def _construct(self, call: ast.Call, instance: Instance, frame: Frame, node: ast.stmt) -> list[Item]:
+    def _construct(self, call: ast.Call, instance: Instance, frame: Frame) -> list[Item]:
         found = self.workspace.method(instance.unit, instance.info, "__init__")
         if found is None:
             return []
@@ -414,7 +424,7 @@ class Program:
                 return Global(frame.unit, name)
             return Var(frame.number, name)
         if bindings is None:
-            return self.lookup(self.module_frame(frame.unit), name)
+            return self.lookup(frame.outer or self.module_frame(frame.unit), name)
         if {b.kind for b in bindings} == {"import"}:
             return Var(frame.number, name)
         if all(b.kind == "parameter" for b in bindings) and name in frame.arguments:
@@ -526,10 +536,6 @@ def _root_name(node: ast.expr) -> str | None:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_main_guard(node: ast.If) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
 
 
 def _is_text(node: ast.stmt) -> bool:

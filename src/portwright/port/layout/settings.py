@@ -13,18 +13,6 @@ from portwright.port.layout.program import Setting, Var
 
 Key = Setting | Var
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig")
-# How run() calls what scripts call otherwise.
-USUAL = {
-    "batch_size": {
-        "batch_size",
-        "bs",
-        "batchsize",
-        "train_batch_size",
-        "test_batch_size",
-        "eval_batch_size",
-        "val_batch_size",
-    }
-}
 
 
 @dataclass
@@ -100,7 +88,3 @@ def show(value: Any) -> str:
         return repr(value) if "e" not in repr(value) else yaml.safe_dump(value).split("\n")[0]
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()
-
-
-def is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))

@@ -6,14 +6,28 @@ import ast
 
 from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.anatomy import is_made_of
-from portwright.port.layout.dissolve import ARGUMENTS, OTHERWISE, REPORTS, UPDATES, harmless
-from portwright.port.layout.plan import Plan
-from portwright.port.layout.program import Header, Item, Line, Loop, Var
-from portwright.port.layout.values import UnknownError
-
-EVALUATES = (
-    "run() evaluates: --mode eval and train_and_eval, with get_eval_dataloader() and the metrics of model.py"
+from portwright.port.layout.dissolve import (
+    ARGUMENTS,
+    BATCHES,
+    DRAWN,
+    EPOCHS,
+    OTHERWISE,
+    PIECES,
+    REPORTS,
+    RESUMES,
+    SAME_OBJECT,
+    UPDATES,
+    harmless,
 )
+from portwright.port.layout.evaluation import Evaluation
+from portwright.port.layout.otherwise import tell_differences
+from portwright.port.layout.plan import Plan
+from portwright.port.layout.program import Header, Item, Line, Loop, Var, flatten
+from portwright.port.layout.values import UnknownError
+from portwright.port.tree import FUNCTIONS
+
+EVALUATES = "run() evaluates: --mode eval and train_and_eval, with get_eval_dataloader()"
+NAMED = "nothing: a finding names it, or what depends on it"
 _CURE = "Put it where it belongs in the layout, or keep the script's loop with --style in-place."
 
 
@@ -23,20 +37,60 @@ def settle(plan: Plan) -> None:
     account.dissolve(unit, anatomy.backward.node, UPDATES)
     for loop in (anatomy.epoch_loop, anatomy.batch_loop):
         if loop is not None:
-            into = "runconfig.num_epochs" if loop is anatomy.epoch_loop else "run() goes over the batches"
+            into = EPOCHS if loop is anatomy.epoch_loop else BATCHES
             if loop is anatomy.batch_loop and plan.by_hand is not None:
-                into = "get_train_dataloader() of data.py; what it draws at random comes from the loader's own stream"
+                into = DRAWN
             account.dissolve(loop.frame.unit, loop.node, into)
     _settle_settings(plan)
     _find_own_file(plan)
+    tell_evaluations(plan)
+    tell_differences(plan)
     needed = _needed(plan)
     for item in plan.program.items:
         _settle_item(plan, item, needed)
+    _tell_dependents(plan)
     for statement in plan.program.entry.tree.module.body:
         if isinstance(
             statement, (ast.Import, ast.ImportFrom)
         ) and "portwright" not in plan.program.entry.text(statement):
             account.place(plan.program.entry, statement, "where its names are used")
+
+
+def tell_evaluations(plan: Plan) -> None:
+    """A finding of each evaluation that run() does not make, and of one that it makes of more batches."""
+    if plan.evaluation is not None:
+        on = f"run() evaluates on {_loader_text(plan, plan.evaluation)}"
+    elif plan.eval_phase is not None:
+        on = f"run() evaluates on the data of the phase {plan.eval_phase!r}"
+    else:
+        on = "get_eval_dataloader() has no data to return"
+    kept_calls = {evaluation.outer for evaluation in plan.kept}
+    for evaluation in plan.evaluations:
+        unit, node = evaluation.callers[0].frame.unit, evaluation.outer
+        text = _shortened(unit.text(node))
+        data = _loader_text(plan, evaluation) if evaluation.loader else ""
+        if evaluation not in plan.kept:
+            what = f"what {text} makes of {data or 'other data'}" if node in kept_calls else text
+            why = "" if data else "which loader its data come from cannot be told, and "
+            plan.account.leave(
+                unit, node, f"{what} is left out: {why}{on}",
+                "Let get_eval_dataloader() in data.py return a loader of these data, and run.py --mode eval evaluates on them.",
+            )  # fmt: skip
+        elif evaluation.part:
+            message = f"{text} evaluates on some batches of {data}, and run() on all of them"
+            plan.account.leave(unit, node, message, "Set runconfig.eval_steps.", NOT_SAID)
+
+
+def _loader_text(plan: Plan, evaluation: Evaluation) -> str:
+    assert evaluation.loader is not None
+    node, frame = evaluation.loader
+    ref = plan.program.reference(node, frame)
+    return ref.name if isinstance(ref, Var) else _shortened(frame.unit.text(node))
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _find_own_file(plan: Plan) -> None:
@@ -98,33 +152,79 @@ def _settle_item(plan: Plan, item: Item, needed: set[Var]) -> None:
         return
     if account.knows(item.node):
         return
-    reason = (
-        "another name for the same object"
-        if item in plan.anatomy.values.alias_lines
-        else plan.dissolver.why(item)
-    )
+    reason = _of_evaluation(plan, item) if isinstance(item, Line) else None
+    if item.node in plan.program.entered:
+        reason = reason or PIECES
+    reason = reason or (SAME_OBJECT if item in plan.anatomy.values.alias_lines else plan.dissolver.why(item))
     if reason is None and isinstance(item, Line):
         reason = _why_needless(plan, item, needed)
+    if reason == RESUMES and not _never_runs(plan, item):
+        message = f"what is loaded here is not loaded by run(), which resumes from its own model_dir: {_first_line(item)}"
+        account.leave(
+            unit,
+            item.node,
+            message,
+            "Name the file with --checkpoint_path, or load it in model.py.",
+            NOT_SAID,
+        )
+        return
     if reason is not None:
         account.dissolve(unit, item.node, reason)
         return
     if isinstance(item, Header):
-        account.leave(unit, item.node, f"run() has no place for this: {_first_line(plan, item)}", _CURE)
+        account.leave(unit, item.node, f"run() has no place for this: {_first_line(item)}", _CURE)
         return
-    if any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(item.node)) and isinstance(
-        item.node, (ast.If, ast.Return)
-    ):
+    if isinstance(item.node, (ast.If, ast.Return)) and _ends_training(item.node):
         account.leave(
-            unit, item.node, f"training ends early by a condition, which run() does not look at: {_first_line(plan, item)}",
+            unit, item.node, f"training ends early by a condition, which run() does not look at: {_first_line(item)}",
             "Choose runconfig.num_epochs or max_steps; --mode eval_all tells which checkpoint is the best.",
         )  # fmt: skip
         return
-    account.leave(unit, item.node, f"run() has no place for this: {_first_line(plan, item)}", _CURE)
+    account.leave(unit, item.node, f"run() has no place for this: {_first_line(item)}", _CURE)
+
+
+def _ends_training(node: ast.AST, *, in_loop: bool = False) -> bool:
+    """Whether a condition, or a return, leaves the loop that trains."""
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        return False
+    if isinstance(node, (ast.Return, ast.Break)):
+        return isinstance(node, ast.Return) or not in_loop
+    in_loop = in_loop or isinstance(node, (ast.For, ast.While))
+    return any(_ends_training(each, in_loop=in_loop) for each in ast.iter_child_nodes(node))
+
+
+def _never_runs(plan: Plan, item: Line | Header) -> bool:
+    """Whether a condition says no with the script's own settings."""
+    return isinstance(item.node, ast.If) and not plan.anatomy.values.try_evaluate(
+        item.node.test, item.frame, default=True
+    )
+
+
+def _of_evaluation(plan: Plan, line: Line) -> str | None:
+    if not any(line in evaluation.callers for evaluation in plan.evaluations) or _ends_training(line.node):
+        return None
+    if not any(line in evaluation.callers for evaluation in plan.kept):
+        return NAMED
+    has_metric = plan.evaluation is not None and plan.evaluation.labels is not None
+    return f"{EVALUATES}; it reports the loss{' and eval/accuracy' if has_metric else ' alone'}"
+
+
+def _tell_dependents(plan: Plan) -> None:
+    """More than a report depends on what a statement reads that is left to a person."""
+    lines = [item for item in flatten(plan.program.items) if isinstance(item, Line)]
+    account = plan.account
+    read = {var for line in lines if account.is_left(line.node) for var in plan.slicer.of_line(line)[0]}
+    for line in reversed(lines):
+        row = account.dissolved.get(line.node)
+        reads, writes, _ = plan.slicer.of_line(line)
+        if row is not None and row["into"] == REPORTS and read & (writes | plan.slicer.effects(line)):
+            row["into"] = NAMED
+            read |= reads
 
 
 def _why_needless(plan: Plan, line: Line, needed: set[Var]) -> str | None:
-    if any(line in evaluation.callers for evaluation in plan.evaluations):
-        return EVALUATES
+    if plan.dissolver.loads_again(line):
+        return None
     if line in plan.constants.values() and line in plan.anatomy.setup:
         return ARGUMENTS if _is_consumed(plan, line) else REPORTS
     node = line.node
@@ -181,6 +281,5 @@ def _saves_best(node: ast.If) -> bool:
     ) and not any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(node))
 
 
-def _first_line(plan: Plan, item: Line | Header) -> str:
-    text = item.frame.unit.text(item.node).split("\n")[0].strip()
-    return text if len(text) <= 80 else text[:77] + "..."
+def _first_line(item: Line | Header) -> str:
+    return _shortened(item.frame.unit.text(item.node).split("\n")[0])

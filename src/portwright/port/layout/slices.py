@@ -103,7 +103,7 @@ class Slicer:
                 return self._of_call(call, frame)
             case ast.Assign() | ast.AugAssign():
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                return {v for t in targets if not isinstance(t, ast.Name) for v in self._roots(t, frame)}
+                return {v for t in targets if not isinstance(t, ast.Name) for v in self.roots(t, frame)}
             case ast.For() | ast.AsyncFor():
                 inner = {v for s in (*node.body, *node.orelse) for v in self._effects(s, frame)}
                 own = self.mentions(node.target, frame)[1]
@@ -119,14 +119,14 @@ class Slicer:
         found: set[Var] = set()
         func = call.func
         if isinstance(func, ast.Attribute) and frame.unit.names.resolve(func) is None:
-            found |= self._roots(func.value, frame)
+            found |= self.roots(func.value, frame)
             if func.attr in _GROWS:
                 return found
         for argument in (*call.args, *(k.value for k in call.keywords)):
-            found |= self._roots(argument, frame)
+            found |= self.roots(argument, frame)
         return found
 
-    def _roots(self, node: ast.expr, frame: Frame) -> set[Var]:
+    def roots(self, node: ast.expr, frame: Frame) -> set[Var]:
         """The variable that `x`, `x.a.b` and `x[0]` are parts of."""
         while True:
             ref = self.program.reference(node, frame)

@@ -88,6 +88,10 @@ class Renderer:
             ):
                 edits.append(Edit(*source.span(each), '"cpu"' if each.attr == "type" else "0"))
                 gone.append(source.span(each))
+        quotes = {
+            inner: source.segment(each).lstrip("fFrR")[:1]
+            for each in ast.walk(node) if isinstance(each, ast.JoinedStr) for inner in ast.walk(each)
+        }  # fmt: skip
         for occurrence in self.program.occurrences(node, frame):
             if not hasattr(occurrence.node, "lineno"):
                 continue
@@ -101,6 +105,9 @@ class Renderer:
             ):
                 continue
             text = self._text(occurrence.ref, occurrence.node, frame, naming)
+            # before Python 3.12 an f-string's own quote ends it
+            if text is not None and occurrence.node in quotes:
+                text = text.replace(quotes[occurrence.node], "\"'".replace(quotes[occurrence.node], ""))
             if text is not None and text != source.data[start:end].decode("utf-8"):
                 edits.append(Edit(start, end, text))
         return edits

@@ -6,7 +6,14 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from portwright.port.layout.anatomy import Anatomy, kind_of, made_by, optimizer_call, unwrap_iterable
+from portwright.port.layout.anatomy import (
+    Anatomy,
+    kind_of,
+    made_by,
+    optimizer_call,
+    runs_with_update,
+    unwrap_iterable,
+)
 from portwright.port.layout.program import Frame, Given, Item, Line, Loop, Var, flatten
 from portwright.port.layout.values import UnknownError
 
@@ -62,12 +69,13 @@ class Tuning:
 
     section: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
-    scheduler: tuple[ast.Call, Frame] | None = (
-        None  # to be run in set_defaults, which takes the rates from it
-    )
+    # to be run in set_defaults, which takes the rates from it
+    scheduler: tuple[ast.Call, Frame] | None = None
     per_epoch: bool = False
     in_epochs: str | None = None  # the key of the schedule that counts epochs
     own_optimizer: bool = False  # kept as code, in get_optimizer()
+    # what the optimizer is given, and the section's key for it
+    told: dict[ast.AST, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -139,6 +147,7 @@ def _describe_optimizer(anatomy: Anatomy, tuning: Tuning, call: ast.Call, frame:
             )
             continue
         options[key] = value
+        tuning.told[node] = _KEYS.get(key, key)
     groups = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "params"), None)
     decayed = _decay_groups(anatomy, groups, frame) if groups is not None else None
     if decayed is not None:
@@ -293,22 +302,29 @@ def _describe_loop(anatomy: Anatomy, tuning: Tuning) -> None:
             continue
         for call in (n for n in ast.walk(item.node) if isinstance(n, ast.Call)):
             name = item.frame.unit.names.resolve(call.func) or ""
-            if name.startswith("torch.nn.utils.clip_grad"):
-                _describe_clipping(anatomy, tuning, name, call, item.frame)
+            if (
+                name.startswith("torch.nn.utils.clip_grad")
+                and runs_with_update(anatomy, item, call) is not False
+            ):
+                _describe_clipping(anatomy, tuning, name, call, item)
 
 
-def _describe_clipping(anatomy: Anatomy, tuning: Tuning, name: str, call: ast.Call, frame: Frame) -> None:
-    by_value = "value" in name
+def _describe_clipping(anatomy: Anatomy, tuning: Tuning, name: str, call: ast.Call, item: Line) -> None:
+    by_value, frame = "value" in name, item.frame
     names = ["parameters", "clip_value" if by_value else "max_norm", "norm_type"]
     given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
     limit = anatomy.values.try_evaluate(given.get(names[1]), frame, default=...)
     kind = anatomy.values.try_evaluate(given.get("norm_type"), frame, default=2.0)
-    if limit is ... or kind not in (2, 2.0):
-        what = frame.unit.text(call)
+    what = frame.unit.text(call)
+    if runs_with_update(anatomy, item, call) is None:
+        what += ", which a condition decides on"
+    whole = given.get("parameters")
+    is_whole = whole is not None and _is_all_parameters(anatomy, whole, frame)
+    if limit is ... or kind not in (2, 2.0) or not is_whole or what != frame.unit.text(call):
         tuning.problems.append(
             Problem(
                 f"params.yaml cannot say {what}",
-                "Set optimizer.max_gradient_norm, which takes the 2-norm.",
+                "Set optimizer.max_gradient_norm, which takes the 2-norm of all parameters, at each update.",
                 call,
                 frame,
             )

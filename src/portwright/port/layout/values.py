@@ -28,9 +28,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max, "abs": abs,
     "round": round, "sum": sum, "list": list, "tuple": tuple, "sorted": sorted,
     "math.ceil": math.ceil, "math.floor": math.floor, "math.sqrt": math.sqrt, "math.prod": math.prod,
-    # A port is made for a host without CUDA: its accelerator is reached through run().
-    "torch.cuda.is_available": lambda: False, "torch.cuda.device_count": lambda: 0,
-    "torch.backends.mps.is_available": lambda: False, "torch.accelerator.is_available": lambda: False,
 }  # fmt: skip
 
 _CHANGES = frozenset({"update", "pop", "setdefault", "clear", "popitem"})
@@ -271,7 +268,7 @@ class Values:
             if (
                 isinstance(known, dict)
                 and known
-                and all(isinstance(k, str) and k.isidentifier() and _is_plain(v) for k, v in known.items())
+                and all(isinstance(k, str) and k.isidentifier() and is_plain(v) for k, v in known.items())
             ):
                 found[var] = (known, value, line)
         for var, (known, value, line) in found.items():
@@ -506,7 +503,7 @@ def loads_checkpoint(node: ast.AST) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr == "load_state_dict" for n in ast.walk(node))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 

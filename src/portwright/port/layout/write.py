@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from portwright.port.layout.account import NOT_SAID
 from portwright.port.layout.anatomy import optimizer_call
+from portwright.port.layout.dissolve import PIECES
 from portwright.port.layout.plan import Plan, closed_names, gone, needed_names
 from portwright.port.layout.program import Frame, Global, Line, Setting, Var
 from portwright.port.layout.text import Naming, definition_globals
@@ -276,7 +277,12 @@ class Writer:
         plan = self.plan
         assert plan.anatomy.optimizer is not None
         call, frame, item = optimizer_call(plan.anatomy, plan.anatomy.optimizer)
-        local = self.naming("model", root="self.params")
+        keys = {n: key for n, key in plan.tuning.told.items() if key in plan.tuning.section}
+        local = self.naming(
+            "model",
+            root="self.params",
+            hook=lambda _, n: f'self.params["optimizer"]["{keys[n]}"]' if n in keys else None,
+        )
         local.names[plan.anatomy.model] = "self.model"  # type: ignore[index]
         for var in plan.free:
             local.names.setdefault(var, naming.names.get(var, var.name))
@@ -308,6 +314,7 @@ class Writer:
                 for line in plan.anatomy.setup
                 if line in plan.train.lines or line in plan.evaluated.lines
             ]
+            both += [line for line in plan.evaluated.lines if line not in plan.anatomy.setup]
             part.code.append(self._loaders(both))
         else:
             assert plan.train_loader is not None
@@ -318,29 +325,46 @@ class Writer:
                 part.code.append(
                     self._loader("get_eval_dataloader", plan.evaluated.lines, plan.eval_loader, "eval_input")
                 )
-        if plan.eval_loader is None and plan.program.phases and plan.train_loader is not None:
-            part.code.append(self._other_phase())
-        elif plan.eval_loader is None:
-            part.code.append(
-                f'def get_eval_dataloader(params):\n{INDENT}"""The script evaluates on no other data: these are those of training."""\n'
-                f"{INDENT}return get_train_dataloader(params)\n"
-            )
+        if plan.eval_loader is None:
+            part.code.append(self._no_eval_loader())
 
     def _loader(self, name: str, lines: list[Line], loader: tuple[ast.expr, Frame], section: str) -> str:
         naming = self._data_naming(section)
         body = self.lines(lines, naming, INDENT, f"data.py: {name}")
         returned = self.plan.renderer.expression(*loader, naming)
         self.close("data", naming, lines)
-        return f"def {name}(params):\n{_returning(body, returned, INDENT)}"
+        return f"def {name}(params):\n{body}{INDENT}return {returned}\n"
+
+    def _no_eval_loader(self) -> str:
+        """What stands for a loader that the script has not, or that cannot be told."""
+        plan = self.plan
+        if plan.eval_phase is not None:
+            return self._other_phase()
+        head, name = "def get_eval_dataloader(params):\n", plan.program.entry.path.name
+        if plan.evaluates_training:
+            return (
+                f'{head}{INDENT}"""{name} evaluates on its training data alone."""\n'
+                f"{INDENT}return get_train_dataloader(params)\n"
+            )
+        self.parts["data"].imports.append("import portwright.errors")
+        what = (
+            f"which data {name} evaluates on cannot be told"
+            if plan.evaluations
+            else f"{name} has no evaluation that was found"
+        )
+        return (
+            f"{head}{INDENT}raise portwright.errors.UserError(\n{INDENT * 2}{f'there are no evaluation data: {what}.'!r},\n"
+            f'{INDENT * 2}"Return a loader of them in get_eval_dataloader() of data.py.",\n{INDENT})\n'
+        )
 
     def _other_phase(self) -> str:
         """The loader of `for phase in ["train", "val"]` once more, for the other phase."""
         plan = self.plan
         assert plan.train_loader is not None
         assert plan.program.phases is not None
-        training, other = plan.program.phases
+        training, _ = plan.program.phases
         naming = self._data_naming("train_input")
-        naming.hook = lambda frame, node: repr(other.value) if node is training else None
+        naming.hook = lambda frame, node: repr(plan.eval_phase) if node is training else None
         body = self.lines(plan.train.lines, naming, INDENT, "data.py: get_eval_dataloader")
         returned = plan.renderer.expression(*plan.train_loader, naming)
         self.close("data", naming, plan.train.lines)
@@ -594,7 +618,7 @@ class Writer:
             plan.account.place(entry, definitions.homes[name], f"{where}.py")
         for home in definitions.homes.values():
             if home in opened and not plan.account.knows(home):
-                plan.account.dissolve(entry, home, "its statements, which are placed one by one")
+                plan.account.dissolve(entry, home, PIECES)
 
     def _natural_home(self, home: ast.stmt) -> str:
         names = self.plan.program.entry.names
@@ -611,9 +635,8 @@ class Writer:
         definitions, entry = plan.definitions, plan.program.entry
         ordered = sorted(part.definitions, key=lambda n: definitions.homes[n].lineno)
         wanted = {g.name for g in part.globals if g.unit is entry}
-        pieces: list[
-            tuple[int, bool, str]
-        ] = []  # in the script's order, since one may run what another defines
+        # in the script's order, since one may run what another defines
+        pieces: list[tuple[int, bool, str]] = []
         written: set[Line] = set()
         for each in ordered:
             if definitions.is_definition(each):
@@ -694,11 +717,6 @@ class Writer:
             plan.account.place(line.frame.unit, line.node, f"{part}.py")
         wanted |= needed_names(plan, needed.lines)
         return pieces
-
-
-def _returning(body: str, returned: str, indent: str) -> str:
-    """`x = f()` and `return x` in one, where the last statement is just that."""
-    return f"{body}{indent}return {returned}\n"
 
 
 def _only_divides(node: ast.stmt, division: ast.AST) -> bool:

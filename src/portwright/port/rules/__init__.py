@@ -1,1 +1,1 @@
-"""One file a rule: its name is the rule's, `RULE` is the rule, and its class's docstring is its page."""
+"""One file a rule: the file has the rule's name, and the one class in it that has a `code` is the rule; its docstring is its page."""

@@ -28,15 +28,10 @@ class AutomaticMixedPrecision(Rule):
     """
 
     code = "PW409"
-    name = "automatic-mixed-precision"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("own_precision",)
     safety = "unsafe"
     words = ("autocast", "GradScaler")
-    cure = {
-        "csx": "Turn it off and give the precision to the target: cstorch.amp, or model.mixed_precision in params.yaml.",
-        "ipu": "Turn it off and use model.half() with Training.setAutomaticLossScaling.",
-        "rdu": "Turn it off and use the precision option of samba.session.compile.",
-    }
+    cure = "Turn it off and use the target's own precision option."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.autocast", "torch.amp.GradScaler"):
@@ -45,6 +40,3 @@ class AutomaticMixedPrecision(Rule):
                 continue
             name = (file.resolve(call.func) or "").rpartition(".")[2]
             yield self.report(file, call, f"{name} is for CUDA", set_keyword(file, call, "enabled", "False"))
-
-
-RULE = AutomaticMixedPrecision()

@@ -46,9 +46,7 @@ class BackwardBesideExecutor(Rule):
     """
 
     code = "PW603"
-    name = "backward-beside-executor"
-    targets = ("ipu",)
-    safety = "manual"
+    needs = ("poptorch_executor",)
     words = ("poptorch",)
     cure = "Leave out backward(), step() and zero_grad(): calling the executor does them."
 
@@ -69,6 +67,3 @@ class BackwardBesideExecutor(Rule):
                     yield self.report(
                         file, call, f"{call.func.attr}() is left in a loop that the executor runs"
                     )
-
-
-RULE = BackwardBesideExecutor()

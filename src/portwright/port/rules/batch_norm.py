@@ -33,9 +33,7 @@ class BatchNorm(Rule):
     """
 
     code = "PW309"
-    name = "batch-norm"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("whole_batch_statistics",)
     words = ("BatchNorm",)
     cure = "Keep the whole batch on each replica, or synchronise the statistics, and compare the running averages' momentum with the target's."
 
@@ -46,6 +44,3 @@ class BatchNorm(Rule):
             yield self.report(
                 file, first, f"batch norm ({len(calls)} in this file) depends on how the batch is split"
             )
-
-
-RULE = BatchNorm()

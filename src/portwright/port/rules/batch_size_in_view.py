@@ -10,7 +10,7 @@ _NAMES = ("batch_size", "batchsize", "bsz", "bs", "nbatch", "batch_sz")
 
 
 def _is_batch_size(file: File, node: ast.expr) -> bool:
-    """A setting named like a batch size; one that was read off a tensor in the same function is fine."""
+    """Whether a node is named like a batch size, and is no local variable, which may be read off a tensor."""
     if isinstance(node, ast.Attribute):
         return node.attr.lower() in _NAMES
     if not isinstance(node, ast.Name) or node.id.lower() not in _NAMES:
@@ -47,9 +47,7 @@ class BatchSizeInView(Rule):
     """
 
     code = "PW104"
-    name = "batch-size-in-view"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("any_batch_size",)
     words = ("view(", "reshape(")
     cure = "Take the batch dimension from the tensor, x.size(0), and keep the other dimensions fixed."
 
@@ -66,6 +64,3 @@ class BatchSizeInView(Rule):
                 yield self.report(
                     file, call, f"the batch size '{file.segment(first)}' is written into this shape"
                 )
-
-
-RULE = BatchSizeInView()

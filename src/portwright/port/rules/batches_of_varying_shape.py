@@ -33,9 +33,7 @@ class BatchesOfVaryingShape(Rule):
     """
 
     code = "PW106"
-    name = "batches-of-varying-shape"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("static_shapes",)
     words = ("collate_fn", "pad_sequence", "BucketIterator", "pack_padded_sequence")
     cure = "Pad every sample to one fixed length, or to a few lengths, each with its own loader, and pass a mask."
 
@@ -49,6 +47,3 @@ class BatchesOfVaryingShape(Rule):
         for home in ("torchtext.data", "torchtext.legacy.data"):
             for call in file.calls(f"{home}.BucketIterator", f"{home}.BucketIterator.splits"):
                 yield self.report(file, call, "batches of a BucketIterator differ in length")
-
-
-RULE = BatchesOfVaryingShape()

@@ -4,12 +4,12 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.rewrite import const, text_of
+from portwright.port.rewrite import const, text_of, writes_in_place
 from portwright.port.rule import File, Rule
 
 
 def _order(call: ast.Call) -> tuple[str, list[int]] | None:
-    """The kind of a change of layout and its fixed dimensions."""
+    """The method that changes the layout, and its literal dimensions."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if name not in ("transpose", "permute") or call.keywords:
         return None
@@ -55,12 +55,13 @@ class CancellingTransposes(Rule):
     ```
 
     ## Safety
-    Safe: only chains of fixed dimensions that give back the tensor as it was.
+    Safe where the dimensions are fixed and the receiver is a tensor: the second change undoes the first, so values, strides and
+    gradients are those of the tensor itself. Unsafe where it may be an array of numpy's, whose transpose() takes a
+    whole order, and in a file that changes tensors in place, which could tell the tensor from a view of it.
     """
 
     code = "PW302"
-    name = "cancelling-transposes"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("free_layout",)
     safety = "safe"
     words = ("transpose(", "permute(", ".t(")
     cure = "Leave both out."
@@ -74,7 +75,11 @@ class CancellingTransposes(Rule):
             if first is None or second is None or not _cancel(first, second):
                 continue
             edits = [file.replace(outer, text_of(file, inner.func.value))]
-            yield self.report(file, outer, "these two changes of layout cancel each other", edits)
-
-
-RULE = CancellingTransposes()
+            is_tensor = first[0] == "permute" or file.flow.is_tensor(inner.func.value)
+            yield self.report(
+                file,
+                outer,
+                "these two changes of layout cancel each other",
+                edits,
+                safety="safe" if is_tensor and not writes_in_place(file) else "unsafe",
+            )

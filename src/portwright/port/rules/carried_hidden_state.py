@@ -8,7 +8,7 @@ from portwright.port.rule import File, Rule
 
 
 def _is_returned_by_model(file: File, node: ast.Assign, target: str) -> bool:
-    """Whether the same step also gets it from a call: `out, hidden = model(x, hidden)`."""
+    """Whether the step also assigns the target from a call: `out, hidden = model(x, hidden)`."""
     region = file.flow.region_of(node)
     for other in ast.walk(region) if region is not None else ():
         if (
@@ -53,9 +53,7 @@ class CarriedHiddenState(Rule):
     """
 
     code = "PW110"
-    name = "carried-hidden-state"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("state_in_step",)
     words = ("hidden", "state", "repackage")
     cure = "Pass the state into the step and return it from there, or keep it in a buffer of the model."
 
@@ -79,6 +77,3 @@ class CarriedHiddenState(Rule):
             repackaged = "repackage" in name and any(file.segment(a) == target for a in value.args)
             if repackaged or (detached and _is_returned_by_model(file, node, target)):
                 yield self.report(file, node, f"'{target}' is carried from step to step")
-
-
-RULE = CarriedHiddenState()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
+from portwright.port.places import device_safety
 from portwright.port.rewrite import has_star, keyword, set_keyword
 from portwright.port.rule import File, Rule
 
@@ -25,29 +26,26 @@ class CheckpointFile(Rule):
     ```
 
     ## Safety
-    Safe: loading to the CPU changes no value. Saving inside a training loop is left to you.
+    Safe: loading to the CPU changes no value, and the port has no other device that the tensors would have to meet; a
+    load_state_dict copies them to where the model lies. Unsafe where the file sets something by the type of a device
+    (PW508 names it), since its devices then stay. Saving inside a training loop is left to you.
     """
 
     code = "PW507"
-    name = "checkpoint-file"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("checkpoints_by_target",)
     safety = "safe"
     words = ("torch.load", "torch.save", "load(", "save(")
-    cure = {
-        "csx": 'Load with map_location="cpu"; save with cstorch.save(state, path) inside a checkpoint closure.',
-        "ipu": 'Load with map_location="cpu"; call copyWeightsToHost() before saving.',
-        "rdu": 'Load with map_location="cpu"; call samba.session.to_cpu(model) before saving.',
-    }
+    cure = 'Load with map_location="cpu"; fetch the weights from the device before saving.'
 
     def find(self, file: File) -> Iterator[Finding]:
+        safety = device_safety(file)
         for call in file.calls("torch.load"):
             if has_star(call) or len(call.args) > 1 or keyword(call, "map_location") is not None:
                 continue
             edits = set_keyword(file, call, "map_location", '"cpu"')
-            yield self.report(file, call, "this checkpoint asks for the device it was saved from", edits)
+            yield self.report(
+                file, call, "this checkpoint asks for the device it was saved from", edits, safety=safety
+            )
         for call in file.calls("torch.save"):
             if file.flow.in_training_step(call):
                 yield self.report(file, call, "weights are saved while the device holds the newest ones")
-
-
-RULE = CheckpointFile()

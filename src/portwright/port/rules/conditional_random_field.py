@@ -39,9 +39,7 @@ class ConditionalRandomField(Rule):
     """
 
     code = "PW621"
-    name = "conditional-random-field"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("work_on_device",)
     words = ("crf", "CRF")
     cure = "Train the tagger with a cross-entropy per token, and decode with the transitions on the host after predict()."
     framework = "tensorflow"
@@ -54,6 +52,3 @@ class ConditionalRandomField(Rule):
                 found.append((call, dotted))
         for call, name in found:
             yield self.report(file, call, f"{name} has no kernel on an accelerator")
-
-
-RULE = ConditionalRandomField()

@@ -29,12 +29,14 @@ class ContiguousView(Rule):
     ```
 
     ## Safety
-    Safe: the same values in the same order. Unsafe in a function that writes into tensors: the copy was a place of its own.
+    Safe: contiguous() copies a tensor where its memory is in another order and reshape() where a view cannot show it, so both
+    give the same values, shape and gradients. Only a write can tell a copy from a view: unsafe in a file that changes
+    tensors in place (`x += 1`, `x[0] = 1`, `x.add_(1)`, `inplace=True`, `out=`). Unsafe, too, where the receiver may be
+    something else than a tensor.
     """
 
     code = "PW303"
-    name = "contiguous-view"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("free_layout",)
     safety = "safe"
     words = ("contiguous",)
     cure = "Use reshape, which copies only where it has to."
@@ -62,8 +64,7 @@ class ContiguousView(Rule):
                     call,
                     "a view of a contiguous copy is a reshape",
                     edits,
-                    safety="unsafe" if writes_in_place(file, call) else "safe",
+                    safety="safe"
+                    if file.flow.is_tensor(inner.func.value) and not writes_in_place(file)
+                    else "unsafe",
                 )
-
-
-RULE = ContiguousView()

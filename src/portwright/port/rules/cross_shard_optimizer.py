@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -38,22 +39,33 @@ class CrossShardOptimizer(Rule):
     ```
 
     ## Safety
-    Safe: without a TPU it hands on the optimizer as it is.
+    Safe: on anything but a TPU its step fails, since the sum over the cores has no kernel there, so that a program which
+    runs does not reach it or is on a TPU; there the ported program stops, since portwright.tensorflow refuses use_tpu. A call whose arguments do something of their own,
+    and a name for the class, are left to you.
     """
 
     code = "PW613"
-    name = "cross-shard-optimizer"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2",)
     safety = "safe"
     words = ("CrossShardOptimizer",)
     cure = "Use the optimizer itself."
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call, _ in tensorflow_of(file).calls(*_NAMES):
+        names = tensorflow_of(file)
+        calls = {call.func: call for call, _ in names.calls(*_NAMES)}
+        for reference in names.named(*_NAMES):
+            call = calls.get(reference.node)
+            if call is None:
+                if isinstance(reference.node, ast.Attribute):  # an import is PW614's
+                    yield self.report(file, reference.node, "CrossShardOptimizer is for TPUs")
+                continue
             inner = argument(call, 0, "opt")
-            message = "CrossShardOptimizer is for TPUs"
-            yield self.report(file, call, message, unwrap(file, call, inner) if inner is not None else ())
+            given = [*call.args, *(k.value for k in call.keywords)]
+            is_whole = inner is not None and all(a is inner or not _does_something(a) for a in given)
+            edits = unwrap(file, call, inner) if inner is not None and is_whole else []
+            yield self.report(file, call, "CrossShardOptimizer is for TPUs", edits)
 
 
-RULE = CrossShardOptimizer()
+def _does_something(argument: ast.expr) -> bool:
+    return any(isinstance(node, (ast.Call, ast.Starred)) for node in ast.walk(argument))

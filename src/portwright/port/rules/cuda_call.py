@@ -3,30 +3,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.devices import is_device_choice
-from portwright.port.finding import Edit, Finding
+from portwright.port.devices import host_side, is_device_choice
+from portwright.port.finding import Edit, Finding, Safety
+from portwright.port.places import device_safety
 from portwright.port.rewrite import remove_statement
 from portwright.port.rule import File, Rule
+from portwright.port.switches import IDLE, behind, is_pure
 
-_IDLE = frozenset(
-    [
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "synchronize",
-        "empty_cache",
-        "set_device",
-        "init",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-    ]
-)
+_QUESTIONS = ("is_available", "is_built", "is_bf16_supported", "device_count")
 
 
 def _is_demand(file: File, call: ast.Call) -> bool:
-    """Whether a script refuses to run without CUDA: then a person has to decide."""
+    """Whether a script refuses to run without CUDA, so that the user has to decide."""
     statement = file.tree.statement_of(call)
     if isinstance(statement, ast.Assert):
         return True
@@ -34,6 +22,26 @@ def _is_demand(file: File, call: ast.Call) -> bool:
         return False
     last = statement.body[-1]
     return isinstance(last, ast.Raise) or (isinstance(last, ast.Expr) and "exit" in file.segment(last))
+
+
+def _only_moves(file: File, call: ast.Call) -> bool:
+    """Whether what current_accelerator() returns is used as a device, and never compared with None."""
+    statement = file.tree.statement_of(call)
+    if not isinstance(statement, ast.Assign) or statement.value is not call:
+        parent = file.tree.parents.get(call)
+        return isinstance(parent, (ast.Call, ast.keyword))
+    target = statement.targets[0]
+    uses: list[ast.expr] = [
+        *(n for n in file.tree.all(ast.Name) if isinstance(target, ast.Name) and n.id == target.id),
+        *(file.attributes(target.attr) if isinstance(target, ast.Attribute) else ()),
+    ]
+    return len(statement.targets) == 1 and not any(
+        isinstance(
+            file.tree.parents.get(use), (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.If, ast.IfExp, ast.Assert)
+        )
+        for use in uses
+        if isinstance(getattr(use, "ctx", None), ast.Load)
+    )
 
 
 class CudaCall(Rule):
@@ -54,44 +62,70 @@ class CudaCall(Rule):
     ```
 
     ## Safety
-    Safe: seeding, synchronising and emptying caches do nothing without CUDA, and is_available() is False there, so
-    the script takes its own way for the CPU. Memory figures,
-    events and streams are left to you, and so is a script that refuses to run without CUDA.
+    Safe where only devices hang on it. Seeds, synchronisation and caches of CUDA concern work on CUDA, and the port
+    has none; their arguments must call nothing. A question whether CUDA (mps, xpu) is there becomes False where
+    everything that its value reaches is known to choose devices, to move to them, to pin memory, to seed or switch
+    CUDA, or to print: then both answers train alike.
+
+    Unsafe where the file sets something by the type of a device (PW508 names it), or writes into a moved tensor whose
+    original lives on.
+
+    Where it also decides a setting (shuffle, workers, batch size, precision, ...), or its value goes out of sight, the
+    question stays as it is written, so that the port does what the original does with CUDA and without; the finding
+    names the lines. `--unsafe` answers it with True where all of these lines are in sight, so that the settings which
+    the accelerator had stay in force. Memory figures, events and streams are left to you, and so is a script that
+    refuses to run without CUDA.
     """
 
     code = "PW501"
-    name = "cuda-call"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("no_cuda_calls",)
     safety = "safe"
-    words = ("torch.cuda", "torch.accelerator", "cuda.")
-    cure = {
-        "csx": 'Ask the backend instead (cstorch.backend("CSX")), or leave it out.',
-        "ipu": "Use poptorch.Options instead, or leave it out.",
-        "rdu": "Ask samba.session instead, or leave it out.",
-    }
+    words = ("torch.cuda", "torch.accelerator", "cuda.", "mps", "xpu")
+    cure = "Ask the target's own software instead, or leave it out."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in file.calls("torch.cuda.", "torch.accelerator."):
+        for call in file.calls(
+            "torch.cuda.", "torch.accelerator.", "torch.backends.mps.", "torch.mps.", "torch.xpu."
+        ):
             name = file.resolve(call.func) or ""
             last = name.rpartition(".")[2]
             if ".amp." in name:
                 continue
             statement = file.tree.statement_of(call)
+            parent = file.tree.parents.get(call)
             edits: list[Edit] = []
-            if last in _IDLE and isinstance(statement, ast.Expr) and statement.value is call:
-                edits = remove_statement(file, statement)
-            elif last == "is_available":
+            safety: Safety = "safe"
+            if last in IDLE and isinstance(statement, ast.Expr) and statement.value is call:
+                if all(is_pure(file, a) for a in (*call.args, *(k.value for k in call.keywords))):
+                    edits = remove_statement(file, statement)
+            elif last in _QUESTIONS and not call.args and not call.keywords:
                 if is_device_choice(file, call):
                     continue
-                edits = [] if _is_demand(file, call) else [file.replace(call, "False")]
-            elif last == "is_bf16_supported" and not call.args:
-                edits = [file.replace(call, "False")]
-            elif last == "device_count" and isinstance(file.tree.parents.get(call), ast.Compare):
-                edits = [file.replace(call, "0")]
-            elif last == "current_accelerator" and isinstance(call.func, ast.Attribute):
+                if last != "device_count" or isinstance(parent, ast.Compare):
+                    yield self._question(file, call, name, "0" if last == "device_count" else "False")
+                    continue
+            elif last == "current_accelerator":
+                if isinstance(parent, ast.IfExp) and host_side(file, parent) is not None:
+                    continue
                 torch_name = file.segment(call.func).partition(".")[0]
-                edits = [file.replace(call, f'{torch_name}.device("cpu")')] if torch_name == "torch" else []
-            yield self.report(file, call, f"{name} speaks to CUDA", edits)
+                if torch_name == "torch" and _only_moves(file, call):
+                    edits, safety = [file.replace(call, 'torch.device("cpu")')], device_safety(file)
+            yield self.report(file, call, f"{name} speaks to CUDA", edits, safety=safety)
 
-
-RULE = CudaCall()
+    def _question(self, file: File, call: ast.Call, name: str, answer: str) -> Finding:
+        decides = behind(file, call)
+        if decides.is_demand or _is_demand(file, call):
+            return self.report(file, call, f"{name} speaks to CUDA")
+        if not decides:
+            edits = [file.replace(call, answer)]
+            return self.report(file, call, f"{name} speaks to CUDA", edits, safety=device_safety(file))
+        may = answer == "False" and decides.may_be_forced(file)
+        return self.report(
+            file,
+            call,
+            f"{name}() decides more than the device: {decides.describe(file)}. "
+            "What is set there for CUDA is not in force on a host without CUDA",
+            [file.replace(call, "True")] if may else [],
+            cure="Write down the settings that are to hold on the target, without the question.",
+            safety="unsafe",
+        )

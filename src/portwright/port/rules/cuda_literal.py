@@ -3,9 +3,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.devices import is_cuda, is_device_test, names_device, quote
 from portwright.port.finding import Finding
-from portwright.port.rewrite import is_constant
+from portwright.port.places import device_safety, named_devices, tensor_at_hand
 from portwright.port.rule import File, Rule
 
 
@@ -27,41 +26,32 @@ class CudaLiteral(Rule):
     ```
 
     ## Safety
-    Safe: where something is computed changes, what is computed does not. Comparisons with 'cuda' are not touched.
+    Safe: the port has one device on the host, and what is computed there is what the original computes on its CPU. A
+    choice between an accelerator and the CPU becomes the CPU; its condition must call nothing but what asks for a
+    device. In a step, `device="cuda"`, or such a choice, becomes the device of a tensor at hand, or is left to you.
+
+    Unsafe where the file sets something by the type of a device (PW508 names it), for the setting would change with
+    the device.
     """
 
     code = "PW503"
-    name = "cuda-literal"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("host_is_cpu",)
     safety = "safe"
-    words = ("cuda",)
-    cure = {
-        "csx": "Name the host's device, 'cpu'; the backend owns the other.",
-        "ipu": "Name the host's device, 'cpu'; the executor owns the other.",
-        "rdu": "Name the host's device, 'cpu'; the session owns the other.",
-    }
+    words = ("cuda", "accelerator", "mps", "xpu")
+    cure = "Name the host's device, 'cpu'; the target owns the other."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for choice in file.tree.all(ast.IfExp):
-            if (
-                is_cuda(choice.body)
-                and is_constant(choice.orelse, "cpu")
-                and is_device_test(file, choice.test)
-            ):
-                yield self.report(
-                    file,
-                    choice,
-                    "a device is chosen that is not there",
-                    [file.replace(choice, quote(file, choice.body, "cpu"))],
-                )
-        for node in file.tree.all(ast.Constant):
-            if is_cuda(node) and names_device(file, node):
-                yield self.report(
-                    file,
-                    node,
-                    f"the device {file.segment(node)} is not there",
-                    [file.replace(node, quote(file, node, "cpu"))],
-                )
-
-
-RULE = CudaLiteral()
+        for node, message, host in named_devices(file):
+            device: str | None = host
+            parent = file.tree.parents[node]
+            if file.flow.in_step(node):
+                if isinstance(parent, ast.Call) and file.resolve(parent.func) is None:
+                    continue  # a move in a step is PW504's
+                if isinstance(parent, ast.keyword) and parent.arg == "device":
+                    beside = tensor_at_hand(file, node)
+                    in_function = (
+                        file.flow.in_forward(node) or file.tree.function_of(node) in file.flow.step_functions
+                    )
+                    device = f"{beside}.device" if beside else None if in_function else host
+            edits = [file.replace(node, device)] if device else []
+            yield self.report(file, node, message, edits, safety=device_safety(file))

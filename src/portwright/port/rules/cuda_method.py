@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.rewrite import unwrap
+from portwright.port.places import device_safety, settle_move
 from portwright.port.rule import File, Rule
 
 
@@ -26,21 +26,22 @@ class CudaMethod(Rule):
     ```
 
     ## Safety
-    Safe: it moves tensors and changes none. All calls that move things are taken out together.
+    Safe for a model and for the batches of a loader: the target places them, and on the host all lies together. Outside
+    of a step the port has no other device, so that nothing needs to move. In a step, what the script makes on the host
+    goes to the device of a tensor at hand; where none can be seen, the call is left to you. It is also left where the
+    moved tensor is written in place, for the move made a copy. Unsafe where the file sets something by the type of a
+    device (PW508 names it), and where one move is left and would still go to an accelerator, in files
+    that call each other too.
     """
 
     code = "PW502"
-    name = "cuda-method"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("placed_by_target",)
     safety = "safe"
     words = (".cuda(",)
-    cure = {
-        "csx": "Build the model under `with backend.device:` and let the SDK's loader place the batches.",
-        "ipu": "Leave placement to the executor that poptorch.trainingModel returns.",
-        "rdu": "Leave placement to samba.session.",
-    }
+    cure = "Leave placement to the target."
 
     def find(self, file: File) -> Iterator[Finding]:
+        safety = device_safety(file)
         for call in file.methods("cuda"):
             if (
                 not isinstance(call.func, ast.Attribute)
@@ -48,7 +49,5 @@ class CudaMethod(Rule):
                 or file.flow.kind(call.func.value) == "executor"
             ):
                 continue
-            yield self.report(file, call, ".cuda() needs a CUDA device", unwrap(file, call, call.func.value))
-
-
-RULE = CudaMethod()
+            edits = settle_move(file, call) or []
+            yield self.report(file, call, ".cuda() needs a CUDA device", edits, safety=safety)

@@ -37,26 +37,19 @@ class CustomGradient(Rule):
     """
 
     code = "PW318"
-    name = "custom-gradient"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("traced_gradients", "first_derivatives")
     words = ("autograd", "create_graph")
-    cure = {
-        "csx": "Write the function in differentiable operations; a custom backward is not traced.",
-        "ipu": "Write the function in differentiable operations, or as a poptorch.CustomOp.",
-        "rdu": "Write the function in differentiable operations.",
-    }
+    cure = "Write the function in differentiable operations."
 
     def find(self, file: File) -> Iterator[Finding]:
         for info in file.tree.classes.values():
             if "torch.autograd.Function" in file.names.bases_of(info.node):
                 yield self.report(file, info.node, f"the gradient of '{info.node.name}' is written in Python")
         for call in file.calls("torch.autograd.grad"):
-            yield self.report(file, call, "gradients are taken by hand", targets=("ipu", "rdu"))
+            yield self.report(file, call, "gradients are taken by hand", needs=("first_derivatives",))
         for call in file.flow.backward_calls:
             given = keyword(call, "create_graph")
             if given is not None and is_constant(given.value, True):
-                yield self.report(file, call, "gradients of gradients are taken", targets=("ipu", "rdu"))
-
-
-RULE = CustomGradient()
+                yield self.report(
+                    file, call, "gradients of gradients are taken", needs=("first_derivatives",)
+                )

@@ -32,7 +32,7 @@ def _is_of_tensor(file: File, node: ast.Attribute) -> bool:
 
 
 def _is_written(file: File, node: ast.Attribute) -> bool:
-    """Assigned, or changed in place."""
+    """Whether the attribute is assigned or changed in place."""
     if not isinstance(node.ctx, ast.Load):
         return True
     parent: ast.AST = file.tree.parents[node]
@@ -43,9 +43,24 @@ def _is_written(file: File, node: ast.Attribute) -> bool:
     return isinstance(parent, ast.Attribute) and parent.attr.endswith("_")
 
 
-def _is_kept(file: File, node: ast.AST) -> bool:
-    """Given a name, under which it can be written to later."""
-    return isinstance(file.tree.parents.get(node), (ast.Assign, ast.AnnAssign, ast.NamedExpr))
+def _is_surely_tensor(file: File, node: ast.Attribute) -> bool:
+    """Whether the value is known to be a tensor, such as a gradient, or calls backward()."""
+    owner = node.value
+    return (
+        file.flow.kind(owner) == "tensor"
+        or (isinstance(owner, ast.Attribute) and owner.attr == "grad")
+        or any(
+            isinstance(call.func, ast.Attribute) and ast.dump(call.func.value) == ast.dump(owner)
+            for call in file.flow.backward_calls
+        )
+    )
+
+
+def _may_be_written(file: File, node: ast.Attribute) -> bool:
+    """Whether the file writes in place, other than through `.data`, so that this value may be written to."""
+    if isinstance(file.tree.parents.get(node), (ast.BinOp, ast.Compare)):
+        return False  # a new value
+    return any(not (isinstance(w, ast.Attribute) and w.attr == "data") for w in writes_in_place(file))
 
 
 class DataAttribute(Rule):
@@ -75,20 +90,17 @@ class DataAttribute(Rule):
     ```
 
     ## Safety
-    Safe where it is only read: the same values without a gradient. Where it is written in a step, it is left to you;
+    Safe where it is read, from what is certainly a tensor, in a file that changes no tensor in place: both share the values
+    and have no gradient, and only autograd's count of writes could tell them apart. Otherwise unsafe: other objects
+    have a `.data` too (a packed sequence, a batch of graphs). Where it is written in a step, it is left to you;
     initialisation outside of a step is not reported.
     """
 
     code = "PW408"
-    name = "data-attribute"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("no_data_attribute",)
     safety = "safe"
     words = (".data",)
-    cure = {
-        "csx": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
-        "ipu": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
-        "rdu": "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing.",
-    }
+    cure = "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing."
 
     def find(self, file: File) -> Iterator[Finding]:
         for node in file.attributes("data"):
@@ -104,8 +116,7 @@ class DataAttribute(Rule):
                     node,
                     f"{file.segment(node)} is read past the tracer",
                     edits,
-                    safety="unsafe" if _is_kept(file, node) and writes_in_place(file, node) else "safe",
+                    safety="safe"
+                    if _is_surely_tensor(file, node) and not _may_be_written(file, node)
+                    else "unsafe",
                 )
-
-
-RULE = DataAttribute()

@@ -10,7 +10,7 @@ _REDUCTIONS = ("any", "all", "sum", "max", "min", "mean", "isnan", "isinf", "equ
 
 
 def _reads_values(file: File, test: ast.expr) -> ast.expr | None:
-    """The part of a condition that needs a tensor's values; shapes, types and None do not."""
+    """The part of a condition that reads a tensor's values, not only its shape or type, or whether it is None."""
     if isinstance(test, ast.BoolOp):
         return next((v for v in (_reads_values(file, value) for value in test.values) if v is not None), None)
     if isinstance(test, ast.UnaryOp):
@@ -23,7 +23,7 @@ def _reads_values(file: File, test: ast.expr) -> ast.expr | None:
 
 
 def _is_computed(file: File, node: ast.expr) -> bool:
-    """A tensor that was computed; a bare argument of forward may be a flag."""
+    """Whether a node is a computed tensor; a plain argument of forward() may be a flag."""
     if isinstance(node, ast.Call):
         if file.resolve(node.func) in ("torch.equal", "torch.allclose"):
             return True
@@ -63,9 +63,7 @@ class DataDependentBranch(Rule):
     """
 
     code = "PW206"
-    name = "data-dependent-branch"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("no_value_branches",)
     words = ("if ", "while ", "assert ")
     cure = "Compute both sides and choose with torch.where, or fold the condition into a setting."
 
@@ -83,6 +81,3 @@ class DataDependentBranch(Rule):
                 yield self.report(
                     file, test, f"a branch depends on values of a tensor: {file.segment(value)[:60]}"
                 )
-
-
-RULE = DataDependentBranch()

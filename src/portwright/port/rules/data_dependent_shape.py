@@ -34,9 +34,7 @@ class DataDependentShape(Rule):
     """
 
     code = "PW207"
-    name = "data-dependent-shape"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("static_shapes",)
     words = ("nonzero", "masked_select", "unique", "argwhere", "[", "where(")
     cure = "Keep the shape: torch.where, a product with the mask, or ignore_index in the loss."
 
@@ -72,6 +70,3 @@ class DataDependentShape(Rule):
                     node,
                     f"indexing by the mask {file.segment(node.slice)[:40]} gives a shape that depends on values",
                 )
-
-
-RULE = DataDependentShape()

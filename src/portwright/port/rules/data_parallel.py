@@ -29,15 +29,10 @@ class DataParallel(Rule):
     """
 
     code = "PW505"
-    name = "data-parallel"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("replicated_by_target",)
     safety = "unsafe"
     words = ("DataParallel", "distributed", "DDP", "fsdp", "FullyShard")
-    cure = {
-        "csx": "Leave it out and ask for more systems (num_csx); keep the global batch.",
-        "ipu": "Leave it out and use options.replicationFactor(n); keep the global batch.",
-        "rdu": "Leave it out and use data_parallel=True of samba.session.run; keep the global batch.",
-    }
+    cure = "Leave it out and let the target replicate the step; keep the global batch."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"):
@@ -53,6 +48,3 @@ class DataParallel(Rule):
             yield self.report(
                 file, call, f"{file.resolve(call.func)} starts or joins processes for CUDA devices"
             )
-
-
-RULE = DataParallel()

@@ -30,38 +30,42 @@ class DimensionValue(Rule):
     import tensorflow as tf
 
     def dense(x, units):
-        return tf.zeros([x.shape[-1], units])
+        return tf.zeros([tf.compat.dimension_value(x.shape[-1]), units])
     ```
 
     ## Safety
-    Safe: it is the same number. A file that switches the old shapes on is left alone.
+    Safe: tf.compat.dimension_value gives the .value where there is one, as in TensorFlow 1 and where the old shapes are
+    switched on, and else the number itself. A file whose classes have a shape of their own is left to you, since that can
+    hold anything, and one that switches the old shapes on is left alone.
     """
 
     code = "PW616"
-    name = "dimension-value"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2",)
     safety = "safe"
     words = ("value",)
-    cure = "Leave .value out."
+    cure = "Leave .value out, or write tf.compat.dimension_value(x.shape[1]), which takes the old shapes too."
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
         if any(r.name in _KEEPS_OLD for r in tensorflow_of(file).references):
             return
+        # A shape that cannot be followed.
+        own: list[ast.AST] = [a for a in file.attributes(*_SHAPES) if isinstance(a.ctx, ast.Store)]
+        own += [f for f in file.tree.all(ast.FunctionDef) if f.name in _SHAPES]
         for node in file.attributes("value"):
             if isinstance(node.value, ast.Subscript) and _is_shape(file, node.value.value):
                 _, end = file.source.span(node)
-                start = file.source.span(node.value)[1]
-                text = file.source.data[start:end]
-                if b"\n" in text or b"#" in text:
+                start, stop = file.source.span(node.value)
+                text = file.source.data[stop:end]
+                call = tensorflow_of(file).spell("compat.dimension_value")
+                edits = [Edit(start, start, f"{call}("), Edit(stop, end, ")")]
+                if call is None or own or b"\n" in text or b"#" in text:
                     edits = []
-                else:
-                    edits = [Edit(start, end, "")]
                 yield self.report(file, node, "a dimension is a number, which has no .value", edits)
 
 
 def _is_shape(file: File, node: ast.expr, depth: int = 0) -> bool:
-    """`x.shape`, `x.get_shape()`, and a name that holds nothing else."""
+    """Whether a node is `x.shape`, `x.get_shape()`, or a name that is only assigned those."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "get_shape"
     if isinstance(node, ast.Attribute):
@@ -75,6 +79,3 @@ def _is_shape(file: File, node: ast.expr, depth: int = 0) -> bool:
             for b in found[1]
         )
     return False
-
-
-RULE = DimensionValue()

@@ -41,8 +41,7 @@ class DynamicShape(Rule):
     """
 
     code = "PW617"
-    name = "dynamic-shape"
-    targets = ("csx",)
+    needs = ("static_graph_shapes",)
     safety = "unsafe"
     words = ("shape",)
     cure = "Make the batches of one size (drop_remainder=True), and use x.shape, which has the numbers when the graph is built."
@@ -51,18 +50,14 @@ class DynamicShape(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         functions = functions_of(file)
         for call, _ in tensorflow_of(file).calls("shape"):
-            if functions.in_model(call) and not _is_name_of_shape(call):
+            if functions.in_model(call) and (call.args or call.keywords):
                 yield self.report(
                     file, call, "the shape is known only when the step runs", _rewrite(file, call)
                 )
 
 
-def _is_name_of_shape(call: ast.Call) -> bool:
-    return not call.args and not call.keywords
-
-
 def _rewrite(file: File, call: ast.Call) -> list[Edit]:
-    """`tf.shape(x)[i]` as `x.shape[i]`."""
+    """Edits that replace `tf.shape(x)[i]` by `x.shape[i]`."""
     tensor = argument(call, 0, "input")
     outer = file.tree.parents.get(call)
     if tensor is None or has_star(call) or len(call.args) + len(call.keywords) > 1:
@@ -77,8 +72,5 @@ def _rewrite(file: File, call: ast.Call) -> list[Edit]:
         return []
     user = file.tree.parents.get(outer)
     if isinstance(user, ast.Attribute):
-        return []  # a method of the tensor that it is
+        return []  # the result is used as a tensor
     return [file.replace(call, f"{text_of(file, tensor)}.shape")]
-
-
-RULE = DynamicShape()

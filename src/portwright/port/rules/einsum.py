@@ -4,13 +4,12 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.rewrite import const, text_of
+from portwright.port.rewrite import const, text_of, torch_name
 from portwright.port.rule import File, Rule
-from portwright.port.spelling import torch_name
 
 
 def matmul_for(file: File, call: ast.Call) -> str | None:
-    """The same product by matmul; None where the equation is not a plain batched one."""
+    """The same product as text with matmul; None if the equation is no plain batched product."""
     equation = _equation(call.args[0]) if call.args else None
     if (
         not isinstance(equation, str)
@@ -19,7 +18,7 @@ def matmul_for(file: File, call: ast.Call) -> str | None:
         or any(isinstance(operand, ast.Starred) for operand in call.args)
     ):
         return None
-    module = torch_name(file)
+    module = torch_name(file, call)
     if module is None:
         return None
     left, _, result = equation.replace(" ", "").partition("->")
@@ -43,7 +42,7 @@ def matmul_for(file: File, call: ast.Call) -> str | None:
 
 
 def _equation(node: ast.expr) -> object:
-    """A text, also where it is marked as a template and has nothing to fill in."""
+    """The literal equation, also of an f-string without placeholders."""
     if isinstance(node, ast.JoinedStr) and len(node.values) == 1:
         return const(node.values[0])
     return const(node)
@@ -70,14 +69,13 @@ class Einsum(Rule):
     ```
 
     ## Safety
-    Safe where both operands have the same leading dimensions and one dimension is summed: that is how torch computes
-    it as well. Other equations, and einops, are left to you.
+    Unsafe, for einsum lets a summed size of 1 on one side stand for any on the other, which matmul refuses. Where both have
+    the same size it is how torch computes it as well. Other equations, and einops, are left to you.
     """
 
     code = "PW311"
-    name = "einsum"
-    targets = ("ipu", "rdu")
-    safety = "safe"
+    needs = ("no_einsum",)
+    safety = "unsafe"
     words = ("einsum", "rearrange", "einops")
     cure = "Write it as matmul with transposes, and rearrange as reshape and permute."
 
@@ -98,6 +96,3 @@ class Einsum(Rule):
             yield self.report(
                 file, first, f"einops ({len(uses)} in this file) is taken apart when it is traced"
             )
-
-
-RULE = Einsum()

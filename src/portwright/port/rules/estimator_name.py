@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import remove_statement
 from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_homes import ESTIMATOR, INNER, VENDOR, VENDOR_MODULES, estimator_home
-from portwright.port.tensorflow_names import is_early, lend, put_early, tensorflow_of
+from portwright.port.tensorflow_homes import CANNED, ESTIMATOR, INNER, VENDOR, VENDOR_MODULES, estimator_home
+from portwright.port.tensorflow_names import (
+    binds_another,
+    is_early,
+    lend,
+    put_early,
+    tensorflow_of,
+)
 
+_CANNED_V1 = "from portwright.tensorflow.canned import v1 as canned_v1"
 _PACKAGES = ("tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.")
 _HOMES = {"": ESTIMATOR, **{f".{inner}": names for inner, names in INNER.items()}}
 
@@ -38,13 +45,15 @@ class EstimatorName(Rule):
     ```
 
     ## Safety
-    Safe: names, arguments, checkpoints and results are the same. The import comes first, since it has TensorFlow come
-    with its legacy Keras.
+    Safe: names, arguments, checkpoints and results are the same, those of TensorFlow 2.15's own, whose losses, metrics and
+    variables drawn programs repeat. The import comes first, since it has TensorFlow come with its legacy Keras, as the
+    releases with tf.estimator did. TensorFlow 1 and 2 each have ready-made estimators of their own, which
+    take other optimizers and sum the losses or average them: each is taken from its twin, and unsafe where the file does
+    not tell which it means.
     """
 
     code = "PW611"
-    name = "estimator-name"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2",)
     safety = "safe"
     words = ("estimator", "cs_estimator", "cs_estimator_spec", "run_config")
     cure = "Take it from portwright.tensorflow."
@@ -59,10 +68,21 @@ class EstimatorName(Rule):
             if home is None:
                 yield self._unknown(file, reference.node, f"tf.{reference.name}")
                 continue
+            message = f"tf.{reference.name} is gone from TensorFlow"
+            names = tensorflow_of(file)
+            is_old = reference.generation == "compat.v1." or (not reference.generation and names.is_version_1)
             alias, imports = lend(file)
+            if home.partition(".")[0] in CANNED and is_old:
+                edits = [*imports, file.replace(reference.node, f"canned_v1.{home}")]
+                if binds_another(file, "canned_v1", "portwright.tensorflow.canned.v1"):
+                    edits = []
+                yield self.report(file, reference.node, message, edits, (_CANNED_V1,))
+                continue
+            # Unless the file shows the version, a ready-made estimator may sum its losses (TensorFlow 1) or average them (2).
+            is_known = home.partition(".")[0] not in CANNED or bool(reference.generation)
             text = f"{alias}.{home}" if home else alias
             edits = [*imports, file.replace(reference.node, text)]
-            yield self.report(file, reference.node, f"tf.{reference.name} is gone from TensorFlow", edits)
+            yield self.report(file, reference.node, message, edits, safety="safe" if is_known else "unsafe")
         for statement in file.tree.all(ast.ImportFrom):
             yield from self._imported(file, statement)
         for plain in file.tree.all(ast.Import):
@@ -78,17 +98,27 @@ class EstimatorName(Rule):
         ):  # fmt: skip
             bound = statement.names[0].asname or "estimator"
             new = f"import portwright.tensorflow as {bound}"
-        elif (home := _home(module, {a.name for a in statement.names})) is not None:
-            names = [f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names]
-            new = f"from portwright.tensorflow{home} import {', '.join(names)}"
+            used = {r.name.partition(".")[2] for r in tensorflow_of(file).references if r.root is None}
+            names = {name.partition(".")[0] for name in used}
+            unknown = [n for n in used if estimator_home(n) is None and not n.startswith("tpu.")]
+            if unknown or f"{bound}.tpu" in file.source.text:
+                yield self._unknown(file, statement, f"a part of `{bound}`")
+                return
+        elif (home := _home(module, names := {a.name for a in statement.names})) is not None:
+            spelled = [f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names]
+            new = f"from portwright.tensorflow{home} import {', '.join(spelled)}"
         else:
             known = {name for names in _HOMES.values() for name in names} | VENDOR | {"estimator"}
             first = next((a.name for a in statement.names if a.name not in known), statement.names[0].name)
             if _is_vendors(module) and first not in VENDOR:
-                return  # what is not an estimator of theirs
+                return  # not one of the vendor's estimators
             yield self._unknown(file, statement, f"{statement.module}.{first}")
             return
-        yield self.report(file, statement, f"{statement.module} is gone", _move(file, statement, new))
+        is_known = not names & CANNED or ".compat.v2." in module
+        yield self.report(
+            file, statement, f"{statement.module} is gone", _move(file, statement, new),
+            safety="safe" if is_known else "unsafe",
+        )  # fmt: skip
 
     def _unknown(self, file: File, node: ast.AST, what: str) -> Finding:
         cure = "See docs/tensorflow.md for what there is; `portwright run --compat estimator` lends the rest of the old modules."
@@ -115,17 +145,14 @@ def _is_theirs(file: File, statement: ast.ImportFrom, module: str) -> bool:
         return ".tpu." not in module
     if not _is_vendors(module):
         return False
-    # The project's own copy of the vendor's wrappers stays what it is.
+    # The project's own copy of the vendor's wrappers is kept.
     return file.names.project.find_module(file.source.path, statement.module or "", 0) is None
 
 
 def _move(file: File, statement: ast.ImportFrom, new: str) -> list[Edit]:
-    """The new import, before anything that loads TensorFlow."""
+    """Edits that put the new import before anything that loads TensorFlow."""
     if is_early(file, statement):
         return [file.replace(statement, new)]
     if statement in file.tree.module.body:
         return [put_early(file, new), *remove_statement(file, statement)]
     return [*lend(file)[1], file.replace(statement, new)]
-
-
-RULE = EstimatorName()

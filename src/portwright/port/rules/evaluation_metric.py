@@ -44,9 +44,7 @@ class EvaluationMetric(Rule):
     """
 
     code = "PW629"
-    name = "evaluation-metric"
-    targets = ("csx",)
-    safety = "manual"
+    needs = ("listed_metrics",)
     words = ("eval_metric_ops", "EstimatorSpec")
     cure = "Return CSEstimatorSpec(mode, loss=..., host_call=(metrics_fn, [tensors])), where metrics_fn makes the same dict."
     framework = "tensorflow"
@@ -61,6 +59,3 @@ class EvaluationMetric(Rule):
             given = argument(call, _POSITION, "eval_metric_ops")
             if given is not None and not is_constant(given, None):
                 yield self.report(file, given, "these metrics would be a part of the step")
-
-
-RULE = EvaluationMetric()

@@ -32,12 +32,14 @@ class FallingDimensions(Rule):
     ```
 
     ## Safety
-    Safe: the order of the dimensions does not change a reduction. Lists that mix signs are left alone.
+    Safe for a tensor: a reduction adds up the same elements in whatever order its dimensions are listed; the order of its sums, and
+    with it the last digits, may differ. A list with a name is safe where only reductions of its own function use it: at the
+    top of a file other files can see it, and that is unsafe, as is a receiver that may be something else than a tensor.
+    Lists that mix signs are left alone.
     """
 
     code = "PW337"
-    name = "falling-dimensions"
-    targets = ("csx",)
+    needs = ("known_operations",)
     safety = "safe"
     words = ("sum(", "mean(", "amax(", "amin(", "var(", "std(", "logsumexp(")
     cure = "List the dimensions in rising order."
@@ -51,17 +53,22 @@ class FallingDimensions(Rule):
             dims = argument(call, position, "dim")
             if dims is None or not file.flow.in_step(call):
                 continue
+            is_tensor = position == 1 or file.flow.is_tensor(call.func.value)  # type: ignore[attr-defined]
             for listed in _listed(file, dims):
                 text = _rising(listed)
                 if text is None or listed in seen:
                     continue
                 seen.add(listed)
                 message = f"dimensions {file.segment(listed)} are listed in falling order"
-                yield self.report(file, listed, message, [file.replace(listed, text)])
+                is_own = file.tree.function_of(listed) is not None
+                yield self.report(
+                    file, listed, message, [file.replace(listed, text)],
+                    safety="safe" if is_tensor and is_own else "unsafe",
+                )  # fmt: skip
 
 
 def _listed(file: File, dims: ast.expr) -> list[ast.expr]:
-    """The lists that dimensions come from: written in the call, chosen by a condition, or given a name first."""
+    """The literal lists that dimensions come from: in the call, in a conditional expression, or through a name."""
     if isinstance(dims, ast.IfExp):
         return [*_listed(file, dims.body), *_listed(file, dims.orelse)]
     if isinstance(dims, ast.Name):
@@ -98,13 +105,10 @@ def _names_dimensions(file: File, use: ast.Name) -> bool:
 
 
 def _rising(dims: ast.expr) -> str | None:
-    """The same dimensions in rising order, where they are known and do not mix signs; None where they are so already."""
+    """The dimensions in rising order as text; None if they are in that order, unknown, or of mixed signs."""
     assert isinstance(dims, (ast.Tuple, ast.List))
     values = [v for v in (const(element) for element in dims.elts) if isinstance(v, int)]
     if len(values) != len(dims.elts) or values == sorted(values) or len({v < 0 for v in values}) != 1:
         return None
     opening, closing = ("(", ")") if isinstance(dims, ast.Tuple) else ("[", "]")
     return f"{opening}{', '.join(map(str, sorted(values)))}{closing}"
-
-
-RULE = FallingDimensions()

@@ -37,14 +37,9 @@ class GradientClipping(Rule):
     """
 
     code = "PW405"
-    name = "gradient-clipping"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("clipping_in_step",)
     words = ("clip_grad",)
-    cure = {
-        "ipu": "Give the limit to the optimizer: poptorch.optim.AdamW(..., max_grad_norm=...).",
-        "rdu": "Clip where the gradients are: ask for the optimizer's own option.",
-    }
+    cure = "Clip where the gradients are: ask for the optimizer's own option."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls(
@@ -53,6 +48,3 @@ class GradientClipping(Rule):
             "torch.nn.utils.clip_grad_norm",
         ):
             yield self.report(file, call, "gradients are clipped on the host")
-
-
-RULE = GradientClipping()

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.host_reads import concerned, short
+from portwright.port.host_reads import needs_of_read, short
 from portwright.port.rule import File, Rule
 
 
@@ -39,15 +39,9 @@ class HostCopyInStep(Rule):
     """
 
     code = "PW204"
-    name = "host-copy-in-step"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("no_host_reads", "no_rare_host_reads")
     words = (".cpu(", ".numpy(", ".tolist(")
-    cure = {
-        "csx": "Return the tensor from the step and read it in a function marked @cstorch.step_closure.",
-        "ipu": "Return the tensor from forward, let outputMode decide how often it comes back, and read it after the call.",
-        "rdu": "Read it from what samba.session.run returns, after the call, every few steps.",
-    }
+    cure = "Return the tensor from the step and read it after the call, every few steps."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("cpu", "numpy", "tolist"):
@@ -62,8 +56,5 @@ class HostCopyInStep(Rule):
                 file,
                 call,
                 f"a tensor is copied to the host in the step: {short(file, call)}",
-                targets=concerned(file, call),
+                needs=needs_of_read(file, call),
             )
-
-
-RULE = HostCopyInStep()

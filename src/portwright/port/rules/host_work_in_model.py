@@ -53,9 +53,7 @@ class HostWorkInModel(Rule):
     """
 
     code = "PW627"
-    name = "host-work-in-model"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("work_on_device",)
     words = ("print", "Print", "numpy", "eval", "write_file", "read_file", "Assert")
     cure = "Leave it out; the loss is logged, and a LoggingTensorHook shows other values on CPU and GPU."
     framework = "tensorflow"
@@ -81,7 +79,7 @@ class HostWorkInModel(Rule):
 
 
 def _is_tensor(file: File, node: ast.expr, depth: int = 0) -> bool:
-    """Made by a function of TensorFlow's, or one of model_fn's own inputs."""
+    """Whether a node is made by a TensorFlow function, or is an input of model_fn."""
     if isinstance(node, ast.Call):
         dotted = file.resolve(node.func) or ""
         return dotted.startswith("tensorflow.")
@@ -96,6 +94,3 @@ def _is_tensor(file: File, node: ast.expr, depth: int = 0) -> bool:
             for b in found[1]
         )
     return False
-
-
-RULE = HostWorkInModel()

@@ -78,10 +78,6 @@ _KNOWN = frozenset(
 _WITHOUT_PLAIN_FORM = frozenset({"zero_", "fill_", "normal_", "uniform_", "copy_", "bernoulli_", "put_"})
 
 
-def _is_in_place(name: str) -> bool:
-    return name in _KNOWN and name not in _WITHOUT_PLAIN_FORM
-
-
 class InPlaceOperation(Rule):
     """Finds operations in forward() that change a tensor in place.
 
@@ -110,8 +106,7 @@ class InPlaceOperation(Rule):
     """
 
     code = "PW301"
-    name = "in-place-operation"
-    targets = ("ipu", "rdu")
+    needs = ("no_writes_in_place",)
     safety = "unsafe"
     words = ("_(",)
     cure = "Use the form without the underscore and assign its result."
@@ -120,7 +115,7 @@ class InPlaceOperation(Rule):
         for call in [*file.tree.all(ast.Call)]:
             if (
                 not isinstance(call.func, ast.Attribute)
-                or not _is_in_place(call.func.attr)
+                or not (call.func.attr in _KNOWN and call.func.attr not in _WITHOUT_PLAIN_FORM)
                 or not file.flow.in_forward(call)
             ):
                 continue
@@ -140,6 +135,3 @@ class InPlaceOperation(Rule):
             else:
                 edits = plain
             yield self.report(file, call, f"{call.func.attr}() changes a tensor in place", edits)
-
-
-RULE = InPlaceOperation()

@@ -14,7 +14,7 @@ _FRESH_METHODS = frozenset({"new_zeros", "new_ones", "new_empty", "new_full", "c
 
 
 def _is_fresh(file: File, value: ast.expr) -> bool:
-    """Whether an expression makes memory that nothing else can see."""
+    """Whether an expression makes a new tensor that shares no memory."""
     if not isinstance(value, ast.Call):
         return False
     head, _, last = (file.resolve(value.func) or "").rpartition(".")
@@ -24,7 +24,7 @@ def _is_fresh(file: File, value: ast.expr) -> bool:
 
 
 def _has_no_other_name(file: File, statement: ast.stmt, name: str) -> bool:
-    """Whether a tensor was made in the same block, and only written into since: then another object may take its name."""
+    """Whether a tensor was made in the same block and only written into since, so that its name can be reassigned."""
     block = file.tree.block_of(statement)
     for before in reversed(block[: block.index(statement)]):
         if isinstance(before, ast.Assign) and [file.segment(t) for t in before.targets] == [name]:
@@ -35,7 +35,7 @@ def _has_no_other_name(file: File, statement: ast.stmt, name: str) -> bool:
 
 
 def _written_name(statement: ast.stmt) -> str | None:
-    """The name of `name.index_add_(...)` as a statement, where its arguments do not keep it."""
+    """The name in a statement `name.index_add_(...)`, unless its arguments mention the name."""
     match statement:
         case ast.Expr(ast.Call(func=ast.Attribute(ast.Name(name), attr), args=args, keywords=keywords)):
             kept = any(_mentions(a, name) for a in [*args, *(k.value for k in keywords)])
@@ -76,28 +76,8 @@ class IndexedWrite(LegalForm):
     """
 
     code = "PW334"
-    name = "indexed-write"
-    words = ("index_select", "index_add", "index_fill", "index_copy", "index_put", "take(", "scatter_reduce")
     reason = "its backward pass is not lowered there"
-    cure = "Use the form of portwright.layers.legal, which computes the same."
-    functions = {
-        "torch.index_select": "index_select",
-        "torch.index_add": "index_add",
-        "torch.index_fill": "index_fill",
-        "torch.index_copy": "index_copy",
-        "torch.index_put": "index_put",
-        "torch.take": "take",
-        "torch.scatter_reduce": "scatter_reduce",
-    }
-    methods = {
-        "index_select": "index_select",
-        "index_add": "index_add",
-        "index_fill": "index_fill",
-        "index_copy": "index_copy",
-        "index_put": "index_put",
-        "scatter_reduce": "scatter_reduce",
-        "take": "take",
-    }
+    forms = "index_select index_put index_fill index_copy index_add take scatter_reduce"
 
     def find(self, file: File) -> Iterator[Finding]:
         yield from super().find(file)
@@ -124,6 +104,3 @@ class IndexedWrite(LegalForm):
             file, call, f".{call.func.attr}(): {self.reason}", edits, imports if edits else (),
             cure=f"Assign the result of legal.{form}, which computes the same.", safety="safe" if safe else "unsafe",
         )  # fmt: skip
-
-
-RULE = IndexedWrite()

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import argument, const
+from portwright.port.rewrite import argument, const, torch_name
 from portwright.port.rule import File, Rule
+from portwright.port.tree import Scope
 
 
 def _is_huge(file: File, node: ast.expr) -> bool:
-    """Minus infinity, or a number below half precision."""
+    """Whether a node is minus infinity, or a number below the range of half precision."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         operand = node.operand
         return (
@@ -36,30 +38,69 @@ def _is_text_infinity(node: ast.expr, text: str) -> bool:
     )
 
 
-def _name_of_torch(file: File) -> str | None:
-    for name, bindings in file.tree.scope.bindings.items():
-        if all(b.kind == "import" and b.dotted == "torch" for b in bindings):
-            return name
-    return None
+def _is_only_mask(file: File, value: ast.expr) -> bool:
+    """Whether every large number of the file is this one and masks for softmax: if only one of two masks is rewritten, rows
+    that both mask together change."""
+    fills = {argument(call, 1, "value"): call for call in file.methods("masked_fill")}
+    numbers = [n for n in file.tree.all(ast.UnaryOp, ast.Constant) if _is_large(n, file.tree.parents[n])]
+    return all(
+        n in fills and const(n) == const(value) and _is_for_softmax(file, fills[n], n) for n in numbers
+    )
 
 
-def _is_for_softmax(file: File, call: ast.Call) -> bool:
-    function = file.tree.function_of(call)
-    if function is None:
+def _is_large(node: ast.expr, outer: ast.AST) -> bool:
+    """Whether a node is a large finite number that can mask scores; positive integers are sizes and seeds."""
+    number = const(node)
+    if isinstance(outer, ast.UnaryOp) or (isinstance(number, int) and number > 0):
         return False
-    names = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)} | {
-        n.id for n in ast.walk(function) if isinstance(n, ast.Name)
-    }
-    return "softmax" in names and not names & {"isinf", "isfinite", "nan_to_num", "isnan"}
+    return isinstance(number, (int, float)) and 1e8 <= abs(number) < math.inf
+
+
+def _is_for_softmax(file: File, call: ast.Call, value: ast.expr) -> bool:
+    """Whether only softmax reads scores masked by a large finite number; then the dtype's smallest number gives the same weights."""
+    number, statement = const(value), file.tree.statement_of(call)
+    if not isinstance(number, (int, float)) or not -math.inf < number <= -1e9:
+        return False
+    if _is_given_to_softmax(file, call):
+        return True
+    if not (isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1):
+        return False
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or file.tree.loops_of(statement) or not file.tree.function_of(call):
+        return False
+    later = [
+        use
+        for use in file.tree.all(ast.Name)
+        if use.id == target.id and isinstance(use.ctx, ast.Load) and not file.tree.is_within(use, statement)
+        and _scope_of(file, use) is _scope_of(file, target)
+        and (use.lineno > statement.lineno or file.tree.function_of(use) is not file.tree.function_of(call))
+    ]  # fmt: skip
+    return bool(later) and all(_is_given_to_softmax(file, use) for use in later)
+
+
+def _scope_of(file: File, name: ast.Name) -> Scope | None:
+    found = file.tree.scope_of(name).lookup(name.id)
+    return found[0] if found else None
+
+
+def _is_given_to_softmax(file: File, node: ast.expr) -> bool:
+    outer = file.tree.parents[node]
+    if isinstance(outer, ast.Attribute):
+        return outer.attr == "softmax" and isinstance(file.tree.parents[outer], ast.Call)
+    return (
+        isinstance(outer, ast.Call)
+        and outer.args[:1] == [node]
+        and file.resolve(outer.func) in ("torch.softmax", "torch.nn.functional.softmax")
+    )
 
 
 def _clamp(end: int, smallest: str) -> Edit:
-    """The logarithm of 0 is minus infinity too."""
+    """Clamps at the dtype's smallest number, since the logarithm of 0 is minus infinity."""
     return Edit(end, end, f".clamp(min={smallest})")
 
 
 def _makes_mask(file: File, node: ast.AST) -> bool:
-    """Whether a value becomes an attention mask, by the names that people give those, and nobody looks for infinities."""
+    """Whether a value becomes an attention mask, by its name, and no code tests for infinity."""
     function = file.tree.function_of(node)
     statement = file.tree.statement_of(node)
     named = "mask" in getattr(function, "name", "").lower()
@@ -76,17 +117,17 @@ def _looks_for_infinity(file: File) -> bool:
     return any(_is_huge(file, part) for part in compared)
 
 
-def _smallest(file: File, dtype: ast.expr | None) -> str | None:
-    """The smallest number of a type, by default of the precision that new tensors have."""
-    torch_name = _name_of_torch(file)
-    if torch_name is None:
+def _smallest(file: File, node: ast.expr, dtype: ast.expr | None) -> str | None:
+    """The smallest number of a dtype as text, by default of new tensors' dtype."""
+    torch = torch_name(file, node)
+    if torch is None:
         return None
-    text = file.segment(dtype) if dtype is not None else f"{torch_name}.get_default_dtype()"
-    return f"{torch_name}.finfo({text}).min"
+    text = file.segment(dtype) if dtype is not None else f"{torch}.get_default_dtype()"
+    return f"{torch}.finfo({text}).min"
 
 
 def _made_of(file: File, node: ast.expr) -> ast.Call | None:
-    """The call of torch.ones or torch.full that a tensor of floats is made of."""
+    """The call of torch.ones or torch.full that makes a tensor of floats."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if file.resolve(node.func) in ("torch.ones", "torch.full", "torch.zeros", "torch.empty"):
             return node
@@ -106,7 +147,7 @@ class InfiniteMask(Rule):
     ```python
     class Attention(nn.Module):
         def forward(self, scores, mask):
-            scores = scores.masked_fill(mask == 0, float("-inf"))
+            scores = scores.masked_fill(mask == 0, -1e9)
             return F.softmax(scores, dim=-1)
     ```
 
@@ -119,14 +160,15 @@ class InfiniteMask(Rule):
     ```
 
     ## Safety
-    Safe where softmax follows in the same function, or where a mask is made (its function or name says so), and nothing
-    looks for infinities: the masked weights are exactly 0 both ways. A row that is masked everywhere gives equal
-    weights, in the layers API zeros, instead of NaN. Elsewhere it is unsafe.
+    Safe where masked_fill() puts in -1e9 or less, but no infinity, and only softmax sees the result: far below the scores both
+    numbers give weights of exactly 0, and a row that is masked everywhere equal weights. So the scores must not have been
+    lowered by another mask, which tells in a row that both together mask: unsafe where the file has another such number.
+    Unsafe elsewhere: softmax of a row of minus infinities is NaN, and not with a finite number; log_softmax shows the number
+    itself; two masks that are added overflow. In half precision, where torch refuses -1e9, the rewritten program runs.
     """
 
     code = "PW307"
-    name = "infinite-mask"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("finite_masks",)
     safety = "safe"
     words = ("inf", "torch.log(", "1e9", "1e10", "1e20", "1e30", "1e12", "9e15")
     cure = "Use the smallest finite number of the dtype, torch.finfo(x.dtype).min."
@@ -137,31 +179,37 @@ class InfiniteMask(Rule):
             if value is None or not _is_huge(file, value) or not isinstance(call.func, ast.Attribute):
                 continue
             receiver = call.func.value
-            torch_name = _name_of_torch(file)
+            torch = torch_name(file, call)
             as_float = isinstance(receiver, ast.Call) and file.segment(receiver).endswith(".float()")
-            if torch_name is not None and as_float and _makes_mask(file, call):
-                edits = [file.replace(value, f"{torch_name}.finfo({torch_name}.float32).min")]
-                yield self.report(file, value, "this mask overflows in half precision", edits)
+            if torch is not None and as_float and _makes_mask(file, call):
+                edits = [file.replace(value, f"{torch}.finfo({torch}.float32).min")]
+                yield self.report(
+                    file, value, "this mask overflows in half precision", edits, safety="unsafe"
+                )
                 continue
-            if torch_name is None or not isinstance(receiver, (ast.Name, ast.Attribute)):
+            if torch is None or not isinstance(receiver, (ast.Name, ast.Attribute)):
                 yield self.report(file, value, "this mask overflows in half precision")
                 continue
-            edits = [file.replace(value, f"{torch_name}.finfo({file.segment(receiver)}.dtype).min")]
+            edits = [file.replace(value, f"{torch}.finfo({file.segment(receiver)}.dtype).min")]
             yield self.report(
                 file,
                 value,
                 "this mask overflows in half precision",
                 edits,
-                safety="safe" if _is_for_softmax(file, call) or _makes_mask(file, call) else "unsafe",
+                safety="safe"
+                if call.func.attr == "masked_fill"
+                and _is_for_softmax(file, call, value)
+                and _is_only_mask(file, value)
+                else "unsafe",
             )
         for node, dtype, edit in self._infinities(file):
-            text = _smallest(file, dtype)
+            text = _smallest(file, node, dtype)
             if text is not None and _makes_mask(file, node):
                 edits = [edit(text)]
-                yield self.report(file, node, "minus infinity in a mask", edits)
+                yield self.report(file, node, "minus infinity in a mask", edits, safety="unsafe")
 
     def _infinities(self, file: File) -> Iterator[tuple[ast.expr, ast.expr | None, Callable[[str], Edit]]]:
-        """Minus infinities that masks are made of, with the type that is given and the edit that is needed."""
+        """Each minus infinity that makes a mask, with its dtype argument and a function that makes the edit."""
         for call in file.calls("torch.full"):
             value = argument(call, 1, "fill_value")
             if value is not None and _is_huge(file, value):
@@ -182,6 +230,3 @@ class InfiniteMask(Rule):
             if made is not None and not (isinstance(outer, ast.Attribute) and outer.attr == "clamp"):
                 _, end = file.source.span(call)
                 yield call, argument(made, -1, "dtype"), partial(_clamp, end)
-
-
-RULE = InfiniteMask()

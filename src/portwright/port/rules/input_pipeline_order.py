@@ -42,9 +42,7 @@ class InputPipelineOrder(Rule):
     """
 
     code = "PW623"
-    name = "input-pipeline-order"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("steady_input",)
     words = ("shuffle", "repeat", "cache", "shard", "batch", "map")
     cure = "Order the steps: shard, interleave, cache, shuffle, repeat, batch with drop_remainder, map in parallel, prefetch."
     framework = "tensorflow"
@@ -94,6 +92,3 @@ def _mistakes(step: Step, before: list[str]) -> Iterator[tuple[str, str | None]]
 def _is_parallel(step: Step) -> bool:
     given = argument(step.call, 1, "num_parallel_calls")
     return (given is not None and not is_constant(given, 1)) or any(k.arg is None for k in step.call.keywords)
-
-
-RULE = InputPipelineOrder()

@@ -36,9 +36,7 @@ class ItemInEvaluation(Rule):
     """
 
     code = "PW203"
-    name = "item-in-evaluation"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("no_host_reads_in_evaluation",)
     words = (".item(",)
     cure = "Collect the tensors and read them after the loop."
 
@@ -48,6 +46,3 @@ class ItemInEvaluation(Rule):
                 continue
             if file.tree.loops_of(call) and file.flow.is_without_gradients(call):
                 yield self.report(file, call, f"a value is read for each batch: {short(file, call)}")
-
-
-RULE = ItemInEvaluation()

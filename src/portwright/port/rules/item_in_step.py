@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.host_reads import concerned, is_running_sum, short
+from portwright.port.host_reads import is_running_sum, needs_of_read, short
 from portwright.port.rule import File, Rule
 
 
 class ItemInStep(Rule):
-    """Finds values that a training step or forward() reads with .item().
+    """Finds values that a training step or forward() reads with .item(), and that forward() makes a number of.
 
     ## Why
     Reading a value waits for the device at each step. In a traced step there is no value to read yet, and the
@@ -39,15 +40,9 @@ class ItemInStep(Rule):
     """
 
     code = "PW201"
-    name = "item-in-step"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
-    words = (".item(",)
-    cure = {
-        "csx": "Return the tensor from the step and read it in a function marked @cstorch.step_closure.",
-        "ipu": "Return the tensor from forward, let outputMode decide how often it comes back, and read it after the call.",
-        "rdu": "Read it from what samba.session.run returns, after the call, every few steps.",
-    }
+    needs = ("no_host_reads", "no_rare_host_reads")
+    words = (".item(", "float(", "int(", "bool(")
+    cure = "Return the tensor from the step and read it after the call, every few steps."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("item"):
@@ -55,8 +50,16 @@ class ItemInStep(Rule):
                 continue
             where = "forward()" if file.flow.in_forward(call) else "the training step"
             yield self.report(
-                file, call, f"a value is read in {where}: {short(file, call)}", targets=concerned(file, call)
+                file,
+                call,
+                f"a value is read in {where}: {short(file, call)}",
+                needs=needs_of_read(file, call),
             )
-
-
-RULE = ItemInStep()
+        for call in file.tree.all(ast.Call):
+            is_number = (
+                isinstance(call.func, ast.Name)
+                and call.func.id in ("float", "int", "bool")
+                and len(call.args) == 1
+            )
+            if is_number and file.flow.is_tensor(call.args[0]) and file.flow.in_forward(call):
+                yield self.report(file, call, f"a value is read in forward(): {short(file, call)}")

@@ -39,9 +39,7 @@ class LateOptimizer(Rule):
     """
 
     code = "PW602"
-    name = "late-optimizer"
-    targets = ("ipu",)
-    safety = "manual"
+    needs = ("poptorch_executor",)
     words = ("poptorch",)
     cure = "Give trainingModel the optimizer that you train with, or call setOptimizer(optimizer) after it is made and after each change."
 
@@ -62,6 +60,3 @@ class LateOptimizer(Rule):
                 call,
                 "this optimizer never reaches the device: trainingModel was given another, or none",
             )
-
-
-RULE = LateOptimizer()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import is_constant, unwrap
+from portwright.port.rewrite import is_constant, text_of, torch_name, unwrap
 from portwright.port.rule import File, Rule
-from portwright.port.spelling import torch_name
+from portwright.port.switches import is_loaded, only_value
 
 _DTYPES = {
     "FloatTensor": "float32", "DoubleTensor": "float64", "HalfTensor": "float16", "LongTensor": "int64", "IntTensor": "int32",
@@ -14,8 +15,31 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_ASKS = re.compile(rb"requires_grad(_\(|\s*=\s*True)")
+_NEW = frozenset(
+    [
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "rand",
+        "randn",
+        "randint",
+        "arange",
+        "linspace",
+        "eye",
+        "tensor",
+        "from_numpy",
+        "zeros_like",
+        "ones_like",
+        "rand_like",
+        "randn_like",
+    ]
+)
+
+
 def _is_values(file: File, node: ast.expr, depth: int) -> bool:
-    """Whether an argument is certainly values, a list or an array of numpy's, and not a size."""
+    """Whether an argument surely has values (a list or numpy array), and is not a size."""
     if isinstance(node, (ast.List, ast.ListComp)):
         return True
     if isinstance(node, ast.Call):
@@ -43,18 +67,19 @@ def _is_values(file: File, node: ast.expr, depth: int) -> bool:
 
 
 def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
-    """torch.tensor for values in a list, torch.empty for sizes in numbers."""
-    module = torch_name(file)
+    """Rewrites to torch.tensor for a list of values, to torch.empty for sizes."""
+    module = torch_name(file, call)
     if call.keywords or not call.args or module is None:
         return []
-    if not dtype and "set_default" in file.source.text:
-        return []  # torch.Tensor makes what was made the default
+    if "set_default" in file.source.text:
+        return []  # the old constructors ignore the default device
     if any(isinstance(argument, ast.Starred) for argument in call.args):
         return []
     if len(call.args) == 1 and _is_values(file, call.args[0], 0):
-        maker = "tensor"
-        # torch.Tensor makes floats of the default dtype, which values without a point would not become.
-        dtype = dtype or "float32"
+        # The old constructors share an array's memory if they can; as_tensor does too.
+        maker = "tensor" if isinstance(call.args[0], (ast.List, ast.ListComp)) else "as_tensor"
+        # torch.Tensor makes floats of the default dtype; torch.tensor would make integers of integers.
+        dtype = dtype or "get_default_dtype()"
     elif len(call.args) > 1 or file.flow.kind(call.args[0]) in ("number", "shape"):
         maker = "empty"
     else:
@@ -66,7 +91,7 @@ def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
 
 
 def _like(file: File, call: ast.Call) -> list[Edit]:
-    """new_empty for x.new(sizes) and x.new().resize_(sizes), new_tensor for x.new([values])."""
+    """Rewrites x.new(sizes) and x.new().resize_(sizes) to new_empty, x.new([values]) to new_tensor."""
     assert isinstance(call.func, ast.Attribute)
     if call.keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
         return []
@@ -107,12 +132,52 @@ def _choice(file: File, node: ast.IfExp) -> ast.expr | None:
     return None
 
 
+def _answer(file: File, test: ast.expr, depth: int = 0) -> bool | None:
+    """The value of a constant test, such as `True if False else False`, or of a name that is only assigned one."""
+    if isinstance(test, ast.Constant) or depth > 5:
+        return bool(test.value) if isinstance(test, ast.Constant) else None
+    if isinstance(test, ast.IfExp):
+        answer = _answer(file, test.test, depth + 1)
+        return None if answer is None else _answer(file, test.body if answer else test.orelse, depth + 1)
+    value = only_value(file, test)
+    return None if value is None else _answer(file, value, depth + 1)
+
+
+def _has_no_gradient(file: File, node: ast.expr, depth: int) -> bool:
+    """Whether a tensor surely has no gradient: it is new or from a loader, and only moved or cast."""
+    if isinstance(node, ast.Call):
+        head, _, last = (file.resolve(node.func) or "").rpartition(".")
+        if head == "torch":
+            return (last in _NEW or last in _DTYPES) and not any(
+                k.arg in ("requires_grad", None) for k in node.keywords
+            )
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "cuda",
+            "cpu",
+            "to",
+            "float",
+            "long",
+            "type",
+        )
+        return is_method and _has_no_gradient(file, node.func.value, depth)  # type: ignore[attr-defined]
+    if isinstance(node, ast.Name) and depth < 5 and not _ASKS.search(file.source.data):
+        found = file.tree.scope_of(node).lookup(node.id)
+        return (file.flow.is_tensor(node) and is_loaded(file, node)) or (
+            found is not None
+            and all(
+                b.kind == "assign" and b.value is not None and _has_no_gradient(file, b.value, depth + 1)
+                for b in found[1]
+            )
+        )
+    return False
+
+
 class LegacyTensor(Rule):
     """Finds Variable and the typed constructors of old torch: torch.FloatTensor, torch.Tensor and their kin.
 
     ## Why
     They make tensors on the host whatever device is asked for, and Cerebras's SDK refuses them while a model is
-    built. Variable has done nothing since torch 0.4.
+    built. Since torch 0.4 Variable only takes the gradient away.
 
     ## Example
     ```python
@@ -127,16 +192,18 @@ class LegacyTensor(Rule):
     ```
 
     ## Safety
-    Safe where one can see what the argument is: values in a list or an array of numpy's, or sizes. What the constructor would make of
-    a variable (values or a size) cannot be told, and is left to you.
+    Safe where one can see what the argument is: values in a list become torch.tensor of the same dtype, an array of numpy's
+    torch.as_tensor (both share its memory where the dtype is the same), sizes torch.empty. Variable(x) is `x.detach()`,
+    and x itself where x is certainly new or a loader's. What the constructor would make of a variable (values or a
+    size) cannot be told, and is left to you, as are files that set a default device. Unsafe where a CUDA type is chosen by more
+    than a constant.
     """
 
     code = "PW308"
-    name = "legacy-tensor"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensors_on_device",)
     safety = "safe"
     words = ("Variable", "Tensor(", "torch.cuda.", ".new(")
-    cure = "Use the tensor itself for Variable, and torch.tensor(values, dtype=...) or torch.empty(sizes, dtype=...) for the typed constructors."
+    cure = "Use x.detach() for Variable(x), and torch.tensor(values, dtype=...) or torch.empty(sizes, dtype=...) for the typed constructors."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.autograd.Variable"):
@@ -144,18 +211,24 @@ class LegacyTensor(Rule):
             plain = len(call.args) == 1 and all(
                 n in ("volatile", "requires_grad") and is_constant(v, False) for n, v in flags.items()
             )
-            edits = (
-                unwrap(file, call, call.args[0])
-                if plain and not isinstance(call.args[0], ast.Starred)
-                else []
-            )
-            yield self.report(file, call, "Variable does nothing any more", edits)
+            edits = []
+            if plain and _has_no_gradient(file, call.args[0], 0):
+                edits = unwrap(file, call, call.args[0])
+            elif plain and not isinstance(call.args[0], ast.Starred):
+                edits = [file.replace(call, f"{text_of(file, call.args[0])}.detach()")]
+            yield self.report(file, call, "Variable only takes the gradient away", edits)
         for choice in file.tree.all(ast.IfExp):
             host = _choice(file, choice)
             if host is not None:
                 edits = [file.replace(choice, file.segment(host))]
+                answer = _answer(file, choice.test)
+                is_told = answer is not None and host is (choice.body if answer else choice.orelse)
                 yield self.report(
-                    file, choice, f"{file.segment(host)} is chosen by whether there is CUDA", edits
+                    file,
+                    choice,
+                    f"{file.segment(host)} is chosen by whether there is CUDA",
+                    edits,
+                    safety="safe" if is_told else "unsafe",
                 )
         for call in file.methods("new"):
             if file.flow.in_step(call) and _is_of_tensor(file, call):
@@ -165,6 +238,3 @@ class LegacyTensor(Rule):
                 yield self.report(
                     file, call, f"torch.{name} is a constructor of old torch", _modern(file, call, dtype)
                 )
-
-
-RULE = LegacyTensor()

@@ -9,7 +9,7 @@ from portwright.port.rule import File, Rule
 
 
 def _unpicklable(file: File, call: ast.Call) -> str | None:
-    """A part of the loader's arguments that pickle refuses."""
+    """An argument of the loader that pickle refuses, as text."""
     for node in ast.walk(call):
         if isinstance(node, ast.Lambda):
             return "a lambda"
@@ -68,14 +68,9 @@ class LoaderWorkers(Rule):
     """
 
     code = "PW103"
-    name = "loader-workers"
-    targets = ("csx", "ipu")
-    safety = "manual"
+    needs = ("picklable_dataset",)
     words = ("num_workers",)
-    cure = {
-        "csx": "Make the loader in a function and hand that to cstorch.utils.data.DataLoader; its worker processes import your dataset, so it may not be a lambda or a local class.",
-        "ipu": "Use poptorch.DataLoader(options, dataset, batch_size, num_workers=...); the dataset must be picklable, so no lambdas or local classes.",
-    }
+    cure = "Make the dataset one that can be pickled: no lambdas, and no classes or functions that are defined inside a function."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.utils.data.DataLoader"):
@@ -85,6 +80,3 @@ class LoaderWorkers(Rule):
             reason = _unpicklable(file, call)
             if reason is not None:
                 yield self.report(file, call, f"worker processes cannot receive {reason}")
-
-
-RULE = LoaderWorkers()

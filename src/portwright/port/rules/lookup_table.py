@@ -43,9 +43,7 @@ class LookupTable(Rule):
     """
 
     code = "PW620"
-    name = "lookup-table"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("work_on_device",)
     words = ("lookup", "StringLookup", "IntegerLookup", "TextVectorization", "strings", "string")
     cure = "Move it to input_fn, so that the model gets numbers; what is looked up in predictions is done on the host."
     framework = "tensorflow"
@@ -55,6 +53,3 @@ class LookupTable(Rule):
         for call, name in tensorflow_of(file).calls(*_TABLES):
             if functions.in_model_fn(call):
                 yield self.report(file, call, f"tf.{name} works on the host only")
-
-
-RULE = LookupTable()

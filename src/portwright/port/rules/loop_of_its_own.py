@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -30,25 +31,21 @@ class LoopOfItsOwn(Rule):
     run(model_fn, train_data_fn)
     ```
 
+    A function marked `@cstorch.trace` is such a step for csx, and nothing is found there.
+
     ## Safety
     Manual here: it changes the structure of the script.
     """
 
     code = "PW401"
-    name = "loop-of-its-own"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("whole_step",)
     words = ("backward(",)
-    cure = {
-        "csx": "Put forward, backward and step into one function marked @cstorch.trace, or hand model and data to portwright.run().",
-        "ipu": "Return the loss from forward, wrap the model with poptorch.trainingModel(model, options, optimizer) and call that; it does backward and step.",
-        "rdu": "Return loss and output from forward and call samba.session.run, which does all three.",
-    }
+    cure = "Let the target's software run the whole step, or hand model and data to portwright.run()."
 
     def find(self, file: File) -> Iterator[Finding]:
         for calls in file.flow.step_regions.values():
             call = calls[0]
-            yield self.report(file, call, "this loop calls backward() itself")
-
-
-RULE = LoopOfItsOwn()
+            function = file.tree.function_of(call)
+            decorators = [] if isinstance(function, ast.Lambda | None) else function.decorator_list
+            given = [file.resolve(each) or "" for each in decorators]
+            yield self.report(file, call, "this loop calls backward() itself", given=given)

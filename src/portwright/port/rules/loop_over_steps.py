@@ -8,7 +8,7 @@ from portwright.port.rule import File, Rule
 
 
 def _is_length(file: File, node: ast.expr) -> bool:
-    """A dimension of a tensor, under whatever name; not a setting, and not a number of layers."""
+    """Whether a node is a dimension of a tensor, also through names; not a setting or a number of layers."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "size":
             return file.flow.kind(node.func.value) in ("tensor", None)
@@ -77,9 +77,7 @@ class LoopOverSteps(Rule):
     """
 
     code = "PW313"
-    name = "loop-over-steps"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("no_loops_over_positions",)
     words = ("for ",)
     cure = "Let one operation do all steps (cumsum, a convolution, attention), keep the number of steps fixed, or use the target's own loop (poptorch.for_loop)."
 
@@ -95,6 +93,3 @@ class LoopOverSteps(Rule):
                 yield self.report(
                     file, loop, f"a loop over {file.segment(loop.iter)} is unrolled when it is traced"
                 )
-
-
-RULE = LoopOverSteps()

@@ -42,8 +42,7 @@ class LostWrapper(Rule):
     """
 
     code = "PW601"
-    name = "lost-wrapper"
-    targets = ("ipu",)
+    needs = ("poptorch_executor",)
     safety = "unsafe"
     words = ("poptorch",)
     cure = "Leave the move out: the executor places the model, and .to() returns the plain module."
@@ -63,6 +62,3 @@ class LostWrapper(Rule):
                     f"the executor is lost: .{value.func.attr}() returns the module inside it",
                     remove_statement(file, statement),
                 )
-
-
-RULE = LostWrapper()

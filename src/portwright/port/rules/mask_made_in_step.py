@@ -35,9 +35,7 @@ class MaskMadeInStep(Rule):
     """
 
     code = "PW305"
-    name = "mask-made-in-step"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("masks_made_once",)
     words = ("tril", "triu")
     cure = "Make the mask once in __init__, keep it with register_buffer, and slice it by fixed numbers."
 
@@ -45,6 +43,3 @@ class MaskMadeInStep(Rule):
         for call in [*file.calls("torch.tril", "torch.triu"), *file.methods("tril", "triu")]:
             if file.flow.in_step(call):
                 yield self.report(file, call, "a triangular mask is made at each step")
-
-
-RULE = MaskMadeInStep()

@@ -36,8 +36,7 @@ class MaskedReduction(Rule):
     """
 
     code = "PW208"
-    name = "masked-reduction"
-    targets = ("csx",)
+    needs = ("known_operations",)
     safety = "safe"
     words = ("masked_select",)
     cure = "Use legal.masked_sum or legal.masked_mean."
@@ -61,6 +60,3 @@ class MaskedReduction(Rule):
                 [file.replace(outer, text)],
                 imports,
             )
-
-
-RULE = MaskedReduction()

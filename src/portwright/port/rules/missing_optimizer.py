@@ -5,27 +5,6 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
 
-_HAVE = {
-    "csx": frozenset(
-        [
-            "Adadelta",
-            "Adafactor",
-            "Adagrad",
-            "Adam",
-            "AdamW",
-            "Adamax",
-            "ASGD",
-            "NAdam",
-            "RAdam",
-            "RMSprop",
-            "Rprop",
-            "SGD",
-            "Muon",
-        ]
-    ),
-    "ipu": frozenset(["SGD", "Adam", "AdamW", "RMSprop"]),
-}
-
 
 class MissingOptimizer(Rule):
     """Finds optimizers that the target does not have.
@@ -48,23 +27,13 @@ class MissingOptimizer(Rule):
     """
 
     code = "PW406"
-    name = "missing-optimizer"
-    targets = ("csx", "ipu")
-    safety = "manual"
+    needs = ("known_optimizers",)
     words = ("optim", "LBFGS")
-    cure = {
-        "csx": "Choose one of cstorch.optim (SGD, Adam, AdamW, RMSprop, Adagrad, ...); another optimizer gives other numbers.",
-        "ipu": "Choose SGD, Adam, AdamW, RMSprop or LAMB; another optimizer gives other numbers.",
-    }
+    cure = "Choose one that the target has; another optimizer gives other numbers."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.optim."):
             name = (file.resolve(call.func) or "").removeprefix("torch.optim.")
             if not name[:1].isupper() or "." in name or name == "Optimizer":
                 continue
-            lacking = [t for t, have in _HAVE.items() if name not in have]
-            if lacking:
-                yield self.report(file, call, f"there is no {name} on this target", targets=lacking)
-
-
-RULE = MissingOptimizer()
+            yield self.report(file, call, f"there is no {name} on this target", given=[name])

@@ -38,13 +38,14 @@ class MissingPrefetch(Rule):
     ```
 
     ## Safety
-    Safe: the same batches in the same order, made ahead of time.
+    Unsafe: the batches are the same, in the same order. But an operation without a seed of its own takes one from the
+    number of operations in the graph before it, so that with tf_random_seed the first weights and the dropout are others; and
+    a Python function of the pipeline runs ahead of the training that may share its random numbers.
     """
 
     code = "PW624"
-    name = "missing-prefetch"
-    targets = ("csx", "ipu", "rdu")
-    safety = "safe"
+    needs = ("steady_input",)
+    safety = "unsafe"
     words = ("Dataset", "TFRecordDataset", "TextLineDataset")
     cure = "End the pipeline with prefetch(tf.data.AUTOTUNE)."
     framework = "tensorflow"
@@ -60,10 +61,7 @@ class MissingPrefetch(Rule):
                 continue
             chain = [step.name for step in pipelines.chain_of(value)]
             if not set(chain) & set(_BATCHES) or set(chain) & set(_READY):
-                continue  # batched elsewhere, or ready
+                continue  # batched elsewhere, or prefetched already
             buffer = tensorflow_of(file).spell("data.AUTOTUNE") or "-1"
             edits = insert_after(file, value, f".prefetch({buffer})")
             yield self.report(file, value, "nothing is made ahead of time", edits)
-
-
-RULE = MissingPrefetch()

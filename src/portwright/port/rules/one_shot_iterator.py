@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
+from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import text_of
 from portwright.port.rule import File, Rule
 from portwright.port.tensorflow_names import tensorflow_of
@@ -37,14 +38,14 @@ class OneShotIterator(Rule):
     ```
 
     ## Safety
-    Safe where the method becomes the function of tf.compat.v1. Unsafe where an input_fn returns the dataset instead:
+    Safe where the method of a dataset becomes the function of tf.compat.v1, which calls that method; unsafe where it
+    cannot be told that it is a dataset, since a class of yours can have such a method. Unsafe where an input_fn returns the dataset instead:
     the shuffle is then a part of the step's graph, whose random operations are counted for their seeds, so that a shuffle
     or dropout without a seed of its own draws others.
     """
 
     code = "PW625"
-    name = "one-shot-iterator"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2", "fed_by_estimator")
     safety = "safe"
     words = ("make_one_shot_iterator", "make_initializable_iterator")
     cure = (
@@ -62,17 +63,21 @@ class OneShotIterator(Rule):
             name = tensorflow_of(file).spell(f"compat.v1.data.{call.func.attr}")
             if name is not None:
                 edits = [file.replace(call, f"{name}({text_of(file, dataset)})")]
-            yield self.report(file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits)
+            # The user's own classes may have such a method too.
+            yield self.report(
+                file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits,
+                safety="safe" if pipelines_of(file).is_dataset(dataset) else "unsafe",
+            )  # fmt: skip
         for call, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
             returned = _returned(file, call)
             if returned is not None and call.args:
                 message = "the Estimator can save the position of a dataset, but not of this iterator"
                 edits = [file.replace(returned, file.segment(call.args[0]))]
-                yield self.report(file, call, message, edits, safety="unsafe")
+                yield self.report(file, call, message, edits, needs=("fed_by_estimator",), safety="unsafe")
 
 
 def _returned(file: File, call: ast.Call) -> ast.Call | None:
-    """`return ITERATOR.get_next()` of an input function."""
+    """The get_next() call in `return ITERATOR.get_next()` of an input function."""
     parent = file.tree.parents.get(call)
     outer = file.tree.parents.get(parent) if parent is not None else None
     function = file.tree.function_of(call)
@@ -85,6 +90,3 @@ def _returned(file: File, call: ast.Call) -> ast.Call | None:
     ):
         return outer
     return None
-
-
-RULE = OneShotIterator()

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
+from portwright.port.places import is_written
 from portwright.port.rewrite import is_constant, keyword, unwrap
 from portwright.port.rule import File, Rule
 
@@ -30,35 +31,30 @@ class PinnedMemory(Rule):
     ```
 
     ## Safety
-    Safe: where the batches lie in the host's memory does not change them.
+    Safe: a pinned batch holds the same values in other pages of the host's memory. Left to you where the file defines a
+    `pin_memory` of its own, which may do more, and where a pinned tensor is written in place, for pinning made a copy.
     """
 
     code = "PW102"
-    name = "pinned-memory"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("no_pinned_memory",)
     safety = "safe"
     words = ("pin_memory",)
     cure = "Set pin_memory=False: pages are pinned for a GPU's copies only."
 
     def find(self, file: File) -> Iterator[Finding]:
+        is_own = any("pin_memory" in info.methods for info in file.tree.classes.values())
         for call in file.calls("torch.utils.data.DataLoader"):
             given = keyword(call, "pin_memory")
             if given is not None and is_constant(given.value, True):
-                yield self.report(
-                    file, given.value, "pinned memory serves a GPU only", [file.replace(given.value, "False")]
-                )
+                edits = [] if is_own else [file.replace(given.value, "False")]
+                yield self.report(file, given.value, "pinned memory serves a GPU only", edits)
         for call in file.methods("pin_memory"):
             if not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
-                yield self.report(
-                    file, call, "pinned memory serves a GPU only", unwrap(file, call, call.func.value)
-                )
+                edits = [] if is_own or is_written(file, call) else unwrap(file, call, call.func.value)
+                yield self.report(file, call, "pinned memory serves a GPU only", edits)
         # Options gathered first and passed with **: `kwargs = {"num_workers": 1, "pin_memory": True}`.
         for table in file.tree.all(ast.Dict):
             for key, value in zip(table.keys, table.values, strict=True):
                 if is_constant(key, "pin_memory") and is_constant(value, True):
-                    yield self.report(
-                        file, value, "pinned memory serves a GPU only", [file.replace(value, "False")]
-                    )
-
-
-RULE = PinnedMemory()
+                    edits = [] if is_own else [file.replace(value, "False")]
+                    yield self.report(file, value, "pinned memory serves a GPU only", edits)

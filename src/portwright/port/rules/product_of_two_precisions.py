@@ -4,13 +4,13 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import keyword
+from portwright.port.rewrite import keyword, legal_import
 from portwright.port.rule import File, Rule
 from portwright.port.rules.einsum import matmul_for
 
 
 class ProductOfTwoPrecisions(Rule):
-    """Turns bmm, and einsum of two batched matrices, into matmul.
+    """Turns bmm into matmul, and einsum of two batched matrices into one that multiplies by matmul.
 
     ## Why
     The Cerebras backend computes layers in half precision and leaves data and parameters in single precision. matmul brings both
@@ -31,12 +31,13 @@ class ProductOfTwoPrecisions(Rule):
     ```
 
     ## Safety
-    Safe: of batches of matrices both are the same product. Other equations of einsum are left as they are.
+    Safe: of batches of matrices both are the same product, up to the order of its sums, and legal.einsum lets a size of 1
+    stand for any as torch's does. What bmm refuses, such as two sizes of batches, may run. Unsafe where the receiver may be
+    something else than a tensor. Other equations of einsum are left as they are.
     """
 
     code = "PW344"
-    name = "product-of-two-precisions"
-    targets = ("csx",)
+    needs = ("one_precision_in_products",)
     safety = "safe"
     words = ("bmm", "einsum")
     cure = "Use matmul, or bring both sides to one dtype first."
@@ -57,11 +58,12 @@ class ProductOfTwoPrecisions(Rule):
             if file.flow.kind(call.func.value) not in ("tensor", None):
                 continue
             _, end = file.source.span(call.func)
-            yield self.report(file, call, f".bmm {message}", [Edit(end - len("bmm"), end, "matmul")])
+            yield self.report(
+                file, call, f".bmm {message}", [Edit(end - len("bmm"), end, "matmul")],
+                safety="safe" if file.flow.is_tensor(call.func.value) else "unsafe",
+            )  # fmt: skip
         for call in file.calls("torch.einsum"):
-            text = matmul_for(file, call) if file.flow.in_step(call) else None
-            if text is not None:
-                yield self.report(file, call, f"torch.einsum {message}", [file.replace(call, text)])
-
-
-RULE = ProductOfTwoPrecisions()
+            if file.flow.in_step(call) and matmul_for(file, call) is not None:
+                legal, imports = legal_import(file)
+                edits = [file.replace(call.func, f"{legal}.einsum")]
+                yield self.report(file, call, f"torch.einsum {message}", edits, imports)

@@ -38,9 +38,7 @@ class PythonFunction(Rule):
     """
 
     code = "PW622"
-    name = "python-function"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("work_on_device",)
     words = ("py_func", "py_function", "numpy_function")
     cure = "Write it with tf.* functions; what cannot be is done once, when the data is written to files."
     framework = "tensorflow"
@@ -59,6 +57,3 @@ class PythonFunction(Rule):
                 )
                 message = f"tf.{name} runs Python one sample at a time, and its results have no shape"
                 yield self.report(file, call, message, cure=cure)
-
-
-RULE = PythonFunction()

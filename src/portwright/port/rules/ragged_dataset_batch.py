@@ -41,8 +41,7 @@ class RaggedDatasetBatch(Rule):
     """
 
     code = "PW618"
-    name = "ragged-dataset-batch"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("static_shapes",)
     safety = "unsafe"
     words = ("batch", "padded_batch", "map_and_batch")
     cure = (
@@ -78,7 +77,7 @@ class RaggedDatasetBatch(Rule):
 
 
 def _pads_to_longest(call: ast.Call) -> bool:
-    """padded_shapes that are left out, or have None or -1 in them."""
+    """Whether padded_shapes is left out, or has None or -1 in it."""
     shapes = argument(call, 1, "padded_shapes")
     if shapes is None:
         return True
@@ -89,7 +88,7 @@ def _pads_to_longest(call: ast.Call) -> bool:
 
 
 def _is_for_training(file: File, call: ast.Call) -> bool:
-    """By the names of the functions around it, and of what the dataset is assigned to."""
+    """Whether a dataset is for training, by the names of functions around it and of the variable."""
     names = [a.name for a in file.tree.ancestors(call) if isinstance(a, ast.FunctionDef)]
     statement = file.tree.statement_of(call)
     if isinstance(statement, ast.Assign):
@@ -99,6 +98,3 @@ def _is_for_training(file: File, call: ast.Call) -> bool:
             names.append(file.segment(branch.test))
     text = " ".join(names).lower()
     return "train" in text or not any(word in text for word in _EVALUATES)
-
-
-RULE = RaggedDatasetBatch()

@@ -9,7 +9,7 @@ from portwright.port.rule import File, Rule
 
 
 def _is_for_training(file: File, call: ast.Call) -> bool:
-    """By the name that the loader gets, else by whether it shuffles."""
+    """Whether a loader is for training, by its name, else by whether it shuffles."""
     name = _name_of(file, call)
     if any(word in name for word in ("test", "val", "eval", "dev_")):
         return False
@@ -20,7 +20,7 @@ def _is_for_training(file: File, call: ast.Call) -> bool:
 
 
 def _name_of(file: File, call: ast.Call) -> str:
-    """The target of the assignment, or the function that returns it, and the dataset."""
+    """The text of the assigned variable, or of the function that returns the loader, and of the dataset."""
     statement = file.tree.statement_of(call)
     function = file.tree.function_of(call)
     parts = [file.segment(call.args[0])] if call.args else []
@@ -58,8 +58,7 @@ class RaggedLastBatch(Rule):
     """
 
     code = "PW101"
-    name = "ragged-last-batch"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("static_shapes",)
     safety = "unsafe"
     words = ("DataLoader",)
     cure = "Drop the last batch in training (drop_last=True); in evaluation pad it and mask the padding, so that the metric stays the same."
@@ -87,6 +86,3 @@ class RaggedLastBatch(Rule):
                     "the last batch of this evaluation loader can be smaller than the others",
                     cure="Pad the last batch and give the padding weight 0 in the metric.",
                 )
-
-
-RULE = RaggedLastBatch()

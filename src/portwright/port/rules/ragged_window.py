@@ -8,7 +8,7 @@ from portwright.port.rule import File, Rule
 
 
 def _is_rest(node: ast.expr) -> bool:
-    """What is left of a sequence: a difference that starts from its length."""
+    """Whether a node is the rest of a sequence: a difference from its length."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
         return False
     return any(
@@ -60,9 +60,7 @@ class RaggedWindow(Rule):
     """
 
     code = "PW108"
-    name = "ragged-window"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("static_shapes",)
     words = ("min(",)
     cure = "Drop the last window, or pad it to the full length and weight the loss by a mask."
 
@@ -72,6 +70,3 @@ class RaggedWindow(Rule):
                 continue
             if any(_is_rest(argument) for argument in call.args) and _bounds_a_slice(file, call):
                 yield self.report(file, call, "the last window is shorter than the others")
-
-
-RULE = RaggedWindow()

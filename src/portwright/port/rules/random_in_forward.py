@@ -7,11 +7,11 @@ from portwright.port.rule import File, Rule
 
 
 class RandomInForward(Rule):
-    """Finds random numbers drawn in forward().
+    """Finds random numbers drawn in forward(), by torch, numpy or Python.
 
     ## Why
     Each device draws other numbers from the same seed, so two runs with noise of their own cannot be compared step by
-    step.
+    step. What Python or numpy draws is a plain number: a traced step keeps the first one for ever.
 
     ## Example
     ```python
@@ -32,9 +32,7 @@ class RandomInForward(Rule):
     """
 
     code = "PW319"
-    name = "random-in-forward"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("no_draws_in_step",)
     words = ("rand", "bernoulli", "normal(", "Dropout2d", "AlphaDropout")
     cure = "Pass the noise in as an input of the step, seeded on the host, so that a port can be proven equal; keep it on the device once it is."
 
@@ -57,6 +55,9 @@ class RandomInForward(Rule):
             if file.flow.in_forward(call):
                 name = getattr(call.func, "attr", getattr(call.func, "id", ""))
                 yield self.report(file, call, f"{name}() draws random numbers in forward()")
-
-
-RULE = RandomInForward()
+        for call in file.calls("random.", "numpy.random."):
+            if file.flow.in_forward(call):
+                name = file.resolve(call.func)
+                yield self.report(
+                    file, call, f"{name}() is drawn in forward(): a traced step keeps one value for ever"
+                )

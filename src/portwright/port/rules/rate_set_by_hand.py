@@ -39,15 +39,9 @@ class RateSetByHand(Rule):
     """
 
     code = "PW404"
-    name = "rate-set-by-hand"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("rate_as_schedule",)
     words = ("param_groups",)
-    cure = {
-        "csx": "Write the rate as a schedule: a function of the step (cstorch.optim.lr_scheduler.LambdaLR, or the schedule in params.yaml).",
-        "ipu": "After each change call the wrapped model's setOptimizer(optimizer).",
-        "rdu": "Pass the rate of each step to samba.session.run in hyperparam_dict.",
-    }
+    cure = "Give the rate as a schedule, a function of the step, such as the schedule in params.yaml."
 
     def find(self, file: File) -> Iterator[Finding]:
         assignments: list[ast.Assign | ast.AugAssign] = [
@@ -60,6 +54,3 @@ class RateSetByHand(Rule):
                 continue
             if "param_groups" in file.segment(target.value) or _iterates_groups(file, target.value):
                 yield self.report(file, node, "the learning rate is set on the host")
-
-
-RULE = RateSetByHand()

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
-from portwright.port.legal_form import LegalForm
+from portwright.port.legal_form import LegalForm, Use
 from portwright.port.rewrite import legal_import
 from portwright.port.rule import File
 
@@ -43,24 +43,16 @@ class RecurrentLayer(LegalForm):
     """
 
     code = "PW312"
-    name = "recurrent-layer"
     words = ("nn.", "LSTM", "GRU", "RNN")
     reason = "fused recurrent layers are not lowered there"
-    cure = "Use the form of portwright.layers.legal, which computes the same."
-    layers = {
-        "torch.nn.LSTM": "LSTM",
-        "torch.nn.GRU": "GRU",
-        "torch.nn.RNN": "RNN",
-        "torch.nn.LSTMCell": "LSTMCell",
-        "torch.nn.GRUCell": "GRUCell",
-        "torch.nn.RNNCell": "RNNCell",
-    }
+    forms = "LSTM GRU RNN LSTMCell GRUCell"
+    also = {"torch.nn.RNNCell": "RNNCell"}
 
-    def needs(self, file: File, name: str, call: ast.Call | None, offset: int) -> bool | str:
-        if any(
-            word in file.source.text for word in ("pack_padded_sequence", "pack_sequence", "PackedSequence")
-        ):
-            return f"Pad to a fixed length instead of packing, then use legal.{name.rpartition('.')[2]}."
+    @staticmethod
+    def is_refused(use: Use) -> bool | str:
+        packs = ("pack_padded_sequence", "pack_sequence", "PackedSequence")
+        if any(word in use.file.source.text for word in packs):
+            return f"Pad to a fixed length instead of packing, then use legal.{use.name.rpartition('.')[2]}."
         return True
 
     def find(self, file: File) -> Iterator[Finding]:
@@ -87,7 +79,7 @@ class RecurrentLayer(LegalForm):
 
 
 def _choices(file: File, call: ast.Call) -> set[str]:
-    """The names that an `if` around allows: `if kind in ["LSTM", "GRU"]`."""
+    """The names that an `if` around the call allows: `if kind in ["LSTM", "GRU"]`."""
     name = file.segment(call.args[1])
     inner: ast.AST = call
     for outer in file.tree.ancestors(call):
@@ -102,6 +94,3 @@ def _choices(file: File, call: ast.Call) -> set[str]:
                 return {e.value if isinstance(e, ast.Constant) else "?" for e in listed}  # type: ignore[misc]
         inner = outer
     return set()
-
-
-RULE = RecurrentLayer()

@@ -41,8 +41,7 @@ class RunningLoss(Rule):
     """
 
     code = "PW202"
-    name = "running-loss"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("sums_on_device",)
     safety = "unsafe"
     words = (".item(", ".data")
     cure = "Add up detached tensors and read the sum when it is logged."
@@ -59,6 +58,3 @@ class RunningLoss(Rule):
                 yield self.report(
                     file, call, f"a running sum reads the device at each step: {short(file, call)}", edits
                 )
-
-
-RULE = RunningLoss()

@@ -31,9 +31,7 @@ class SamplingInStep(Rule):
     """
 
     code = "PW209"
-    name = "sampling-in-step"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("no_draws_in_step",)
     words = ("multinomial", "Categorical")
     cure = "Return the probabilities and sample on the host."
 
@@ -41,6 +39,3 @@ class SamplingInStep(Rule):
         for call in [*file.calls("torch.multinomial"), *file.methods("multinomial")]:
             if file.flow.in_step(call):
                 yield self.report(file, call, "classes are drawn in the step")
-
-
-RULE = SamplingInStep()

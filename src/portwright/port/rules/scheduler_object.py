@@ -27,21 +27,12 @@ class SchedulerObject(Rule):
     """
 
     code = "PW403"
-    name = "scheduler-object"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("rate_as_schedule",)
     words = ("lr_scheduler",)
-    cure = {
-        "csx": "Use the scheduler of the same name in cstorch.optim.lr_scheduler, stepped inside the traced step, or the schedule in params.yaml.",
-        "ipu": "After each change call the wrapped model's setOptimizer(optimizer).",
-        "rdu": "Pass the rate of each step to samba.session.run in hyperparam_dict.",
-    }
+    cure = "Give the rate as a schedule, a function of the step, such as the schedule in params.yaml."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.optim.lr_scheduler."):
             name = (file.resolve(call.func) or "").rpartition(".")[2]
             if name[:1].isupper():
                 yield self.report(file, call, f"{name} changes the learning rate on the host")
-
-
-RULE = SchedulerObject()

@@ -4,18 +4,25 @@ import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
+from portwright.port.rewrite import argument, const, has_star
 from portwright.port.rule import File, Rule
-from portwright.port.turned_models import find_layers, turn
-from portwright.port.turned_tables import ATTENTION_LAYERS, OURS, STACKS, takes_sequence_first
-from portwright.port.turned_values import StuckError
+
+_BATCH_FIRST = {  # position of the argument batch_first
+    "Transformer": 10,
+    "TransformerEncoderLayer": 6,
+    "TransformerDecoderLayer": 6,
+    "MultiheadAttention": 8,
+}
 
 
 class SequenceFirstAttention(Rule):
-    """Turns models around nn.Transformer layers and nn.MultiheadAttention from sequence first to batch first.
+    """Finds attention layers that take the sequence first in files that turn no batch.
 
     ## Why
-    Targets split and stream batches along the first dimension. The Cerebras loader wants every tensor of a batch to
-    have the same first dimension.
+    Targets cut a batch along its first dimension, into micro-batches or for replicas. Where the step is given the sequence
+    first, they cut sequences apart. The Cerebras loader also wants all tensors of a batch to have one first dimension, and
+    text cut into columns with flattened targets has two. The layers themselves are no obstacle: Cerebras's front end
+    (SDK 2.10.0) accepts those of `portwright.layers` (PW340) with the sequence first.
 
     ## Example
     ```python
@@ -23,14 +30,13 @@ class SequenceFirstAttention(Rule):
         def __init__(self):
             super().__init__()
             self.layer = nn.TransformerEncoderLayer(64, 4)
-            self.head = nn.Linear(64, 10)
 
         def forward(self, x):
-            return self.head(self.layer(x))
+            return self.layer(x)
 
     net = Net()
     for x, y in loader:
-        loss = F.cross_entropy(net(x.transpose(0, 1)).view(-1, 10), y.t().reshape(-1))
+        loss = F.mse_loss(net(x), y)
         loss.backward()
     ```
 
@@ -40,63 +46,63 @@ class SequenceFirstAttention(Rule):
         def __init__(self):
             super().__init__()
             self.layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
-            self.head = nn.Linear(64, 10)
 
         def forward(self, x):
-            return self.head(self.layer(x))
+            return self.layer(x)
 
     net = Net()
     for x, y in loader:
-        loss = F.cross_entropy(net(x).reshape(-1, 10), y.reshape(-1))
+        loss = F.mse_loss(net(x), y)
         loss.backward()
     ```
 
     ## Safety
-    Safe: parameters and their names stay, and each value is followed through forward() and, where every call of the
-    model is seen, through the loops around it. What treats positions alike, sizes, slices, sums and losses over all rows
-    are turned with it; anywhere else a tensor is transposed back. Where callers may be unseen, inputs are turned where
-    forward() begins and the result where it ends; where a method cannot be followed, around each call of the layer.
-    Sums are added in another order, dropout draws for other elements from the same distribution, and the model itself
-    is then given a batch. Layers that are reached into, given to something else or made outside of a class are left to
-    you, with the reason.
+    Manual: which dimension of its data is the batch, only the author knows, and the loader changes with the model. A file
+    with a function that swaps the first two dimensions of a value (`x.t()`, `x.transpose(0, 1)`, `x.permute(1, 0, 2)`) is taken
+    to do so between loader and layer, and is left alone.
     """
 
     code = "PW314"
-    name = "sequence-first-attention"
-    targets = ("csx", "ipu", "rdu")
-    safety = "safe"
+    needs = ("batch_first",)
     words = ("Transformer", "MultiheadAttention")
-    cure = "Give batch_first=True and turn the inputs; masks stay as they are."
+    cure = (
+        "If the step is given the sequence first, load it batch first and give batch_first=True, masks as they are. "
+        "Where the batch is first in the step and turned elsewhere, nothing is to be done."
+    )
 
     def find(self, file: File) -> Iterator[Finding]:
-        seen: set[ast.Call] = set()
-        for info in file.flow.module_classes:
-            layers = find_layers(file, info)
-            if not layers.made:
-                continue
-            calls = [call for call, _ in layers.made]
-            first = min(calls, key=lambda c: (c.lineno, c.col_offset))
-            name = next(kind for call, kind in layers.made if call is first)
-            message = f"nn.{name} takes the sequence first here"
-            seen.update(calls)
-            try:
-                edits = turn(file, layers)
-            except StuckError as error:
-                for call, kind in layers.made:
-                    yield self.report(file, call, f"nn.{kind} takes the sequence first here, and {error}")
-                continue
-            yield self.report(
-                file, first, message, edits,
-                cure="Give batch_first=True; inputs are turned at their source, or transposed around the layer.",
-            )  # fmt: skip
-        for name in ATTENTION_LAYERS:
-            if name in STACKS:
-                continue
-            for call in file.calls(f"torch.nn.{name}", f"{OURS}.{name}"):
-                if call not in seen and takes_sequence_first(call, name):
-                    yield self.report(
-                        file, call, f"nn.{name} takes the sequence first here, where its calls are not seen"
-                    )
+        if any(_turns_batch(file, call) for call in file.tree.all(ast.Call)):
+            return
+        for name, position in _BATCH_FIRST.items():
+            for call in _makers(file, frozenset({f"torch.nn.{name}", f"portwright.layers.{name}"})):
+                given = argument(call, position, "batch_first")
+                if not has_star(call) and (given is None or const(given) is False):
+                    yield self.report(file, call, f"nn.{name} takes the sequence first here")
 
 
-RULE = SequenceFirstAttention()
+def _makers(file: File, names: frozenset[str]) -> Iterator[ast.Call]:
+    """Calls that make a layer of these names, and super().__init__() calls of its subclasses."""
+    yield from file.calls(*names)
+    for call in file.methods("__init__"):
+        info = file.tree.class_of(call)
+        if info is not None and not names.isdisjoint(file.names.bases_of(info.node)):
+            yield call
+
+
+def _turns_batch(file: File, call: ast.Call) -> bool:
+    """Whether a call swaps the first two dimensions of a variable, outside __init__() and module level."""
+    function = file.tree.function_of(call)
+    if not isinstance(call.func, ast.Attribute) or getattr(function, "name", "__init__") == "__init__":
+        return False
+    name, root = call.func.attr, call.func.value
+    parts = [*call.args, *(k.value for k in call.keywords)]
+    if isinstance(root, ast.Name) and file.resolve(root) == "torch" and parts:
+        root = parts[0]
+    numbers = [n for part in parts for n in map(const, getattr(part, "elts", [part])) if isinstance(n, int)]
+    if name == "permute":
+        swaps = numbers[:2] == [1, 0]
+    else:
+        swaps = name == "t" or (name in ("transpose", "swapaxes", "swapdims") and sorted(numbers) == [0, 1])
+    while isinstance(root, (ast.Call, ast.Attribute, ast.Subscript)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    return swaps and isinstance(root, ast.Name) and file.resolve(root) is None

@@ -12,18 +12,20 @@ _SESSIONS = (
     "Session", "InteractiveSession", "train.MonitoredSession", "train.MonitoredTrainingSession", "train.SingularMonitoredSession",
     "train.Supervisor",
 )  # fmt: skip
+_TRAINS = ("fit", "fit_generator", "train", "train_on_batch")
 _GRAPH_ONLY = ("placeholder", "placeholder_with_default", "sparse_placeholder")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MODULES = ("tensorflow", "tensorflow.compat.v1")
 _SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution")
 
 
 class SessionLoop(Rule):
-    """Finds training with sessions and placeholders.
+    """Finds training with sessions and placeholders, and a model_fn that trains by itself.
 
     ## Why
     In TensorFlow 2 what is written at the top of a script runs at once, and a placeholder is an error, unless
     that is switched off. And an accelerator's step is not fed by a loop of the host: it gets its batches from an input_fn,
-    and its model from a model_fn.
+    and its model from a model_fn, which builds a step and never calls train or fit: the Estimator does that.
 
     ## Example
     ```python
@@ -46,13 +48,15 @@ class SessionLoop(Rule):
     ```
 
     ## Safety
-    Safe: what is written is the switch that TensorFlow 1 had on, so that the script runs as it did. Turning the
-    loop into a model_fn and an input_fn is left to you.
+    Safe where the script cannot run on today's TensorFlow without the switch: the session or placeholder is called by
+    a name that is gone, or first thing in a file without a graph of its own. The switch is disable_v2_behavior, by which
+    shapes, variables and control flow are TensorFlow 1's too, and which `--compat estimator` sets. Elsewhere it is unsafe,
+    since it is for the whole program, and other parts of it may count on eager execution. Turning the loop into a model_fn
+    and an input_fn is left to you.
     """
 
     code = "PW626"
-    name = "session-loop"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2", "fed_by_estimator")
     safety = "safe"
     words = (
         "Session",
@@ -61,6 +65,7 @@ class SessionLoop(Rule):
         "MonitoredSession",
         "Supervisor",
         "feed_dict",
+        *_TRAINS,
     )
     cure = "Bring the model into a model_fn, what is fed into an input_fn, and let the Estimator run them."
     framework = "tensorflow"
@@ -69,24 +74,44 @@ class SessionLoop(Rule):
         names, functions = tensorflow_of(file), functions_of(file)
         sessions = [c for c, _ in names.calls(*_SESSIONS) if not functions.in_model_fn(c)]
         fed = [c for c, _ in names.calls(*_GRAPH_ONLY) if not _is_of_serving(file, c)]
+        # What surely fails without the switch: a removed name, and code that runs at the top level.
+        gone = {r.node for r in names.references if not r.generation and not names.may_be_for_both}
         if not any(r.name in _SWITCHES for r in names.references):
             first = min([*sessions, *fed], key=lambda c: c.lineno, default=None)
-            text = names.spell("compat.v1.disable_eager_execution")
+            text = names.spell("compat.v1.disable_v2_behavior")
             statement = _import_of_tensorflow(file)
             if first is not None and text is not None and statement is not None:
                 text += "()"
+                is_safe = any(c.func in gone or _runs_first(file, c) for c in [*sessions, *fed])
                 yield self.report(
                     file, first, "TensorFlow 2 has no graph here unless it is told to",
                     _insert_behind_imports(file, statement, text), cure=f"Call {text} behind the imports.",
+                    safety="safe" if is_safe else "unsafe",
                 )  # fmt: skip
         trains = bool(file.methods("minimize", "apply_gradients"))
         for call in sessions:
             if trains and _runs_steps(file, call):
-                yield self.report(file, call, "the host's own loop feeds the steps of this session")
+                message = "the host's own loop feeds the steps of this session"
+                yield self.report(file, call, message, needs=("fed_by_estimator",))
+        for name in _TRAINS:
+            for call in file.methods(name):
+                receiver = call.func.value  # type: ignore[attr-defined]
+                if functions.in_model_fn(call) and (name != "train" or functions.is_estimator(receiver)):
+                    message = f"model_fn calls {name}(), where it should only build a step"
+                    yield self.report(
+                        file, call, message, cure="Leave it out: the Estimator trains what model_fn builds.", needs=("fed_by_estimator",)
+                    )  # fmt: skip
+
+
+def _runs_first(file: File, call: ast.Call) -> bool:
+    """Whether the call runs at the file's top level, outside a graph of its own."""
+    statement = file.tree.statement_of(call)
+    has_graph = bool(tensorflow_of(file).named("Graph"))
+    return statement in file.tree.module.body and not isinstance(statement, _DEFINITIONS) and not has_graph
 
 
 def _is_of_serving(file: File, call: ast.Call) -> bool:
-    """Placeholders of a serving input function, which an Estimator calls in a graph of its own."""
+    """Whether a placeholder is in a serving input function, which an Estimator calls in its own graph."""
     function = file.tree.function_of(call)
     return function is not None and any(
         word in getattr(function, "name", "").lower()
@@ -95,7 +120,7 @@ def _is_of_serving(file: File, call: ast.Call) -> bool:
 
 
 def _import_of_tensorflow(file: File) -> ast.stmt | None:
-    """The import at the top of the file by which `tf` is known."""
+    """The top-level import that defines `tf`."""
     for node in file.tree.module.body:
         if isinstance(node, ast.Import) and any(a.name in _MODULES for a in node.names):
             return node
@@ -103,14 +128,14 @@ def _import_of_tensorflow(file: File) -> ast.stmt | None:
 
 
 def _insert_behind_imports(file: File, statement: ast.stmt, text: str) -> list[Edit]:
-    """Behind the imports that follow one another from here, so that they stay together."""
+    """Inserts a text after the block of imports that starts here."""
     body, last = file.tree.module.body, statement
     for node in body[body.index(statement) + 1 :]:
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             break
         last = node
     behind = body[body.index(last) + 1 : body.index(last) + 2]
-    if behind and behind[0].lineno == last.end_lineno:  # on one line with what would run too early
+    if behind and behind[0].lineno == last.end_lineno:  # a statement on the same line
         _, end = file.source.span(last)
         return [Edit(end, end, f"; {text}")]
     start, end = file.source.line_span(last.end_lineno or last.lineno)
@@ -132,6 +157,3 @@ def _runs_steps(file: File, call: ast.Call) -> bool:
         if any(k.arg == "feed_dict" for k in node.keywords) or file.tree.loops_of(node):
             return True
     return False
-
-
-RULE = SessionLoop()

@@ -8,10 +8,12 @@ from portwright.port.rule import File, Rule
 
 
 def _is_other(file: File, node: ast.expr) -> bool:
-    """Schedulers, scalers and profilers step too."""
-    if file.flow.kind(node) in ("scheduler", "scaler"):
+    """Whether a value is a scheduler, scaler, profiler or the like, or was one before a library wrapped it."""
+    name = file.segment(node)
+    made = [a.value for a in file.tree.all(ast.Assign) if name in [file.segment(t) for t in a.targets]]
+    if any(file.flow.kind(each) in ("scheduler", "scaler") for each in (node, *made)):
         return True
-    text = file.segment(node).lower()
+    text = name.lower()
     return any(
         word in text for word in ("sched", "scaler", "prof", "warm", "env", "stats", "progress", "bar")
     )
@@ -49,9 +51,7 @@ class SeveralUpdates(Rule):
     """
 
     code = "PW407"
-    name = "several-updates"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("one_update",)
     words = ("backward(",)
     cure = "Add the losses up to one, or compile a step for each optimizer; the two networks of a GAN become two compiled models that share weights."
 
@@ -68,6 +68,3 @@ class SeveralUpdates(Rule):
             if len(optimizers) > 1:
                 named = ", ".join(sorted(optimizers))
                 yield self.report(file, calls[0], f"this step makes {len(optimizers)} updates: {named}")
-
-
-RULE = SeveralUpdates()

@@ -7,8 +7,8 @@ from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
 
 
-def _mentions_shape(file: File, node: ast.expr) -> bool:
-    """Arithmetic on a size; a plain `int(x.size(0))` is none."""
+def _mentions_shape(node: ast.expr) -> bool:
+    """Whether an expression computes with a size; plain `int(x.size(0))` does not."""
     if not any(
         isinstance(part, ast.BinOp) and not isinstance(part.op, ast.FloorDiv) for part in ast.walk(node)
     ):
@@ -51,9 +51,7 @@ class ShapeArithmetic(Rule):
     """
 
     code = "PW105"
-    name = "shape-arithmetic"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("no_shape_arithmetic",)
     words = ("size(", "shape")
     cure = "Compute such numbers from fixed settings in __init__, and assert in forward that the shape is the expected one."
 
@@ -68,10 +66,7 @@ class ShapeArithmetic(Rule):
             ):
                 continue
             function = file.tree.function_of(call)
-            if function in reported or not _mentions_shape(file, call.args[0]):
+            if function in reported or not _mentions_shape(call.args[0]):
                 continue
             reported.add(function)
             yield self.report(file, call, "this size is rounded from the shape of an input")
-
-
-RULE = ShapeArithmetic()

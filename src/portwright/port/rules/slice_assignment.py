@@ -35,9 +35,7 @@ class SliceAssignment(Rule):
     """
 
     code = "PW306"
-    name = "slice-assignment"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("no_writes_in_place",)
     words = ("] =", "]=")
     cure = "Build the tensor from its parts: torch.cat, torch.stack or torch.where."
 
@@ -58,6 +56,3 @@ class SliceAssignment(Rule):
                     yield self.report(
                         file, target, f"a part of the tensor '{file.segment(target.value)}' is assigned"
                     )
-
-
-RULE = SliceAssignment()

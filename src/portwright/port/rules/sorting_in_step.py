@@ -28,33 +28,30 @@ class SortingInStep(Rule):
     ```
 
     ## Safety
-    Safe for ipu: unsorted means in any order, and sorted is one. For rdu it is left to you.
+    Unsafe for ipu: the same elements, but in another order than torch gave them on the machine at hand, which code can
+    see. For rdu it is left to you.
     """
 
     code = "PW316"
-    name = "sorting-in-step"
-    targets = ("ipu", "rdu")
-    safety = "safe"
+    needs = ("sorted_topk", "no_sorting")
+    safety = "unsafe"
     words = ("topk(", "argsort(", "sort(")
-    cure = {
-        "ipu": "PopTorch's topk is always sorted: give sorted=True.",
-        "rdu": "Sort on the host, after the step.",
-    }
+    cure = "Sort on the host, after the step."
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in [*file.calls("torch.topk"), *file.methods("topk")]:
             given = keyword(call, "sorted")
             if given is not None and is_constant(given.value, False) and file.flow.in_step(call):
                 edits = [file.replace(given.value, "True")]
-                yield self.report(file, call, "topk gives sorted results only", edits, targets=("ipu",))
+                yield self.report(file, call, "topk gives sorted results only", edits, needs=("sorted_topk",))
         for call in [
             *file.calls("torch.topk", "torch.sort", "torch.argsort"),
             *file.methods("topk", "argsort"),
         ]:
             if file.flow.in_step(call):
                 yield self.report(
-                    file, call, "sorting is on no public list of this target's operations", targets=("rdu",)
+                    file,
+                    call,
+                    "sorting is on no public list of this target's operations",
+                    needs=("no_sorting",),
                 )
-
-
-RULE = SortingInStep()

@@ -10,7 +10,7 @@ _MAKERS = (
     "torch.sparse.FloatTensor", "torch.sparse.DoubleTensor", "torch.sparse_coo_tensor", "torch.sparse_csr_tensor",
     "torch.sparse_csc_tensor",
 )  # fmt: skip
-# What only a sparse tensor has: a file that uses it needs one.
+# Names that only sparse tensors have, whose use shows that a file needs one.
 _PARTS = (
     "_indices",
     "_values",
@@ -43,14 +43,14 @@ class SparseTensor(Rule):
     ```
 
     ## Safety
-    Safe: a product with the zeros written out is the same, up to the order of its sums. It takes the memory of the whole matrix;
-    a file that looks into the parts of a sparse tensor is left to you.
+    Unsafe: a product with the zeros written out is the same, up to the order of its sums, but it takes the memory of the
+    whole matrix, and code in other files may ask for what only a sparse tensor has. A file that looks into the parts
+    of a sparse tensor is left to you.
     """
 
     code = "PW343"
-    name = "sparse-tensor"
-    targets = ("csx", "ipu", "rdu")
-    safety = "safe"
+    needs = ("no_sparse_tensors",)
+    safety = "unsafe"
     words = ("sparse",)
     cure = "Make the matrix dense where it is loaded, or use gather and scatter_add on the edges in the step."
 
@@ -82,6 +82,3 @@ class SparseTensor(Rule):
 def _is_made_dense(file: File, call: ast.Call) -> bool:
     outer = file.tree.parents.get(call)
     return isinstance(outer, ast.Attribute) and outer.attr in ("to_dense", "todense")
-
-
-RULE = SparseTensor()

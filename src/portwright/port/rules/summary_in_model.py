@@ -41,9 +41,7 @@ class SummaryInModel(Rule):
     """
 
     code = "PW628"
-    name = "summary-in-model"
-    targets = ("csx",)
-    safety = "manual"
+    needs = ("no_summaries",)
     words = ("summary",)
     cure = "Keep few scalars, and write them every so many steps (save_summary_steps); make the rest on CPU or GPU."
     framework = "tensorflow"
@@ -53,6 +51,3 @@ class SummaryInModel(Rule):
         for call, name in tensorflow_of(file).calls("summary.", "contrib.summary."):
             if name.rpartition(".")[2] in _KINDS and functions.in_model(call):
                 yield self.report(file, call, f"tf.{name} brings a tensor back to the host")
-
-
-RULE = SummaryInModel()

@@ -1,103 +1,94 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
+from portwright.port.devices import is_device_value, is_host, words
 from portwright.port.finding import Edit, Finding
+from portwright.port.names import split_reference
+from portwright.port.places import device_safety, is_own, tensor_at_hand
+from portwright.port.project import read_source
 from portwright.port.rewrite import has_star, keyword, set_keyword
 from portwright.port.rule import File, Rule
-from portwright.port.tree import FUNCTIONS, Binding, is_name
+from portwright.port.source import UnreadableError
 
 _MAKERS = ("zeros", "ones", "full", "arange", "linspace", "eye", "tensor", "empty")
-_TENSOR_SIGNS = frozenset(
-    [
-        "size",
-        "shape",
-        "dim",
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "mean",
-        "sum",
-        "matmul",
-        "softmax",
-        "flatten",
-        "expand",
-        "masked_fill",
-        "contiguous",
-        "device",
-        "dtype",
-        "float",
-        "long",
-        "bool",
-        "repeat",
-        "chunk",
-        "argmax",
-        "new_zeros",
-        "new_ones",
-        "detach",
-        "type_as",
-    ]
-)
+_CASTS = frozenset(["float", "half", "bfloat16", "double", "long", "int", "bool"])
+_MOVES = frozenset(["to", "cuda", "cpu", "type_as", "type"])
+_READS = frozenset(["item", "tolist", "numpy"])
+_DRAWS = words("normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_")
+_HOST_READERS = frozenset(["int", "float", "list", "range", "len"])
 
 
-# Layers whose input is one tensor; recurrent ones may be given packed sequences, which have no device.
-_TAKES_A_TENSOR = re.compile(
-    r"(torch\.nn|portwright\.layers\.legal)\.(\w*Embedding\w*|Linear|Bilinear|Conv\w+|\w+Norm\w*|\w+Pool\w+)$"
-)
+def _uses(file: File, call: ast.Call) -> Iterator[ast.expr]:
+    """The call that makes a tensor, and each use of the names that it is assigned to."""
+    yield call
+    statement = file.tree.statement_of(call)
+    if not isinstance(statement, ast.Assign):
+        return
+    for target in statement.targets:
+        if isinstance(target, ast.Name):
+            scope = file.tree.scope_of(target)
+            yield from (
+                n
+                for n in file.tree.all(ast.Name)
+                if n.id == target.id and isinstance(n.ctx, ast.Load) and file.tree.scope_of(n) is scope
+            )
 
 
-def _goes_into_layer(file: File, call: ast.AST, name: str) -> bool:
-    """Whether a call is that of such a layer of the class, with the name as its input."""
-    if not (isinstance(call, ast.Call) and call.args and is_name(call.args[0], name)):
-        return False
-    if not (isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self")):
-        return False
-    info = file.tree.class_of(call)
-    made = info.attributes.get(call.func.attr, []) if info else []
-    return bool(made) and all(
-        isinstance(m, ast.Call) and _TAKES_A_TENSOR.match(file.resolve(m.func) or "") for m in made
+def _methods_of(file: File, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The chain of methods called on a value, each with its result."""
+    while True:
+        attribute = file.tree.parents.get(node)
+        outer = file.tree.parents.get(attribute) if attribute is not None else None
+        if (
+            not isinstance(attribute, ast.Attribute)
+            or not isinstance(outer, ast.Call)
+            or outer.func is not attribute
+        ):
+            return
+        yield attribute.attr, outer
+        node = outer
+
+
+def _is_for_the_host(file: File, call: ast.Call) -> bool:
+    """Whether values are drawn into the tensor, or it is read or moved, so that it is made on the host on purpose."""
+    for use in _uses(file, call):
+        for method, _ in _methods_of(file, use):
+            if method in _READS or (method in _MOVES and use is call):
+                return True
+            if method in _DRAWS:
+                return True
+        outer = file.tree.parents.get(use)
+        if isinstance(outer, ast.Call) and use in outer.args:
+            name = file.resolve(outer.func) or str(getattr(outer.func, "id", ""))
+            if name in _HOST_READERS or name.startswith(("torch.nn.init.", "numpy.", "torch.nn.utils.rnn.")):
+                return True
+    return False
+
+
+def _is_own_choice(file: File, device: ast.expr) -> bool:
+    return (
+        is_device_value(file, device)
+        and not isinstance(device, ast.Constant)
+        and is_own(file, device)
+        and device_safety(file) == "safe"
     )
 
 
-def _is_moved(file: File, call: ast.Call) -> bool:
-    """`torch.zeros(3).to(x.device)` says where it goes."""
-    outer = file.tree.parents.get(call)
-    return isinstance(outer, ast.Attribute) and outer.attr in ("to", "cuda", "type_as", "type")
-
-
-def _stays_tensor(file: File, binding: Binding) -> bool:
-    """The argument itself, or what a layer or function made of it."""
-    return binding.kind == "parameter" or (binding.kind == "assign" and file.flow.is_tensor(binding.value))
-
-
-def _input_of(file: File, call: ast.Call) -> str | None:
-    """An argument of the function around a call that is used as a tensor, and always given."""
-    function = file.tree.function_of(call)
-    if not isinstance(function, FUNCTIONS):
-        return None
-    arguments = function.args
-    required = [*arguments.posonlyargs, *arguments.args][
-        : len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
-    ]
-    scope = file.tree.scopes[function]
-    for argument in required:
-        bindings = scope.bindings.get(argument.arg, ())
-        if argument.arg in ("self", "cls") or not all(_stays_tensor(file, b) for b in bindings):
-            continue
-        for node in ast.walk(function):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in _TENSOR_SIGNS
-                and isinstance(node.value, ast.Name)
-                and node.value.id == argument.arg
-            ) or _goes_into_layer(file, node, argument.arg):
-                return argument.arg
-    return None
+def _is_host_of_another_file(file: File, device: ast.expr) -> bool:
+    """Whether the device is imported from another file that sets it to the host, as a layout's utils.py does."""
+    reference = file.resolve(device) if isinstance(device, ast.Name) else None
+    if reference is None or "::" not in reference:
+        return False
+    path, name = split_reference(reference)
+    project = file.names.project
+    try:
+        other = File(project.overlay.get(path) or read_source(path), project, file.targets)
+    except UnreadableError:
+        return False
+    values = [b.value for b in other.tree.scope.bindings.get(name, ()) if b.value is not None]
+    return len(values) == 1 and is_host(other, values[0])
 
 
 class TensorMadeInForward(Rule):
@@ -124,41 +115,50 @@ class TensorMadeInForward(Rule):
     ```
 
     ## Safety
-    Safe: the same values, on the device of an argument of forward that is certainly a tensor; where none is, it is
-    left to you.
+    Safe: the same values, made where a tensor lies that the function is certainly given. On a host without an
+    accelerator that is the same place. Beside one, the original could only use the tensor where torch moves it by
+    itself (an index, a number), with the same result. It is left alone where the host has a reason: values are drawn
+    into it, it is read (.item(), .tolist(), int()), or it is moved by the script. A cast that follows is done before
+    the move, since a table of doubles may not reach every device. Where no tensor is at hand it is left to you.
     """
 
     code = "PW304"
-    name = "tensor-made-in-forward"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensors_on_device",)
     safety = "safe"
     words = ("torch.", "zeros", "ones", "arange", "tensor(", "full(", "eye(", "from_numpy")
     cure = "Make it on the device of an input (device=x.device), or once in __init__ with register_buffer."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for name in _MAKERS:
+        for name in (*_MAKERS, "from_numpy"):
             for call in file.calls(f"torch.{name}"):
-                if has_star(call) or keyword(call, "device") is not None or keyword(call, "out") is not None:
+                given = keyword(call, "device")
+                if has_star(call) or keyword(call, "out") is not None or not file.flow.in_step(call):
                     continue
-                if not _is_moved(file, call):
+                if _is_for_the_host(file, call):
+                    continue
+                if (
+                    given is None
+                    or _is_own_choice(file, given.value)
+                    or _is_host_of_another_file(file, given.value)
+                ):
                     yield from self._report(file, call, name)
-        for call in file.calls("torch.from_numpy"):
-            if not _is_moved(file, call):
-                yield from self._report(file, call, "from_numpy")
+                elif is_host(file, given.value) and file.flow.in_forward(call):
+                    yield self.report(file, call, f"torch.{name}() makes a tensor on the host in forward()")
 
     def _report(self, file: File, call: ast.Call, name: str) -> Iterator[Finding]:
-        if not file.flow.in_forward(call) and not file.flow.is_called_from_step(call):
-            return
-        tensor = _input_of(file, call)
-        message = f"torch.{name}() makes a tensor on the host in forward()"
+        tensor = tensor_at_hand(file, call)
+        place = "forward()" if file.flow.in_forward(call) else "a step"
+        message = f"torch.{name}() makes a tensor on the host in {place}"
+        whole: ast.expr = call
+        for method, outer in _methods_of(file, call):
+            if method not in _CASTS:
+                break
+            whole = outer
         if tensor is None:
-            if file.flow.in_forward(call):
+            if file.flow.in_forward(call) or keyword(call, "device") is not None:
                 yield self.report(file, call, message)
-        elif name == "from_numpy":
-            _, end = file.source.span(call)
+        elif name == "from_numpy" or (whole is not call and keyword(call, "device") is None):
+            _, end = file.source.span(whole)
             yield self.report(file, call, message, [Edit(end, end, f".to({tensor}.device)")])
         else:
             yield self.report(file, call, message, set_keyword(file, call, "device", f"{tensor}.device"))
-
-
-RULE = TensorMadeInForward()

@@ -5,25 +5,26 @@ from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
+from portwright.port.switches import shows_text
 from portwright.port.tree import FUNCTIONS
 
 
 def _is_seldom(file: File, call: ast.Call) -> bool:
-    """Under a condition with a remainder, or on the way out of the loop."""
+    """Whether a call runs only every so many steps, or as the loop ends."""
     if file.flow.is_gated(call):
         return True
     statement = file.tree.statement_of(call)
     block = file.tree.block_of(statement) if statement is not None else []
     region = file.flow.region_of(call)
     if isinstance(region, FUNCTIONS):
-        return True  # how often a function without a loop is called, its caller knows
+        return True  # outside a loop, only the caller decides how often it runs
     if block and block is not getattr(region, "body", None):
         return isinstance(block[-1], (ast.Break, ast.Return, ast.Raise))
     return False
 
 
 class TextInStep(Rule):
-    """Finds text that is printed at each training step.
+    """Finds text that is printed or logged at each training step.
 
     ## Why
     Text at each step makes the host, not the device, set the pace; what it shows has to be read back first.
@@ -54,26 +55,17 @@ class TextInStep(Rule):
     """
 
     code = "PW205"
-    name = "text-in-step"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
-    words = ("print(", "tqdm", "set_postfix", "set_description", "logger.")
-    cure = {
-        "csx": "Print every so many steps only, in a function marked @cstorch.step_closure.",
-        "ipu": "Print every so many steps only.",
-        "rdu": "Print every so many steps only.",
-    }
+    needs = ("no_text_in_step",)
+    words = ("print(", "set_postfix", "set_description", "logger", "logging", "warnings")
+    cure = "Print every so many steps only."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.tree.all(ast.Call)]:
-            name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-            is_print = isinstance(call.func, ast.Name) and name == "print"
-            if not is_print and name not in ("set_postfix", "set_description", "set_postfix_str"):
+        for call in file.tree.all(ast.Call):
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            is_progress = name in ("set_postfix", "set_description", "set_postfix_str")
+            if not is_progress and not shows_text(file, call):
                 continue
             if not call.args and not call.keywords:
                 continue
             if file.flow.in_training_step(call) and not _is_seldom(file, call):
                 yield self.report(file, call, f"text is made at each step: {name}()")
-
-
-RULE = TextInStep()

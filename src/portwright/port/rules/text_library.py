@@ -29,9 +29,7 @@ class TextLibrary(Rule):
     """
 
     code = "PW107"
-    name = "text-library"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("own_sources",)
     words = ("torchtext", "spacy")
     cure = "Tokenise once, beforehand, and write arrays of numbers of a fixed length that the loader reads."
 
@@ -48,6 +46,3 @@ class TextLibrary(Rule):
                 yield self.report(
                     file, node, f"{library} is not on accelerator systems, and tokenises while training runs"
                 )
-
-
-RULE = TextLibrary()

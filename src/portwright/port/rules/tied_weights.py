@@ -38,9 +38,7 @@ class TiedWeights(Rule):
     """
 
     code = "PW310"
-    name = "tied-weights"
-    targets = ("ipu", "rdu")
-    safety = "manual"
+    needs = ("no_shared_weights",)
     words = (".weight",)
     cure = "Put both uses on one device or stage, and check after wrapping that they are still one tensor."
 
@@ -53,6 +51,3 @@ class TiedWeights(Rule):
                 yield self.report(
                     file, node, f"{file.segment(target)} and {file.segment(value)} are one tensor"
                 )
-
-
-RULE = TiedWeights()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from portwright.port.devices import is_device, is_move, self_moves
 from portwright.port.finding import Finding
 from portwright.port.host_reads import short
-from portwright.port.rewrite import remove_statement, swap_method, unwrap
+from portwright.port.places import device_safety, is_idle_move, keeps_original, settle_move
+from portwright.port.rewrite import remove_statement
 from portwright.port.rule import File, Rule
 
 
@@ -34,45 +35,49 @@ class ToDevice(Rule):
     ```
 
     ## Safety
-    Safe: it moves tensors and changes none. A dtype given with it stays, and `.to(x.device)`, which follows another
-    tensor, is not touched.
+    Safe for a model and for the batches of a loader: the target places them, and on the host all lies together. Outside
+    of a step the port has no other device, so that nothing needs to move. In a step, what the script makes on the host
+    goes to the device of a tensor at hand; where none can be seen, the call is left to you. `.to(x.device)` and a device
+    that a caller gives are not touched, for they may follow a tensor. A dtype given with it stays. It is left where the
+    moved tensor is written in place, for the move made a copy, and in a step where it copies to the CPU. Unsafe where
+    the file sets something by the type of a device (PW508 names it), and where one move is left and would still go to
+    an accelerator: all are taken away, or none. So it is in files that call each other: one that has to stay holds the others.
     """
 
     code = "PW504"
-    name = "to-device"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("placed_by_target",)
     safety = "safe"
     words = (".to(",)
-    cure = {
-        "csx": "Build the model under `with backend.device:` and let the SDK's loader place the batches.",
-        "ipu": "Leave placement to the executor that poptorch.trainingModel returns.",
-        "rdu": "Leave placement to samba.session.",
-    }
+    cure = "Leave placement to the target."
 
     def find(self, file: File) -> Iterator[Finding]:
+        safety = device_safety(file)
         handled: set[ast.AST] = set()
         for statement in file.tree.all(ast.Assign):
-            # `x, y = x.to(device), y.to(device)` goes as a whole.
+            # `x, y = x.to(device), y.to(device)` is removed as a whole.
             calls = self_moves(file, statement)
-            if calls:
+            if len(calls) > 1 and all(is_idle_move(file, c) for c in calls):
                 handled.update(calls)
                 yield self.report(
                     file,
                     statement,
                     "tensors are moved to a device by hand",
                     remove_statement(file, statement),
+                    safety=safety,
                 )
         for call in file.methods("to"):
             if call in handled or not is_move(file, call) or not isinstance(call.func, ast.Attribute):
                 continue
             rest = [a for a in call.args if not is_device(file, a)]
             rest_keywords = [k for k in call.keywords if k.arg not in ("device", "non_blocking")]
-            if rest or rest_keywords:
-                kept = ", ".join(file.segment(part) for part in [*rest, *rest_keywords])
-                edits = swap_method(file, call, f"to({kept})")
-            else:
-                edits = unwrap(file, call, call.func.value)
-            yield self.report(file, call, f"{short(file, call)} moves to a device by hand", edits)
-
-
-RULE = ToDevice()
+            kept = ", ".join(file.segment(part) for part in [*rest, *rest_keywords])
+            edits = settle_move(file, call, kept)
+            if edits is not None:
+                why = (
+                    ": only there is it a copy, which is written in place"
+                    if keeps_original(file, call)
+                    else " by hand"
+                )
+                yield self.report(
+                    file, call, f"{short(file, call)} moves to a device{why}", edits, safety=safety
+                )

@@ -36,21 +36,21 @@ class TpuEstimator(Rule):
     ```
 
     ## Safety
-    Safe: the same names and arguments, as they worked with use_tpu=False; use_tpu=True is refused when it runs.
+    Safe: the same names, arguments and results, as they worked with use_tpu=False, where a TPU's estimator trained on the
+    host. On a TPU, with use_tpu=True, the ported program stops with an error. A name for the module itself is left to you.
     """
 
     code = "PW612"
-    name = "tpu-estimator"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2",)
     safety = "safe"
     words = ("tpu",)
     cure = "Take it from portwright.tensorflow; for a CS system give the model_fn to CerebrasEstimator."
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
-        for reference in tensorflow_of(file).named(*_PLACES):
+        for reference in tensorflow_of(file).named(*_PLACES, *(place.removesuffix(".") for place in _PLACES)):
             if reference.root is None and not isinstance(reference.node, ast.Attribute):
-                continue  # imported by itself
+                continue  # imported by its own name
             rest = reference.name.partition("tpu.")[2]
             first, _, below = rest.partition(".")
             if first == "CrossShardOptimizer":
@@ -65,6 +65,3 @@ class TpuEstimator(Rule):
                 file, reference.node, f"tf.{reference.name} is gone from TensorFlow",
                 [*imports, file.replace(reference.node, text)],
             )  # fmt: skip
-
-
-RULE = TpuEstimator()

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm
 from portwright.port.rewrite import layers_import
 from portwright.port.rule import File
-from portwright.port.turned_tables import ATTENTION_LAYERS
 
+_NAMES = (
+    "Transformer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "MultiheadAttention",
+)
+_LOOKS_INSIDE = re.compile(
+    r"register_\w*(forward|backward)\w*hook|\bprune\b|\b(weight|spectral)_norm\b|\bjit\b"
+)
 _MASK = "torch.nn.Transformer.generate_square_subsequent_mask"
 
 
@@ -40,31 +51,39 @@ class TransformerStack(LegalForm):
     ```
 
     ## Safety
-    Safe: the arguments, the results, the parameters with their names in state_dict and the numbers they start from are
-    torch's. A query to which every key is masked gets zeros where torch may give NaN. Left to you where the file hooks
-    into modules, or where a subclass overrides more than forward().
+    Safe: each layer is a subclass of torch's, so that isinstance holds, and takes torch's arguments in torch's order. Its
+    parameters have torch's names and order in state_dict, and the numbers that torch's start from. Tests hold results and
+    gradients to torch's over random programs. Four things differ:
+
+    - A query to which every key is masked gets zeros where torch gives NaN.
+    - With batch_first=True dropout draws other elements, from the same distribution.
+    - In evaluation without gradients torch's encoder layers take every number but 0 in a float mask as masked; here it is
+      added, as torch itself does in training. Masks of 0 and -inf mean the same in both.
+    - The output projection is called as a module, which torch's is not.
+
+    So a file with hooks, pruning, weight_norm, spectral_norm or torch.jit is left to you, and so is a subclass, except one of
+    nn.Transformer alone.
     """
 
     code = "PW340"
-    name = "transformer-stack"
-    words = ("Transformer", "MultiheadAttention")
     reason = "torch's own reads back whether its mask is causal"
     cure = "Use the layer of the same name in portwright.layers, which computes the same and has the same weights."
     library = "portwright.layers"
-    layers = {f"torch.nn.{name}": name for name in ATTENTION_LAYERS}
+    also = {f"torch.nn.{name}": name for name in _NAMES}
 
     def find(self, file: File) -> Iterator[Finding]:
         name, imports = layers_import(file)
-        hooked = any(
-            word in file.source.text for word in ("register_forward_hook", "register_forward_pre_hook")
-        )
+        looked_into = _LOOKS_INSIDE.search(file.source.text) is not None
         for dotted, own in self.layers.items():
-            for node in [*self._layer_uses(file, dotted), *_bases(file, dotted)]:
+            for node in [*self._layer_uses(file, dotted), *_in_subclasses(file, dotted)]:
                 call = file.tree.parents.get(node)
                 place = call if isinstance(call, ast.Call) and call.func is node else node
                 message = f"{dotted.replace('torch.', '')}: {self.reason}"
-                if hooked:
-                    cure = f"See that no hook needs torch's own parts, then use portwright.layers.{own}."
+                if looked_into:
+                    cure = f"See that nothing needs torch's own parts, then use portwright.layers.{own}."
+                    yield self.report(file, place, message, cure=cure)
+                elif isinstance(call, ast.ClassDef) and not _only_adds(file, call):
+                    cure = f"See that what {call.name} overrides is there too, then derive it from portwright.layers.{own}."
                     yield self.report(file, place, message, cure=cure)
                 else:
                     yield self.report(file, place, message, [file.replace(node, f"{name}.{own}")], imports)
@@ -73,14 +92,17 @@ class TransformerStack(LegalForm):
             yield self.report(file, node, "the layers API knows its own causal mask", edits, imports)
 
 
-def _bases(file: File, dotted: str) -> Iterator[ast.expr]:
-    """The base of a class that adds to nn.Transformer and overrides nothing inside of it."""
-    if dotted != "torch.nn.Transformer":
-        return
-    for info in file.tree.classes.values():
-        for base in info.node.bases:
-            if file.resolve(base) == dotted and "_reset_parameters" not in info.methods:
-                yield base
+def _in_subclasses(file: File, dotted: str) -> Iterator[ast.expr]:
+    """Uses of a layer as a base class, and uses of its methods inside subclasses of nn.Transformer."""
+    for node in file.uses(dotted):
+        outer, around = file.tree.parents.get(node), file.tree.class_of(node)
+        if isinstance(outer, ast.ClassDef) and node in outer.bases:
+            yield node
+        is_method = isinstance(outer, ast.Attribute) and file.resolve(outer) != _MASK
+        if is_method and around is not None and _only_adds(file, around.node):
+            yield node
 
 
-RULE = TransformerStack()
+def _only_adds(file: File, node: ast.ClassDef) -> bool:
+    """Whether a class derives only from nn.Transformer, whose replacement has all its inner methods."""
+    return len(node.bases) == 1 and file.resolve(node.bases[0]) == "torch.nn.Transformer"

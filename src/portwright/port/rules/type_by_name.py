@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rewrite import swap_method
 from portwright.port.rule import File, Rule
+from portwright.port.switches import is_loaded
 
 _CASTS = {
     "FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "BFloat16Tensor": "bfloat16",
     "LongTensor": "long", "IntTensor": "int", "ShortTensor": "short", "ByteTensor": "byte", "BoolTensor": "bool",
 }  # fmt: skip
+_DEVICE = re.compile(rb"cuda|device|\.to\(")
 
 
 class TypeByName(Rule):
@@ -34,12 +37,14 @@ class TypeByName(Rule):
     ```
 
     ## Safety
-    Safe: both give the dtype and device of the other tensor; a cast leaves the device as it is, which is where the step runs.
+    Safe for a tensor: `.to(y)` gives the dtype and device of y, as its type's name does. A cast by the name of a host's type
+    also moves a tensor to the host, which `.float()` does not: safe for what a loader gives, and in a file that names no
+    device; unsafe otherwise, and unsafe by the name of a CUDA type. Unsafe, too, where the receiver may be a module, which casts only its
+    floating-point parts.
     """
 
     code = "PW338"
-    name = "type-by-name"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensors_on_device",)
     safety = "safe"
     words = (".type(",)
     cure = "Use .to(x), which takes dtype and device from a tensor."
@@ -50,13 +55,15 @@ class TypeByName(Rule):
                 continue
             if not file.flow.in_step(call):
                 continue
-            inner = call.args[0]
+            inner, is_tensor = call.args[0], file.flow.is_tensor(call.func.value)
             cast = _cast(file, inner)
             if cast is not None:
                 edits = swap_method(file, call, f"{cast}()")
+                stays = is_loaded(file, call.func.value) or not _DEVICE.search(file.source.data)
                 yield self.report(
-                    file, call, f"{file.segment(inner)} names a type of the host's tensors", edits
-                )
+                    file, call, f"{file.segment(inner)} names a type of the host's tensors", edits,
+                    safety="safe" if is_tensor and stays else "unsafe",
+                )  # fmt: skip
             elif (
                 isinstance(inner, ast.Call)
                 and isinstance(inner.func, ast.Attribute)
@@ -64,15 +71,15 @@ class TypeByName(Rule):
                 and not inner.args
             ):
                 edits = swap_method(file, call, f"to({file.segment(inner.func.value)})")
-                yield self.report(file, call, "a dtype and device are passed on by their name", edits)
+                yield self.report(
+                    file, call, "a dtype and device are passed on by their name", edits,
+                    safety="safe" if is_tensor else "unsafe",
+                )  # fmt: skip
 
 
 def _cast(file: File, node: ast.expr) -> str | None:
-    """The cast that a type of old torch's stands for: float for torch.FloatTensor, or for its name."""
+    """The cast method for an old torch type or its name: float for torch.FloatTensor."""
     name = node.value if isinstance(node, ast.Constant) else file.resolve(node)
     if not isinstance(name, str) or not name.startswith("torch."):
         return None
     return _CASTS.get(name.removeprefix("torch.").removeprefix("cuda."))
-
-
-RULE = TypeByName()

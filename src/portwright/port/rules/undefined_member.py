@@ -3,8 +3,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.enums import members_of_enum
 from portwright.port.finding import Finding
+from portwright.port.names import members_of_enum
 from portwright.port.rule import File, Rule
 
 _VENDORS = frozenset(
@@ -49,9 +49,7 @@ class UndefinedMember(Rule):
     """
 
     code = "PW604"
-    name = "undefined-member"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("branches_that_run",)
     words = ("poptorch", "samba", "cstorch", "cerebras", "torch", "Enum", "ComputeMode", "Mode", ".")
     cure = "Define the member, or import the name, and guard an import that may fail."
 
@@ -74,13 +72,10 @@ class UndefinedMember(Rule):
             owner = file.resolve(node.value)
             if owner is None or "::" not in owner:
                 continue
-            members = members_of_enum(file, owner)
+            members = members_of_enum(file.names, owner)
             if members is not None and node.attr not in members:
                 yield self.report(
                     file,
                     node,
                     f"{file.segment(node)} does not exist: {owner.rpartition('::')[2]} has no {node.attr}",
                 )
-
-
-RULE = UndefinedMember()

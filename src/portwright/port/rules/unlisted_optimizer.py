@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_homes import words_of
 from portwright.port.tensorflow_names import tensorflow_of
 
-_LISTED = words_of(
-    "GradientDescentOptimizer MomentumOptimizer AdamOptimizer AdamWOptimizer RMSPropOptimizer Optimizer SyncReplicasOptimizer "
-    "SGD Adam AdamW RMSprop LossScaleOptimizer get deserialize serialize"
-)
 _PLACES = ("train.", "keras.optimizers.", "keras.optimizers.legacy.", "contrib.opt.")
 
 
@@ -40,9 +35,7 @@ class UnlistedOptimizer(Rule):
     """
 
     code = "PW630"
-    name = "unlisted-optimizer"
-    targets = ("csx",)
-    safety = "manual"
+    needs = ("known_tensorflow_optimizers",)
     words = ("Optimizer", "optimizers")
     cure = "Use SGD, momentum, Adam, AdamW or RMSProp."
     framework = "tensorflow"
@@ -52,9 +45,8 @@ class UnlistedOptimizer(Rule):
             last = name.rpartition(".")[2]
             if name.startswith("train.") and not last.endswith("Optimizer"):
                 continue
-            if not last[:1].isupper() or ".schedules." in name or last in _LISTED:
+            if not last[:1].isupper() or ".schedules." in name:
                 continue
-            yield self.report(file, call, f"{last} is not among the optimizers of a CS system's TensorFlow")
-
-
-RULE = UnlistedOptimizer()
+            yield self.report(
+                file, call, f"{last} is not among the optimizers of the target's TensorFlow", given=[last]
+            )

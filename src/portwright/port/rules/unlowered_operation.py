@@ -5,32 +5,12 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
 
-_REFUSED = tuple(
-    f"torch.{name}"
-    for name in [
-        "svd",
-        "inverse",
-        "pinverse",
-        "cholesky",
-        "cholesky_solve",
-        "eig",
-        "symeig",
-        "qr",
-        "lu",
-        "matrix_exp",
-        "det",
-        "slogdet",
-        "logdet",
-        "complex",
-        "polar",
-        "view_as_complex",
-        "view_as_real",
-        "stft",
-        "istft",
-        "nn.functional.ctc_loss",
-        "nn.CTCLoss",
-    ]
-)
+_NAMES = """
+svd inverse pinverse cholesky cholesky_solve eig symeig qr lu matrix_exp det slogdet logdet complex polar
+view_as_complex view_as_real stft istft nn.functional.ctc_loss nn.CTCLoss
+"""
+_REFUSED = tuple(f"torch.{name}" for name in _NAMES.split())
+_SIGNS = "fft svd inverse cholesky linalg ctc CTCLoss complex unique pinverse eig matrix_exp cdouble stft"
 _TAKEN = frozenset(
     {"torch.linalg.norm", "torch.linalg.vector_norm", "torch.linalg.cross", "torch.linalg.matmul"}
 )
@@ -63,25 +43,8 @@ class UnloweredOperation(Rule):
     """
 
     code = "PW315"
-    name = "unlowered-operation"
-    targets = ("csx",)
-    safety = "manual"
-    words = (
-        "fft",
-        "svd",
-        "inverse",
-        "cholesky",
-        "linalg",
-        "ctc",
-        "CTCLoss",
-        "complex",
-        "unique",
-        "pinverse",
-        "eig",
-        "matrix_exp",
-        "cdouble",
-        "stft",
-    )
+    needs = ("known_operations",)
+    words = tuple(_SIGNS.split())
     cure = "Compute it on the host before the step, or replace it: legal.rfft_parts, legal.fft_parts and legal.stft_parts do small transforms by fixed matrices."
 
     def find(self, file: File) -> Iterator[Finding]:
@@ -90,6 +53,3 @@ class UnloweredOperation(Rule):
             if name in _TAKEN or not (file.flow.in_step(call) or name.startswith("torch.nn.C")):
                 continue
             yield self.report(file, call, f"{name} is not lowered there")
-
-
-RULE = UnloweredOperation()

@@ -2,9 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import is_legacy_keras, is_lent, lend, tensorflow_of
+from portwright.port.tensorflow_names import (
+    is_legacy_keras,
+    is_lent,
+    lend,
+    spell_old,
+    tensorflow_of,
+)
 
 
 class Version1Layer(Rule):
@@ -32,13 +38,13 @@ class Version1Layer(Rule):
     ```
 
     ## Safety
-    Safe: the same layers with the same variables, by the name that is left. tf.keras.layers would be the modern
-    spelling, with other variable names, so that old checkpoints would not load.
+    Safe: the same layers with the same variables, by the name that is left, and tf.keras is then the legacy one too, which
+    code with tf.layers was written for. tf.keras.layers would be the modern spelling, with other variable names, so that
+    old checkpoints would not load. Weights that no initializer with a seed draws are others, as PW610 says.
     """
 
     code = "PW615"
-    name = "version-1-layer"
-    targets = ("csx", "ipu", "rdu")
+    needs = ("tensorflow_2",)
     safety = "safe"
     words = ("layers", "rnn_cell", "rnn", "dynamic_rnn")
     cure = "Use tf.compat.v1.layers after importing portwright.tensorflow; in new code tf.keras.layers."
@@ -48,15 +54,10 @@ class Version1Layer(Rule):
         for reference in tensorflow_of(file).references:
             if not is_legacy_keras(reference.name) or reference.generation == "compat.v2.":
                 continue
-            edits = [] if is_lent(file) else lend(file)[1]
-            if not reference.generation:
-                if reference.root is None:
-                    continue
-                _, end = file.source.span(reference.root)
-                edits = [*edits, Edit(end, end, ".compat.v1")]
-            if edits:
+            is_old = not reference.generation and not tensorflow_of(file).comes_with_its_module(reference)
+            edits = spell_old(file, reference) if is_old else []
+            if (edits or not is_old) and not is_lent(file):
+                edits = [*lend(file)[1], *edits]
+            if edits or is_old:
                 message = f"tf.{reference.name} needs the legacy Keras"
                 yield self.report(file, reference.node, message, edits)
-
-
-RULE = Version1Layer()

@@ -32,9 +32,7 @@ class VisionLibraryModel(Rule):
     """
 
     code = "PW109"
-    name = "vision-library-model"
-    targets = ("csx", "ipu", "rdu")
-    safety = "manual"
+    needs = ("own_sources",)
     words = ("torchvision", "timm")
     cure = "Copy the model's definition into your project (or take one from portwright), so that it can be ported like your own code."
 
@@ -46,6 +44,3 @@ class VisionLibraryModel(Rule):
             if not is_made or last.endswith("_") or last.endswith("_Weights"):
                 continue
             yield self.report(file, call, f"the model '{last}' is defined outside of the project")
-
-
-RULE = VisionLibraryModel()

@@ -36,9 +36,7 @@ class ZeroGrad(Rule):
     """
 
     code = "PW402"
-    name = "zero-grad"
-    targets = ("ipu",)
-    safety = "manual"
+    needs = ("poptorch_executor",)
     words = ("zero_grad",)
     cure = "Leave it out once poptorch.trainingModel makes the step: gradients start anew at each step by themselves."
 
@@ -46,6 +44,3 @@ class ZeroGrad(Rule):
         for call in file.methods("zero_grad"):
             if file.flow.in_training_step(call):
                 yield self.report(file, call, "gradients are cleared by hand")
-
-
-RULE = ZeroGrad()

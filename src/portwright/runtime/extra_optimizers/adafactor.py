@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Adafactor(Optimizer):
-    """Keeps second moments as one row and one column a matrix; torch's own has no relative step and no first moment.
+    """Keeps the second moments of a matrix as one row and one column; torch's Adafactor has no relative step and no first moment.
 
-    `lr` is the step relative to the parameter's size where `scale_parameter` is set. With `relative_step` it is not
-    read but written: the step that was used stands there.
+    `lr` is the step relative to the parameter's size where `scale_parameter` is set. With `relative_step`, `lr` is not
+    read; each step writes the rate that it used there.
     """
 
     def __init__(

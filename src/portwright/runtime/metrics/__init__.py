@@ -1,21 +1,24 @@
 """Metrics of an evaluation: made in a model's `__init__`, fed in its `__call__`, read by the session at the end."""
 
-from portwright.runtime.metrics.accuracy import AccuracyMetric
-from portwright.runtime.metrics.base import Metric, MetricValue, NoValueError
-from portwright.runtime.metrics.bits_per_x import BitsPerXMetric
-from portwright.runtime.metrics.dice_coefficient import DiceCoefficientMetric
-from portwright.runtime.metrics.fbeta_score import FBetaScoreMetric
-from portwright.runtime.metrics.matthews import MatthewsCorrelationCoefficientMetric
-from portwright.runtime.metrics.mean_iou import MeanIOUMetric
-from portwright.runtime.metrics.perplexity import PerplexityMetric
-from portwright.runtime.metrics.registry import (
+from portwright.runtime.metrics.base import (
+    Metric,
+    MetricValue,
+    NoValueError,
     clear_registry,
     compute_all_metrics,
     registered_metrics,
     reset_all_metrics,
     uncounted,
 )
+from portwright.runtime.metrics.class_counts import (
+    AccuracyMetric,
+    DiceCoefficientMetric,
+    FBetaScoreMetric,
+    MatthewsCorrelationCoefficientMetric,
+    MeanIOUMetric,
+)
 from portwright.runtime.metrics.rouge_score import RougeScoreMetric
+from portwright.runtime.metrics.token_loss import BitsPerXMetric, PerplexityMetric
 
 __all__ = [
     "AccuracyMetric",

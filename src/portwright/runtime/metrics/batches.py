@@ -7,12 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.discover import find_targets
 from portwright.errors import UserError
 
 # Float64 counts exactly to 2**53 and holds weighted sums too, so one type serves every accumulator.
 SUM_DTYPE = torch.float64
-# Where neither int64 nor float64 can be trusted, a metric is counted on the host: best practices of docs.habana.ai.
-_NARROW_DEVICES = ("hpu",)
+# Where such sums cannot be trusted, a metric is counted on the host. Looked up here, since torch.compile cannot follow a discovery.
+_NARROW_DEVICES = frozenset(
+    kind
+    for target in find_targets().values()
+    if "no_wide_sums" in target.needs
+    for kind in target.device_types
+)
 
 
 def as_tensor(name: str, what: str, received: Any) -> Tensor:

@@ -5,15 +5,19 @@ Three vectors instead of the matrix, so that fifty thousand classes cost a megab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.runtime.metrics.base import Metric, Sums
 from portwright.runtime.metrics.batches import SUM_DTYPE, pair_up, spread
+
+AVERAGE_TYPES = ("micro", "macro", "binary")
 
 
 class ClassCountMetric(Metric):
@@ -46,7 +50,7 @@ class ClassCountMetric(Metric):
             is_padding = is_padding | (label == self.ignore_index)
         is_valid = self._is_class(label) & self._is_class(prediction)
         counts = is_valid & ~is_padding
-        # What does not count goes to class 0 with weight 0: dropping it would need its number on the host.
+        # Ignored labels go to class 0 with weight 0: to drop them, the host would have to wait for their number.
         weight = torch.where(counts, weight, 0.0)
         label = torch.where(counts, label, 0).long()
         prediction = torch.where(counts, prediction, 0).long()
@@ -103,7 +107,134 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
 
 
-def mean_over_present(score: Tensor, denominator: Tensor, mask: Tensor) -> float | None:
-    """Mean score of the classes that occur at all, as labels or as predictions; None when none does."""
-    present = mask & (denominator != 0)
-    return float(score[present].mean()) if present.any() else None
+class _MeanOverClasses(ClassCountMetric):
+    """Mean of a score over the classes that occur; `ignore_classes` stay out of it."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str | None = None,
+        *,
+        ignore_classes: Sequence[int] | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__(num_classes, name, ignore_index=ignore_index)
+        self.mask = mask_classes(num_classes, ignore_classes)
+
+    def score(self, both: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of each class, from the overlap and the sum of both regions."""
+        raise NotImplementedError
+
+    def value(self, sums: Sums) -> float:
+        both, predicted, actual = self.counts(sums)
+        numerator, denominator = self.score(both, predicted + actual)
+        present = self.mask & (denominator != 0)
+        if not present.any():
+            raise self.no_value("only ignored classes occurred")
+        return float(divide(numerator, denominator)[present].mean())
+
+
+class DiceCoefficientMetric(_MeanOverClasses):
+    """Mean over classes of twice the overlap over the sum of both regions; classes that never occur, and `ignore_classes`, stay out of the mean."""
+
+    def score(self, both: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * both, regions
+
+
+class MeanIOUMetric(_MeanOverClasses):
+    """Mean over classes of the overlap of prediction and label over their union; classes that never occur, and `ignore_classes`, stay out of the mean."""
+
+    def score(self, both: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        return both, regions - both
+
+
+class FBetaScoreMetric(ClassCountMetric):
+    """F-beta over the classes that are not in `ignore_labels`.
+
+    `micro` pools all classes, `macro` is the mean of the classes' scores (0 for one that never occurs), `binary` is
+    the score of class 1 of two.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        beta: float = 1.0,
+        average_type: str = "micro",
+        ignore_labels: Sequence[int] | None = None,
+        name: str | None = None,
+        *,
+        ignore_index: int | None = None,
+    ) -> None:
+        if not (isinstance(beta, (int, float)) and math.isfinite(beta) and beta > 0):
+            raise UserError(
+                f"beta must be above 0, received {beta!r}.", "1 weighs precision and recall alike."
+            )
+        if average_type not in AVERAGE_TYPES:
+            raise UserError(
+                f"average_type must be known, received {average_type!r}.",
+                suggest(str(average_type), AVERAGE_TYPES),
+            )
+        if average_type == "binary" and (num_classes != 2 or ignore_labels):
+            raise UserError(
+                f"average_type 'binary' reports class 1 of two, received num_classes={num_classes} and "
+                f"ignore_labels={ignore_labels}.",
+                "Use 'micro' or 'macro'.",
+            )
+        super().__init__(num_classes, name, ignore_index=ignore_index)
+        self.beta = float(beta)
+        self.average_type = average_type
+        self.mask = mask_classes(num_classes, [0] if average_type == "binary" else ignore_labels)
+
+    def value(self, sums: Sums) -> float:
+        both, predicted, actual = (count[self.mask] for count in self.counts(sums))
+        if self.average_type == "micro":
+            both, predicted, actual = both.sum(), predicted.sum(), actual.sum()
+        return float(self._score(both, predicted, actual).mean())
+
+    def _score(self, both: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        beta2 = self.beta**2
+        return divide((1 + beta2) * both, beta2 * actual + predicted)
+
+
+class MatthewsCorrelationCoefficientMetric(ClassCountMetric):
+    """Correlation of labels and predictions, for two classes or more; 0 when either is constant."""
+
+    def __init__(
+        self, num_classes: int = 2, name: str | None = None, *, ignore_index: int | None = None
+    ) -> None:
+        super().__init__(num_classes, name, ignore_index=ignore_index)
+
+    def value(self, sums: Sums) -> float:
+        # Covariances are small differences of products that exceed 2**53 from 1e8 samples on: so, exact fractions.
+        both, predicted, actual = ([Fraction(x) for x in counts.tolist()] for counts in self.counts(sums))
+        total = sum(actual)
+        covariance = total * sum(both) - sum(p * a for p, a in zip(predicted, actual, strict=True))
+        predicted_variance = total**2 - sum(p * p for p in predicted)
+        actual_variance = total**2 - sum(a * a for a in actual)
+        if predicted_variance == 0 or actual_variance == 0:
+            return 0.0
+        return float(covariance) / (math.sqrt(predicted_variance) * math.sqrt(actual_variance))
+
+
+class AccuracyMetric(Metric):
+    """Top-1 accuracy: the weight of right predictions over the weight of all; labels of `ignore_index` do not count."""
+
+    def __init__(self, name: str | None = None, *, ignore_index: int | None = None) -> None:
+        super().__init__(name)
+        self.ignore_index = ignore_index
+
+    def sum_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"correct": (), "total": ()}
+
+    def update(self, labels: Any, predictions: Any, weights: Any = None) -> None:
+        label, prediction = pair_up(self.name, labels, predictions)
+        weight = spread(self.name, weights, label)
+        if self.ignore_index is not None:
+            weight = torch.where(label == self.ignore_index, 0.0, weight)
+        self.add(correct=torch.where(label == prediction, weight, 0.0).sum(), total=weight.sum())
+
+    def value(self, sums: Sums) -> float:
+        total = float(sums["total"])
+        if total == 0:
+            raise self.no_value("the weights of all its labels were zero")
+        return float(sums["correct"]) / total

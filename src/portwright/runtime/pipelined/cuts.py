@@ -9,7 +9,7 @@ from itertools import accumulate
 from portwright.errors import UserError, suggest
 from portwright.runtime.pipelined.tape import Place, Tape
 
-_TOLERANCE = 1.03  # of the least possible work of the busiest stage, for the sake of fewer bytes to send
+_TOLERANCE = 1.03  # the busiest stage may have so much more work than needed, to send fewer bytes
 _MOST_CANDIDATES = 400
 
 
@@ -90,7 +90,7 @@ def _places_asked(tape: Tape, asked: Sequence[str]) -> list[Place]:
 
 
 def _candidates(tape: Tape) -> dict[int, Place]:
-    """Every call at which a module begins and a stage may, with the outermost module there."""
+    """Every call at which a stage may begin because a module does, with the outermost such module."""
     starts: dict[int, Place] = {}
     for span in tape.spans:
         if span.first < span.last and span.path:
@@ -104,7 +104,7 @@ def _candidates(tape: Tape) -> dict[int, Place]:
 
 
 def _first_weight(tape: Tape) -> int:
-    """The first call that uses a weight: what comes before it, such as a mask, each stage can make for itself."""
+    """The first call that uses a weight; each stage can compute earlier values, such as a mask, for itself."""
     for position, call in enumerate(tape.calls):
         if any(tape.values[index].kind == "weight" for index in call.uses):
             return position
@@ -112,7 +112,7 @@ def _first_weight(tape: Tape) -> int:
 
 
 def why_not(tape: Tape, position: int) -> str | None:
-    """Why no stage can begin at a call: memory on both sides of it is written to on one."""
+    """Why no stage can begin at a call: both sides of it use some memory, and one side writes to it."""
     crossing: dict[int, set[int]] = defaultdict(set)
     fixed: dict[int, bool] = {}  # storages of batch, constants and buffers: used before and after
     before: set[int] = set()
@@ -154,7 +154,7 @@ def _balance(
     if num_stages == 1:
         return []
     pairs = list(zip(positions, bytes_at, strict=True))
-    if len(pairs) > _MOST_CANDIDATES:  # the cheapest to cut at, which are the boundaries of large modules
+    if len(pairs) > _MOST_CANDIDATES:  # keeps those with the fewest bytes to send
         kept = max(_MOST_CANDIDATES, num_stages)
         pairs = sorted(sorted(pairs, key=lambda pair: pair[1])[:kept])
     places = [0, *(position for position, _ in pairs), len(total) - 1]

@@ -1,22 +1,26 @@
-"""Which process holds which weights, and what the holders of one weight tell each other."""
+"""Which process holds which weights, what the holders of one weight exchange, and the state of the whole model from all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from portwright.runtime.optimizers import optimizer_state
 from portwright.runtime.pipelined.layout import Groups, Layout
-from portwright.runtime.pipelined.stand_ins import named_weights
+from portwright.runtime.pipelined.weights import all_weights, named_weights
+from portwright.runtime.world import World
+from portwright.target import Shard
 
+Named = tuple[str, torch.Tensor]
 _BUCKET_BYTES = 64 << 20
 
 
 class Holding:
-    """The weights of a process: those of its pieces. What no piece uses lies with the first process.
+    """The weights of a process: those of its pieces. The first process holds the weights that no piece uses.
 
     A weight that pieces on several processes use (a tied embedding) is held by each, and its gradients are summed.
     """
@@ -29,19 +33,19 @@ class Holding:
             self.positions_of[name] = tuple(sorted(found)) or (0,)
         self._first_name = {id(tensor): name for name, tensor in named_weights(net)}
         # Every name in the net's own state, tied ones under each of theirs.
-        self.first_name_of = {full: self._first_name[id(tensor)] for full, tensor, _, _ in _all_weights(net)}
+        self.first_name_of = {full: self._first_name[id(tensor)] for full, tensor, _, _ in all_weights(net)}
 
     def is_held(self, name: str) -> bool:
         return self._layout.position in self.positions_of[self.first_name_of[name]]
 
     def home_of(self, name: str) -> int:
-        """The process that speaks for a weight: the first of its holders, in the first copy of the model."""
+        """The process whose copy of a weight is saved: the first of its holders, in the first copy of the model."""
         return self._layout.rank_of(self.positions_of[self.first_name_of[name]][0], replica=0)
 
     def drop_others(self, device: torch.device) -> None:
         """Moves what is held to the device, and leaves of the rest only its shape."""
         replaced: dict[int, torch.Tensor] = {}
-        for full, tensor, holder, key in list(_all_weights(self._net)):
+        for full, tensor, holder, key in list(all_weights(self._net)):
             if self.is_held(full):
                 if tensor.device != device:
                     if isinstance(tensor, nn.Parameter):
@@ -73,7 +77,7 @@ class Holding:
             _sum_over(groups.columns(positions), parameters)
 
     def share_buffers(self, groups: Groups) -> None:
-        """Gives the first replica's buffers to the others, whose batches were others."""
+        """Gives the first replica's buffers to the others, which saw other batches."""
         if self._layout.num_replicas == 1:
             return
         for name, buffer in self._net.named_buffers():
@@ -83,15 +87,6 @@ class Holding:
                 dist.broadcast(buffer.detach(), source, group=groups.columns(positions))
 
 
-def _all_weights(net: nn.Module) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], str]]:
-    """Each name of each parameter and buffer, with the place where it is kept."""
-    for path, module in net.named_modules(remove_duplicate=False):
-        for kind in ("_parameters", "_buffers"):
-            for key, tensor in getattr(module, kind).items():
-                if tensor is not None:
-                    yield f"{path}.{key}" if path else key, tensor, getattr(module, kind), key
-
-
 @torch.no_grad()
 def _sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -99,7 +94,7 @@ def _sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> N
         by_dtype.setdefault(parameter.dtype, []).append(parameter)
     for dtype in sorted(by_dtype, key=str):
         for bucket in _buckets(by_dtype[dtype]):
-            # Which of them have a gradient travels along: one that has none anywhere must stay without.
+            # The processes also add up who has a gradient: a weight that has none anywhere must stay without.
             has = torch.tensor([p.grad is not None for p in bucket], dtype=dtype, device=bucket[0].device)
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             grads = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
@@ -125,3 +120,100 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
             bucket, size = [], 0
     if bucket:
         yield bucket
+
+
+def gather_model(net: nn.Module, holding: Holding, world: World, group: dist.ProcessGroup) -> Iterator[Named]:
+    """Every tensor of the model; on other processes than the first, one that is not held is a shape without data."""
+    for name, value in net.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            home = holding.home_of(name) if name in holding.first_name_of else 0
+            yield name, _bring(value, home, world, group)
+
+
+def gather_optimizer(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    holding: Holding,
+    world: World,
+    group: dist.ProcessGroup,
+) -> Iterator[Named]:
+    """The optimizer's state of every parameter, each from that parameter's home process."""
+    own = [
+        (label, tensor)
+        for label, tensor in optimizer_state(optimizer, names)
+        if holding.home_of(_parameter_of(label, holding)) == world.rank
+    ]
+    described = world.gather([(label, tuple(tensor.shape), tensor.dtype) for label, tensor in own])
+    tensors = dict(own)
+    for rank, items in enumerate(described):
+        for label, shape, dtype in items:
+            value = tensors[label] if rank == world.rank else torch.empty(shape, dtype=dtype, device="meta")
+            yield label, _bring(value, rank, world, group)
+
+
+def take_held(
+    shards: Iterable[Shard], own: Mapping[str, torch.Tensor], holding: Holding, rank: int
+) -> tuple[list[Named], dict[str, torch.Tensor]]:
+    """Puts the weights that are held here in their places; gives the optimizer's state of them, and this process's draws."""
+    optimizer: list[Named] = []
+    generators: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        kind, _, name = shard.name.partition("/")
+        if kind == "model":
+            if not own[name].is_meta:
+                with torch.no_grad():
+                    own[name].copy_(shard.tensor)
+        elif kind == "optimizer":
+            parameter = _parameter_of(name, holding)
+            # one of no parameter at all is for the optimizer to refuse
+            if not parameter or holding.is_held(parameter):
+                optimizer.append((name, shard.tensor))
+        elif kind == "rng":
+            owner, _, generator = name.partition("/")
+            if owner == str(rank):
+                generators[generator] = shard.tensor
+    return optimizer, generators
+
+
+def _parameter_of(label: str, holding: Holding) -> str:
+    """A parameter's own name has no slash in it; the name of its state may be anything."""
+    name = label.rpartition("/")[0]
+    while name and name not in holding.first_name_of:
+        name = name.rpartition("/")[0]
+    return name
+
+
+def _bring(value: torch.Tensor, home: int, world: World, group: dist.ProcessGroup) -> torch.Tensor:
+    if home == 0:
+        return value
+    if world.rank == home:
+        dist.send(_as_bytes(value.detach().cpu()), 0, group=group)
+    elif world.rank == 0:
+        received = torch.empty(value.shape, dtype=value.dtype)
+        dist.recv(_as_bytes(received), home, group=group)
+        return received
+    return value
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Gloo does not know every type, but bytes it does."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def keep_held(optimizer: torch.optim.Optimizer, held: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Leaves an optimizer the parameters of this process, in its groups as they are."""
+    known = {id(parameter) for parameter in held}
+    for group in optimizer.param_groups:
+        kept = [place for place, parameter in enumerate(group["params"]) if id(parameter) in known]
+        for key in ("params", "param_names"):
+            if key in group:
+                group[key] = [group[key][place] for place in kept]
+    for parameter in [parameter for parameter in optimizer.state if id(parameter) not in known]:
+        del optimizer.state[parameter]
+    for parameter, state in optimizer.state.items():  # made already by some, on the old device
+        moved: dict[str, Any] = {
+            key: value.to(device)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim
+        }
+        state.update(moved)

@@ -14,7 +14,7 @@ from portwright.runtime.world import World
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 _ONE_PIECE = ("gpipe", "1f1b")
-_V_SHAPED = ("zbv_zero_bubble", "dualpipev")  # the last pieces lie with the first process again
+_V_SHAPED = ("zbv_zero_bubble", "dualpipev")  # the first process has the last piece too
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Layout:
         return (self.replica if replica is None else replica) * self.num_positions + position
 
     def ranks_of(self, positions: Iterable[int]) -> list[int]:
-        """Of all replicas."""
+        """The ranks at these positions in all replicas."""
         return sorted(self.rank_of(p, r) for p in positions for r in range(self.num_replicas))
 
 
@@ -103,7 +103,7 @@ class Groups:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self.pipeline: dist.ProcessGroup | None = None
-        self.host = dist.new_group(backend="gloo")  # of all processes, for what lies in host memory
+        self.host = dist.new_group(backend="gloo")  # of all processes, for tensors in host memory
         self._columns: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for replica in range(layout.num_replicas):
             ranks = [layout.rank_of(position, replica) for position in range(layout.num_positions)]

@@ -1,4 +1,4 @@
-"""A batch in micro-batches: how many of what size, so that the mean over samples stays the mean over samples."""
+"""Splits a batch into micro-batches, and chooses their number and size so that the mean over all samples stays the same."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import numpy as np
 import torch
 
 from portwright.errors import UserError
-from portwright.runtime.batches import walk_tensors
+from portwright.runtime.pipelined.layout import Layout
+from portwright.runtime.pipelined.schedules import accepts
+from portwright.watching.trees import walk_tensors
 
-# What is no tensor and is known by its text.
+_MICRO_BATCHES_PER_STAGE = 4  # micro-batches: a pipeline of many stages is busy for 4/5 of the time
+# Types without tensors, whose text tells two values apart.
 _VALUES = (
     bool, int, float, complex, str, bytes, type(None), np.generic, enum.Enum, torch.dtype, torch.device, torch.Size,
     pathlib.PurePath, datetime.date, datetime.timedelta, slice, range, frozenset, set,
@@ -48,7 +51,7 @@ def count_samples(batch: Any, local: int) -> int:
 
 
 def guess_samples(batch: Any, batch_size: int | None, num_replicas: int) -> int:
-    """The same of a batch whose loader was not asked: its rows, of which those count first that a full batch would have."""
+    """The samples of a batch whose loader did not count them: its rows, preferably as many as a full batch has."""
     full = () if batch_size is None else (batch_size // num_replicas, -(-batch_size // num_replicas))
     return _rows_of(batch, full)
 
@@ -83,7 +86,7 @@ def first_samples(batch: Any, num_samples: int, size: int) -> Any:
 
 
 def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
-    """Some samples of every tensor, array and list that has an item for each; the tree around them stays."""
+    """The batch with some of its samples alone: tensors, arrays and lists that have an item for each sample are cut."""
 
     def rows(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -96,7 +99,7 @@ def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
         if isinstance(item, tuple) and hasattr(item, "_fields"):
             return type(item)(*(rows(value) for value in item))
         if isinstance(item, tuple | list):
-            # (x, y) of two samples is a tree; two names, or two samples' boxes, are a list of samples.
+            # A pair (x, y) of tensors with a row for each of two samples is no list of samples; two names or two boxes are.
             if len(item) == num_samples and not any(_has_rows(value, num_samples) for value in item):
                 return type(item)(item[start : start + size])
             return type(item)(rows(value) for value in item)
@@ -131,7 +134,7 @@ def _signatures(item: Any, path: str) -> Iterator[Any]:
         for index, value in enumerate(item):
             yield from _signatures(value, f"{path}[{index}]")
     elif isinstance(item, np.ndarray) and not item.dtype.hasobject:
-        yield path, item.shape, item.dtype.str, item.tobytes()  # its text leaves out the middle, and digits
+        yield path, item.shape, item.dtype.str, item.tobytes()  # its text would leave out values
     elif isinstance(item, _VALUES):
         yield path, type(item).__name__, repr(item)
     else:
@@ -139,3 +142,59 @@ def _signatures(item: Any, path: str) -> Iterator[Any]:
             f"{path} is a {type(item).__name__}, which a pipeline cannot see into to tell one step's values from another's.",
             "Give batches of tensors, numbers and text in tuples, lists and dicts, or use -D runconfig.execution=resident.",
         )
+
+
+class MicroPlan:
+    """Splits batches into `runconfig.pipeline.micro_batches`, or as many as the stages can do with."""
+
+    def __init__(self, asked: int | None, layout: Layout, note: Callable[[str], None]) -> None:
+        self._asked, self._layout, self._note = asked, layout, note
+        default = _MICRO_BATCHES_PER_STAGE * layout.num_positions if layout.num_positions > 1 else 1
+        self._wanted = default if asked is None else asked
+
+    @property
+    def splits(self) -> bool:
+        return self._wanted > 1
+
+    def check(self, batch_size: int | None) -> None:
+        """Refuses a number that a full batch (of all replicas) cannot be split into, or that the schedule does not take."""
+        layout, asked = self._layout, self._asked
+        if asked is None or batch_size is None:
+            return
+        each = batch_size // layout.num_replicas
+        if asked > each:
+            replicas = layout.num_replicas
+            parts = f", of which each of {replicas} replicas gets {each}" if replicas > 1 else ""
+            raise UserError(
+                f"runconfig.pipeline.micro_batches is {asked}, and a batch has {batch_size} samples{parts}.",
+                f"Set micro_batches to {each} at most, or raise train_input.batch_size.",
+            )
+        if not accepts(layout, asked):
+            good = [count for count in range(1, each + 1) if accepts(layout, count)]
+            near = min(good, key=lambda count: abs(count - asked)) if good else None
+            raise UserError(
+                f"runconfig.pipeline.micro_batches is {asked}, which {layout.schedule} does not take with "
+                f"{layout.num_positions} stages.",
+                f"Set micro_batches: {near}." if near else "Use schedule: gpipe, or a larger batch.",
+            )
+
+    def runs(self, num_samples: int) -> list[Run]:
+        layout = self._layout
+        runs = plan_runs(num_samples, self._wanted, lambda count: accepts(layout, count))
+        shown = " and ".join(f"{run.num_micro} of {run.size}" for run in runs)
+        if self._asked is not None and runs[0].num_micro != self._asked:
+            self._note(
+                f"pipelined: a batch of {num_samples} samples passes in other micro-batches than asked for: {shown}."
+            )
+        few = [run.num_micro for run in runs if not accepts(layout, run.num_micro)]
+        if few:
+            self._note(
+                f"pipelined: of a batch of {num_samples} samples ({shown}), {sum(few)} micro-batch(es) do not suit "
+                f"{layout.schedule} with {layout.num_positions} stages: all their forward passes go before the backward passes."
+            )
+        return runs
+
+    def split(self, batch: Any, num_samples: int) -> list[tuple[Run, list[Any]]]:
+        """The micro-batches of each run."""
+        runs = self.runs(num_samples)
+        return list(zip(runs, split_batch(batch, num_samples, runs), strict=True))

@@ -1,4 +1,4 @@
-"""A model over several processes: traced and cut for every shape of batch that comes, its pieces run by a schedule."""
+"""A model over several processes: traced and cut for every shape of batch, its pieces run by a schedule."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from portwright.base_model import LossModule
 from portwright.errors import PortwrightError, UserError
-from portwright.runtime.base_model import LossModule
 from portwright.runtime.non_finite import is_finite
-from portwright.runtime.pipelined.blame import Found, blame_layer
+from portwright.runtime.pipelined.agreement import Found, blame_layer
 from portwright.runtime.pipelined.cuts import choose_cuts, locate
 from portwright.runtime.pipelined.holding import Holding
 from portwright.runtime.pipelined.layout import Groups, Layout
 from portwright.runtime.pipelined.micro_batches import signature_of
-from portwright.runtime.pipelined.program import Look, Program, make_programs, weights_of
+from portwright.runtime.pipelined.program import Look, Program, make_programs
 from portwright.runtime.pipelined.recorder import record
 from portwright.runtime.pipelined.replay import check_same, check_steps, check_weights
 from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
-from portwright.runtime.pipelined.stand_ins import StandIns
 from portwright.runtime.pipelined.tape import Place, Tape
 from portwright.runtime.pipelined.user_code import USER_MODEL
+from portwright.runtime.pipelined.weights import StandIns, weights_of
 
-_MOST_SHAPES = 32  # of which programs are kept
+_MOST_SHAPES = 32  # shapes whose programs are kept
 _MANY_SHAPES = 8
-_MOST_SCHEDULES = 4  # each keeps room for what its micro-batches receive
+_MOST_SCHEDULES = 4  # each keeps buffers for what its micro-batches receive
 
 
 class Pipeline:
@@ -48,13 +48,13 @@ class Pipeline:
         self._module, self._layout, self._groups, self._device = module, layout, groups, device
         self._autocast, self._note = autocast, note
         self._stand_ins = StandIns(module.net, device)
-        self._weights = dict(weights_of(module.net))
+        self._weights = weights_of(module.net)
         self._programs: dict[Any, list[Program]] = {}
         self._schedules: dict[Any, Any] = {}
         self._holding: Holding | None = None
         self.places: list[Place] = []
         self._micro: Sequence[Any] = ()
-        self._own: list[list[Program]] = []  # of each micro-batch
+        self._own: list[list[Program]] = []  # by micro-batch
         self._factor: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self._first_tape: tuple[Any, Tape] | None = None
         self._num_shapes = 0
@@ -91,7 +91,7 @@ class Pipeline:
         was_training = module.net.training
         module.train(training)
         try:
-            with torch.set_grad_enabled(training):  # whoever asks for it
+            with torch.set_grad_enabled(training):  # even within no_grad
                 return record(module, micro_batch, self._stand_ins, self._autocast, self._device)
         finally:
             module.train(was_training)
@@ -112,7 +112,7 @@ class Pipeline:
             tape = known[1] if known is not None and known[0] == key else self._record(micro_batch, training)
             programs = make_programs(tape, locate(tape, self.places))
             self._check(tape, programs)
-            if training not in self._compared:  # once, since it takes another trace
+            if training not in self._compared:  # once, since comparing takes another trace
                 self._compared.add(training)
                 again = self._record(micro_batch, training)
                 check_same(programs, make_programs(again, locate(again, self.places)))
@@ -129,7 +129,7 @@ class Pipeline:
         return self._programs[key]
 
     def _check(self, tape: Tape, programs: Sequence[Program]) -> None:
-        """Refuses what would be right in the first step alone, or needs weights that are elsewhere."""
+        """Refuses programs that would be right in the first step alone, or that need weights of another process."""
         whole = {
             step.target
             for program in programs
@@ -174,7 +174,7 @@ class Pipeline:
         self, micro_batches: Sequence[Any], factor: Callable[[torch.Tensor], torch.Tensor]
     ) -> list[torch.Tensor]:
         """Forward and backward passes of equal micro-batches; the losses, unscaled, where the last stage is."""
-        # Each by its own: entries that are no tensors may differ from one micro-batch to the next.
+        # Each from its own trace: values that are no tensors may differ from one micro-batch to the next.
         self._own = [self._make(micro_batch, training=True) for micro_batch in micro_batches]
         programs = self._own[0]
         if any(_looks(other) != _looks(programs) for other in self._own[1:]):
@@ -196,7 +196,7 @@ class Pipeline:
                 target=numbers if self._layout.holds_loss else None, return_outputs=False, micro=numbers
             )
         except RuntimeError as error:
-            # torch wraps what the user's code raised in a dump of its arguments.
+            # torch wraps an exception of the user's code in one that prints all arguments.
             if isinstance(error.__cause__, PortwrightError) or "failed to run forward" in str(error):
                 raise error.__cause__ from None  # type: ignore[misc]
             raise
@@ -299,7 +299,7 @@ class Pipeline:
         return given[0] if layout.holds_loss else None
 
     def wait(self) -> None:
-        """Until what was sent is taken."""
+        """Waits until the receivers have taken what was sent."""
         for work, _ in self._sent:
             work.wait()
         self._sent = []
@@ -313,14 +313,14 @@ class Pipeline:
         return tuple(tensors)
 
     def _send(self, tensors: Sequence[torch.Tensor], position: int) -> None:
-        """Goes on at once; the batch before must be taken by then, so that few are on their way."""
+        """Sends without waiting, except for the sends of the batch before, so that few are under way."""
         self.wait()
         to = self._layout.rank_of(position)
         self._sent = [(dist.isend(tensor, to, group=self._groups.pipeline), tensor) for tensor in tensors]
 
 
 def _looks(programs: Sequence[Program]) -> list[Any]:
-    """What stages send each other, and which weights they train."""
+    """Shapes and types that stages send each other, and which of them take gradients."""
     return [
         (
             [(value.shape, value.dtype, value.requires_grad) for value in program.looks(program.takes)],
@@ -332,7 +332,7 @@ def _looks(programs: Sequence[Program]) -> list[Any]:
 
 
 def tell_of_batchnorm(net: nn.Module, note: Callable[[str], None]) -> None:
-    """The one layer whose results depend on how a batch is split."""
+    """Notes a batch norm, the one layer whose results depend on how a batch is split."""
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         note(
             "pipelined: BatchNorm sees one micro-batch at a time, and its running statistics move once for each."

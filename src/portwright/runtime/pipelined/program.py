@@ -1,9 +1,9 @@
-"""A stage of a model as something to run: its stretch of the tape, modules called whole wherever they lie in it whole."""
+"""A runnable stage of a model: the calls of its part of the tape; a module that lies in it entirely is called as one."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from portwright.runtime.batches import walk_tensors
 from portwright.runtime.pipelined.tape import Call, Ref, Span, Tape, Value, fill
+from portwright.runtime.pipelined.weights import Weights
+from portwright.watching.trees import walk_tensors
 
 Look = Callable[[str, torch.Tensor], None]
-Weights = Mapping[str, tuple[dict[str, Any], str]]  # where each parameter and buffer is kept, by its name
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Step:
     autocast: tuple[bool, torch.dtype] | None
     label: str  # for messages: the layer, or the line of the user's code
     writes: tuple[int, ...] = ()  # values that a call of torch changes in place
-    dead: tuple[int, ...] = ()  # values that nothing needs after it
+    dead: tuple[int, ...] = ()  # values that no later step needs
     is_flat: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Program:
     gives: tuple[int, ...]  # the loss alone, in the last stage
     is_last: bool
     weight_names: frozenset[str]
-    trainable_detour: bool  # a weight reaches what is given on a way that begins at no input
+    trainable_detour: bool  # trained weights reach an output on a path that has no input
     _batch: tuple[tuple[int, int], ...] = ()
     _constants: tuple[tuple[int, torch.Tensor], ...] = ()
     _weights: tuple[tuple[int, str], ...] = ()
@@ -103,13 +103,13 @@ class Program:
         copies: bool = False,
         look: Look | None = None,
     ) -> tuple[Any, ...]:
-        """What the stage gives for a micro-batch; all processes have the batch, and take from it what they need.
+        """Runs the stage on a micro-batch and gives its outputs. All processes have the whole batch, and take what they need.
 
-        With `copies` nothing that is given is needed in the stage's own backward pass: a schedule may detach it in place.
+        With `copies`, the stage's own backward pass needs no output tensor, so that a schedule may detach them in place.
         """
         values: dict[int, Any] = {}
         for index, tensor in zip(self.takes, taken, strict=True):
-            # What is changed in place must not be the leaf at which the stage's gradients end.
+            # An input that is changed in place must not be the leaf at which the stage's gradients end.
             values[index] = tensor.clone() if index in self._clones else tensor
         if self._batch:
             tensors = [tensor for _, tensor in walk_tensors(micro_batch)]
@@ -156,24 +156,33 @@ def make_programs(tape: Tape, cuts: Sequence[int]) -> list[Program]:
         for stage in range(1, len(stretches))
     ]
     takes, gives = [(), *crossing], [*crossing, (tape.loss,)]
-    return [
-        _finish(
+    programs = []
+    for stage, (first, last) in enumerate(itertools.pairwise(edges)):
+        steps = [*(_step_of(tape.calls[position]) for position in remade[stage]), *stretches[stage]]
+        _mark_dead(steps, keep=set(gives[stage]))
+        kinds: dict[str, list[int]] = {"batch": [], "constant": [], "weight": [], "made": []}
+        for index in sorted({index for step in steps for index in step.used()}.union(gives[stage])):
+            kinds[tape.values[index].kind].append(index)
+        written = {tape.values[index].storage for call in tape.calls[first:last] for index in call.writes}
+        program = Program(
             tape,
-            edges[stage],
-            edges[stage + 1],
             steps,
-            remade[stage],
             takes[stage],
             gives[stage],
-            stage,
-            len(stretches),
+            stage == len(stretches) - 1,
+            frozenset(tape.weights_of(first, last)),
+            _has_detour(tape, first, last, takes[stage], gives[stage]),
+            tuple((index, tape.values[index].number) for index in kinds["batch"]),
+            tuple((index, tape.values[index].constant) for index in kinds["constant"]),  # type: ignore[misc]
+            tuple((index, tape.values[index].name) for index in kinds["weight"]),
+            frozenset(index for index in takes[stage] if tape.values[index].storage in written),
         )
-        for stage, steps in enumerate(stretches)
-    ]
+        programs.append(program)
+    return programs
 
 
 def _steps_of(tape: Tape, first: int, last: int) -> list[Step]:
-    """The calls of a stretch, with each closed span that lies in it whole as one call of its module."""
+    """The calls from `first` to `last`; each closed span that lies entirely within becomes one call of its module."""
     outermost: dict[int, Span] = {}
     for span in tape.spans:  # an outer span comes before those in it
         if span.is_closed and first <= span.first and span.last <= last and span.first < span.last:
@@ -216,10 +225,10 @@ def _checkpointed(module: nn.Module) -> Callable[..., Any]:
 def _needs(
     tape: Tape, steps: Sequence[Step], stage: int, stage_of: Mapping[int, int], *, is_last: bool
 ) -> tuple[set[int], list[int]]:
-    """Values that a stage needs from others, and calls that it makes again for itself."""
+    """Values that a stage needs from other stages, and calls that it repeats for itself."""
     received: set[int] = set()
     again: set[int] = set()
-    waiting = [index for step in steps for index in (*_refs(step.args), *_refs(step.kwargs))]
+    waiting = [index for step in steps for index in step.used()]
     if is_last:
         waiting.append(tape.loss)
     seen: set[int] = set()
@@ -232,7 +241,7 @@ def _needs(
         if value.can_remake:
             call = tape.calls[value.made_by]
             again.add(value.made_by)
-            # A constant that is written to later was made by a call all the same, and that call can be made again.
+            # A constant that is written to later was made by a call too, which can be repeated.
             for used in call.uses:
                 if tape.values[used].kind == "made" and stage_of[used] != stage:
                     again |= _makers(tape, used)
@@ -252,50 +261,17 @@ def _makers(tape: Tape, index: int) -> set[int]:
     return found
 
 
-def _finish(
-    tape: Tape,
-    first: int,
-    last: int,
-    steps: list[Step],
-    remade: Sequence[int],
-    takes: tuple[int, ...],
-    gives: tuple[int, ...],
-    stage: int,
-    num_stages: int,
-) -> Program:
-    steps = [*(_step_of(tape.calls[position]) for position in remade), *steps]
-    _bury(steps, keep=set(gives))
-    used = {index for step in steps for index in (*_refs(step.args), *_refs(step.kwargs))} | set(gives)
-    kinds: dict[str, list[int]] = {"batch": [], "constant": [], "weight": [], "made": []}
-    for index in sorted(used):
-        kinds[tape.values[index].kind].append(index)
-    written = {tape.values[index].storage for call in tape.calls[first:last] for index in call.writes}
-    return Program(
-        tape,
-        steps,
-        takes,
-        gives,
-        stage == num_stages - 1,
-        frozenset(tape.weights_of(first, last)),
-        _has_detour(tape, first, last, takes, gives),
-        tuple((index, tape.values[index].number) for index in kinds["batch"]),
-        tuple((index, tape.values[index].constant) for index in kinds["constant"]),  # type: ignore[misc]
-        tuple((index, tape.values[index].name) for index in kinds["weight"]),
-        frozenset(index for index in takes if tape.values[index].storage in written),
-    )
-
-
-def _bury(steps: Sequence[Step], keep: set[int]) -> None:
-    """Says of each step which values are not needed after it, so that their memory is free as early as in the model."""
+def _mark_dead(steps: Sequence[Step], keep: set[int]) -> None:
+    """Notes at each step which values no later step needs, so that memory is freed as early as in the model itself."""
     later = set(keep)
     for step in reversed(steps):
-        touched = {*_refs(step.args), *_refs(step.kwargs), *(index for _, index in step.outputs)}
+        touched = {*step.used(), *(index for _, index in step.outputs)}
         step.dead = tuple(touched - later)
         later |= touched
 
 
 def _has_detour(tape: Tape, first: int, last: int, takes: Sequence[int], gives: Sequence[int]) -> bool:
-    """Whether something that is given has trainable weights behind it and no input that takes gradients.
+    """Whether an output depends on trainable weights but on no input that takes gradients.
 
     torch's split of a backward pass into inputs and weights finds weights on the way to an input, and misses these.
     """
@@ -313,14 +289,3 @@ def _has_detour(tape: Tape, first: int, last: int, takes: Sequence[int], gives: 
         ):
             from_weight |= made
     return any(index in from_weight and index not in from_input for index in gives)
-
-
-def weights_of(net: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """Where each parameter and buffer is kept, under its first name."""
-    seen: set[int] = set()
-    for kind in ("_parameters", "_buffers"):
-        for path, module in net.named_modules():
-            for key, tensor in getattr(module, kind).items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield f"{path}.{key}" if path else key, (getattr(module, kind), key)

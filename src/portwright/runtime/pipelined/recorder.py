@@ -1,39 +1,47 @@
-"""Watching a micro-batch without computing it: tensors without data go through the user's code, and each call is kept."""
+"""Records a micro-batch without computing it: tensors without data pass through the user's code, and each call is kept."""
 
 from __future__ import annotations
 
+import enum
 import random
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import UserError
-from portwright.runtime.base_model import LossModule, split_loss
-from portwright.runtime.batches import map_tensors
-from portwright.runtime.pipelined.module_watch import ModuleWatch
-from portwright.runtime.pipelined.stand_ins import StandIns
-from portwright.runtime.pipelined.tape import Tape, Value
-from portwright.runtime.pipelined.tape_writer import (
+from portwright.patched import patched
+from portwright.runtime.metrics import registered_metrics
+from portwright.runtime.pipelined.tape import (
     RESIDENT_CURE,
     UNKNOWN,
     Arguments,
+    Ref,
+    Span,
+    Tape,
     TapeWriter,
+    Value,
     looks_of,
     tensors_of,
 )
 from portwright.runtime.pipelined.user_code import Attributes, user_line
-from portwright.runtime.rng import untouched_rng
+from portwright.runtime.pipelined.weights import StandIns
+from portwright.watching.random_states import untouched_rng
+from portwright.watching.trees import map_tensors
 
-# Parts of the names of functions that draw, or may: what they give cannot be made a second time.
+# Parts of the names of functions that draw, or may draw, random numbers: their results cannot be made a second time.
 _RANDOM_WORDS = ("rand", "normal", "bernoulli", "multinomial", "dropout", "uniform_", "exponential_", "poisson", "rrelu",
                  "cauchy_", "geometric_", "gumbel", "scaled_dot_product", "_standard_gamma", "dirichlet",
                  "binomial")  # fmt: skip
@@ -44,6 +52,12 @@ _KEEPS_STATISTICS = (
     "instance_norm",
 )  # in buffers, which torch changes without counting it as a change
 
+# Arguments that are the same in every step; an object of another kind may keep tensors of the traced step inside.
+_PLAIN = (
+    bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    slice, range, type, type(None), type(...), enum.Enum, nn.Module, Ref,
+)  # fmt: skip
+
 
 def record(
     module: LossModule,
@@ -52,7 +66,7 @@ def record(
     autocast: Callable[[], Any] | None,
     device: torch.device,
 ) -> Tape:
-    """The tape of one micro-batch, in the mode (train or eval) and with the gradients that are on now."""
+    """The tape of one micro-batch, in the current mode (train or eval), with gradients if they are enabled now."""
     with untouched_rng(device):
         before = _host_draws()
         tape = _Recorder(module, stand_ins, device).run(micro_batch, autocast)
@@ -110,7 +124,7 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # What is made inside of one call is unknown, and stays so.
+        # Tensors made inside of one call are not recorded.
         given = Arguments(self._writer, args, kwargs or {}, known_only=self._watch.is_inside)
         args, kwargs = given.rebuilt()
         if self._watch.is_inside:
@@ -148,7 +162,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _compute_known(self, func: Any, given: Arguments) -> Any:
-        """The values of what Python made itself, such as a mask: code may ask for them, as it may for any number."""
+        """Computes values that depend on neither batch nor weights, such as a mask: the user's code may read them."""
         if any(index not in self._writer.known for index in given.indices):
             return UNKNOWN
         args, kwargs = given.filled([self._writer.known[index] for index in given.indices])
@@ -162,3 +176,135 @@ def _needs_value(name: str) -> UserError:
         "into stages has its Python run once for all steps.",
         "Write it with torch.where or a mask, or use -D runconfig.execution=resident.",
     )
+
+
+class ModuleWatch:
+    """Notes the spans of a net's modules; autograd functions, checkpoints and the like become one call."""
+
+    def __init__(self, net: nn.Module, writer: TapeWriter) -> None:
+        self._writer = writer
+        self._paths = {id(sub): path for path, sub in net.named_modules()}
+        self._num_calls: Counter[str] = Counter()
+        self._checkpoints = 0
+        self._opaque = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether code runs that is recorded as one call."""
+        return self._opaque > 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        call_module, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        checkpoint = torch.utils.checkpoint
+        watch = self
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = watch._paths.get(id(module))
+            if watch._opaque:
+                return call_module(module, *args, **kwargs)
+            if isinstance(module, torch.jit.ScriptModule):
+                return watch._run_opaque(
+                    module, args, kwargs, lambda *given, **named: call_module(module, *given, **named)
+                )
+            if path is None:
+                return call_module(module, *args, **kwargs)
+            return watch._run_span(path, module, args, kwargs, call_module)
+
+        def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._opaque:
+                return apply.__func__(cls, *args, **kwargs)
+            if cls is checkpoint.CheckpointFunction:
+                watch._checkpoints += 1
+                try:
+                    return args[0](*args[2:])
+                finally:
+                    watch._checkpoints -= 1
+            return watch._run_opaque(
+                _Apply(cls), args, kwargs, lambda *given, **named: apply.__func__(cls, *given, **named)
+            )
+
+        def checkpointed(*args: Any, **kwargs: Any) -> Iterator[None]:
+            watch._checkpoints += 1
+            try:
+                yield
+            finally:
+                watch._checkpoints -= 1
+
+        with ExitStack() as stack:
+            stack.enter_context(patched(nn.Module, "__call__", watched))
+            stack.enter_context(patched(torch.autograd.Function, "apply", classmethod(applied)))
+            stack.enter_context(patched(checkpoint, "_checkpoint_without_reentrant_generator", checkpointed))
+            for metric in registered_metrics():
+                stack.enter_context(patched(metric, "update", self._note_metric(metric)))
+            yield
+
+    def _run_span(
+        self, path: str, module: nn.Module, args: Any, kwargs: Any, call_module: Callable[..., Any]
+    ) -> Any:
+        (template_args, template_kwargs), arguments = self._refer((args, kwargs))
+        span = Span(
+            path,
+            self._num_calls[path],
+            module,
+            len(self._writer.tape.calls),
+            template_args,
+            template_kwargs,
+            frozenset(arguments),
+            torch.is_grad_enabled(),
+            self._writer.autocast_here(),
+            self._checkpoints > 0,
+            all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs))),
+        )
+        self._num_calls[path] += 1
+        self._writer.tape.spans.append(span)
+        outside, self._checkpoints = self._checkpoints, 0
+        try:
+            result = call_module(module, *args, **kwargs)
+        finally:
+            self._checkpoints = outside
+        span.last = len(self._writer.tape.calls)
+        span.outputs = tuple((leaf, self._writer.find(tensor)) for leaf, tensor in tensors_of(result))
+        return result
+
+    def _run_opaque(self, target: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+        """Records a call as a whole, without what happens inside, but with the weights that it uses."""
+        writer = self._writer
+        given = Arguments(writer, args, kwargs)
+        args, kwargs = given.rebuilt()
+        self._opaque += 1
+        writer.costs.work = 0.0
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            self._opaque -= 1
+        writer.touched = [index for index in writer.touched if index in writer.weight_of]
+        writer.keep(target, given, result, [], is_random=True)
+        return result
+
+    def _note_metric(self, metric: Any) -> Callable[..., None]:
+        def update(*args: Any, **kwargs: Any) -> None:
+            self._writer.costs.work = 0.0
+            self._writer.keep(metric, Arguments(self._writer, args, kwargs), None, [], is_random=False)
+
+        return update
+
+    def _refer(self, tree: Any) -> tuple[Any, list[int]]:
+        found: list[int] = []
+
+        def refer(tensor: torch.Tensor) -> Ref:
+            found.append(self._writer.find(tensor))
+            return Ref(found[-1])
+
+        return pytree.tree_map_only(torch.Tensor, refer, tree), found
+
+
+class _Apply:
+    """A user's autograd function, looked up again when it is called for real."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function.apply(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Whether a model's Python does the same in every step: what a stage plays back must not come from anywhere else."""
+"""Checks that a model's Python code does the same in every step: a stage repeats recorded calls, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
 def check_steps(programs: Sequence[Program]) -> None:
-    """Refuses calls that cannot be played back: they change what belongs to no stage, or watch gradients on their way."""
+    """Refuses calls that cannot be repeated: they change objects outside of every stage, or hook into gradients."""
     for program in programs:
         for step in program.steps:
             if isinstance(step.target, nn.Module):
@@ -85,7 +85,7 @@ def _look(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.shape, str(leaf.dtype), leaf.tobytes()
     if isinstance(leaf, _COMPARED):
-        return repr(leaf)  # as text nan is nan
+        return repr(leaf)  # as text, nan equals nan
     if isinstance(leaf, slice):
         return repr(leaf)
     return type(leaf).__name__, getattr(leaf, "index", None) if type(leaf).__name__ == "Ref" else None

@@ -133,7 +133,7 @@ def _like(value: Any) -> torch.Tensor:
 def make_schedule(
     layout: Layout, stages: list[Any], num_micro: int, loss_fn: Callable[[Any, Any], torch.Tensor]
 ) -> Any:
-    """The schedule that was asked for, or one that fills and drains where it does not take so few micro-batches."""
+    """The schedule that was asked for, or the fill-drain one where that cannot take so few micro-batches."""
     if layout.pieces_each == 1:
         kind = _CLASSES[layout.schedule if accepts(layout, num_micro) else "gpipe"]
         return kind(stages[0], num_micro, loss_fn=loss_fn, scale_grads=False)

@@ -10,29 +10,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import NonFiniteError, UserError
-from portwright.runtime.base_model import make_model, split_loss
-from portwright.runtime.batches import make_mover
-from portwright.runtime.checkpoint import HostSnapshot, match_names
-from portwright.runtime.inputs import Inputs
-from portwright.runtime.non_finite import explain_non_finite
-from portwright.runtime.optimizers import load_optimizer_state, make_optimizer
-from portwright.runtime.pipelined.agreement import add_up, clip, sum_of_squares
-from portwright.runtime.pipelined.blame import Found, explain_together
-from portwright.runtime.pipelined.holding import Holding
-from portwright.runtime.pipelined.host_model import staying_on_host
+from portwright.runtime.checkpoint import match_names
+from portwright.runtime.construct import construct
+from portwright.runtime.distribute import Strategy
+from portwright.runtime.non_finite import find_non_finite
+from portwright.runtime.optimizers import make_optimizer
+from portwright.runtime.pipelined.agreement import Found, add_up, clip, explain_together, sum_of_squares
+from portwright.runtime.pipelined.holding import Holding, gather_model, gather_optimizer, keep_held, take_held
 from portwright.runtime.pipelined.layout import Groups, make_layout
-from portwright.runtime.pipelined.micro_batches import Run, count_samples, first_samples, guess_samples
-from portwright.runtime.pipelined.micro_plan import MicroPlan
+from portwright.runtime.pipelined.micro_batches import (
+    MicroPlan,
+    Run,
+    count_samples,
+    first_samples,
+    guess_samples,
+)
 from portwright.runtime.pipelined.pipeline import Pipeline, tell_of_batchnorm
 from portwright.runtime.pipelined.schedules import require_schedules
-from portwright.runtime.pipelined.state import gather_model, gather_optimizer, keep_held, take_held
 from portwright.runtime.pipelined.weighing import Weighing
-from portwright.runtime.precision import resolve_precision
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
+from portwright.watching.random_states import capture_rng, seed_all
 
 
 class PipelinedSession(TorchSession):
@@ -50,10 +51,8 @@ class PipelinedSession(TorchSession):
         self._micro = MicroPlan(self._options.micro_batches, self._layout, self._note_once)
         if world.size == 1:
             super().__init__(job, device, world, note)
-            if self._train_loader is not None:
-                self._micro.check(self._train_loader.batch_size)
-                if self._micro.splits:
-                    tell_of_batchnorm(self._module.net, note)
+            if self._trains and self._micro.splits:
+                tell_of_batchnorm(self._module.net, note)
             return
         world.agree_on_failure(lambda: self._open(job, device, world, note))
         self._groups = Groups(self._layout)
@@ -70,8 +69,7 @@ class PipelinedSession(TorchSession):
     # -- opening several processes ---------------------------------------------------------------------------
 
     def _open(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
-        params, config = job.params, job.params.runconfig
-        self._job, self._device, self._world, self._note = job, device, world, note
+        config = job.params.runconfig
         if job.mode == "predict":
             raise UserError(f"predict was started in {world.size} processes.", "Start one process.")
         if self._layout.num_positions > 1:
@@ -82,26 +80,34 @@ class PipelinedSession(TorchSession):
                     f"runconfig.{key} is on, and a model that is pipelined over {world.size} processes cannot have it.",
                     f"Leave {key} out, or use -D runconfig.execution=resident.",
                 )
-        self._seed = config.seed
-        seed_all(self._seed, device)  # the same on every process, so that all make the same weights
-        self._precision = resolve_precision(params.values, config.precision, device.type)
-        for line in self._precision.notes:
-            note(line)
-        with staying_on_host(device):
-            self._module = make_model(job.model_fn, params.values, device)
-        self._precision.prepare(self._module.net)
-        self._strategy, self._called = "none", self._module
-        self._autocast = self._precision.autocast
-        self._move = make_mover(device, self._precision.batch_dtype)
-        self._forward = self._make_forward(self._module.call)
-        self._forward_alone = self._forward
-        self._train_loader = self._eval_loader = self._batches = None
-        self._snapshot = HostSnapshot()
-        self._inputs = Inputs(job, note, rank=self._layout.replica, world_size=self._layout.num_replicas)
-        self._optimizer = None
-        if self._trains:
+        super().__init__(job, device, world, note)
+
+    @property
+    def _data_part(self) -> tuple[int, int]:
+        return self._layout.replica, self._layout.num_replicas
+
+    def _make_module(self) -> LossModule:
+        if self._world.size == 1:
+            return super()._make_module()
+        # On the host, since the device may be too small for all of the weights.
+        return construct(self._job, self._device, most_bytes=0).module
+
+    def _choose_strategy(self) -> Strategy:
+        return super()._choose_strategy() if self._world.size == 1 else "none"
+
+    def _place_model(self) -> None:
+        if self._world.size == 1:
+            super()._place_model()
+        else:
+            self._precision.prepare(self._module.net)
+
+    def _open_training(self) -> None:
+        if self._world.size == 1:
+            super()._open_training()
+        else:  # the optimizer comes when it is known which weights are held here
             self._train_loader = self._inputs.open("train_input", repeat=True)
-            self._micro.check(self._train_loader.batch_size)
+        assert self._train_loader is not None
+        self._micro.check(self._train_loader.batch_size)
 
     @property
     def _trains(self) -> bool:
@@ -143,15 +149,12 @@ class PipelinedSession(TorchSession):
         return found
 
     def _settle(self) -> None:
-        """Lets go of the weights of others, and makes the optimizer for those that are left."""
+        """Drops the weights that other processes hold, and makes the optimizer for the rest."""
         if self._trains:
-            self._open_training()
+            self._make_optimizer()
         self._holding.drop_others(self._device)
 
-    def _open_training(self) -> None:
-        if self._world.size == 1:
-            super()._open_training()
-            return
+    def _make_optimizer(self) -> None:
         spec, net = self._job.params.optimizer, self._module.net
         own = self._module.own_optimizer()
         self._optimizer = own if own is not None else make_optimizer(net, spec)
@@ -169,7 +172,7 @@ class PipelinedSession(TorchSession):
                 f"stage {self._layout.position} has no weight to train, which the loss scale cannot do without.",
                 "Set runconfig.pipeline.cuts so that every stage has one, or leave optimizer.loss_scaling_factor out.",
             )
-        # Its factor is made where a loss is scaled first, which most stages never do.
+        # torch makes the factor when a loss is first scaled, which most stages never do.
         self._scaler.scale(torch.zeros((), device=self._device))
 
     @property
@@ -189,7 +192,7 @@ class PipelinedSession(TorchSession):
     # -- training ------------------------------------------------------------------------------------------
 
     def _forward_backward(self, step: int) -> Any:
-        """With one process: gradients of the next batch, micro-batch by micro-batch."""
+        """Gradients of the next batch in one process, micro-batch by micro-batch."""
         if not self._micro.splits:
             return super()._forward_backward(step)
         batch = next(self._batches)  # type: ignore[arg-type]
@@ -273,7 +276,7 @@ class PipelinedSession(TorchSession):
             self._optimizer.step()  # type: ignore[union-attr]
         for parameter in self._trained:
             parameter.grad = None
-        # Who reads it later takes the mean over the processes, and can tell whose part was bad.
+        # It is read later as the mean over the processes, and a process finds whether its part was bad.
         return whole if looks_at_once else loss * self._world.size
 
     def _pass_batch(self) -> torch.Tensor:
@@ -289,7 +292,7 @@ class PipelinedSession(TorchSession):
         split = self._micro.split(batch, num_samples)
         self._settle_weighing(batch, num_samples, split, whole)
         for run, parts in split:
-            # An empty part keeps step with the others, and does not count.
+            # A process with an empty part keeps step with the others; its loss does not count.
             share = self._weighing.share(run.size, local, whole) if local else 0.0
             losses: list[torch.Tensor]
             if self._pipeline is None:
@@ -301,7 +304,7 @@ class PipelinedSession(TorchSession):
         return total
 
     def _explain_together(self, step: int, loss: float) -> NonFiniteError:
-        """Nothing is updated yet: the same forward passes show where the value comes from."""
+        """Repeats the forward passes, since no weight is updated yet, to find where the value comes from."""
 
         def search() -> Found | None:
             found = []
@@ -310,7 +313,7 @@ class PipelinedSession(TorchSession):
                 if self._pipeline is not None:
                     found.append(self._pipeline.find_non_finite(micro_batches))
                 else:
-                    found.append(self._search_alone(batch, step, loss))
+                    found.append((0, *find_non_finite(self._module, batch, self._device)))
             return min((item for item in found if item is not None), default=None)
 
         return explain_together(
@@ -322,12 +325,6 @@ class PipelinedSession(TorchSession):
             loss=loss,
             stage=self._layout.position,
         )
-
-    def _search_alone(self, batch: Any, step: int, loss: float) -> Found | None:
-        error = explain_non_finite(
-            self._module, batch, step=step, batch_name="its batch", loss=loss, device=self._device
-        )
-        return 0, error.message.partition("its batch: ")[2].rstrip("."), error.cure
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
@@ -342,7 +339,7 @@ class PipelinedSession(TorchSession):
         return values
 
     def _evaluate_batch(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch, so weighed that the sum over all processes counts it once."""
+        """The loss of a batch, scaled so that the sum over all processes counts it once."""
         assert self._pipeline is not None
         loss = self._pipeline.evaluate(batch if self._move is None else self._move(batch))
         if loss is None:
@@ -386,28 +383,12 @@ class PipelinedSession(TorchSession):
         if self._world.size == 1:
             super().load_state(shards, counters)
             return
-        own = {
-            name: value
-            for name, value in self._module.net.state_dict().items()
-            if isinstance(value, torch.Tensor)
-        }
+        own = self._own_weights()
         optimizer, generators = take_held(
             match_names(shards, own, self._note), own, self._holding, self._world.rank
         )
         if counters is None or self._optimizer is None:
             return
-        load_optimizer_state(self._optimizer, self._parameter_names(), optimizer)
-        assert self._train_loader is not None
-        self._train_loader.seek(counters["data"])
-        self._batches = None
-        self._num_samples = int(counters["num_samples"])
-        self._watch.losses[:] = counters.get("unlogged_losses", [])
-        if self._scaler is not None and counters.get("scaler"):
-            self._scaler.load_state_dict(counters["scaler"])
-        if counters.get("pipeline") == self._arrangement():
-            restore_rng(generators, self._device)
-        else:
-            self._note(
-                "the checkpoint is of a run that was not pipelined in these stages: random draws such as dropout will differ from "
-                "the undisturbed run."
-            )
+        is_same = counters.get("pipeline") == self._arrangement()
+        other = None if is_same else "of a run that was not pipelined in these stages"
+        self._go_on_from(counters, optimizer, generators, other)

@@ -1,4 +1,4 @@
-"""What a user's code does beside computing: where it is, and what it sets on its objects."""
+"""The line of the user's code that runs, and the attributes that it sets on its objects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from portwright import base_model
+
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FILES = (str(Path(__file__).parent), base_model.__file__)
 _REGISTRIES = ("_buffers", "_parameters", "_modules")
 _CONTAINERS = (dict, list, set, deque)
 USER_MODEL = "<model>"  # in place of a path: the object around the net
@@ -23,7 +25,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER)) and "runtime/base_model.py" not in name:
+        if not name.startswith((_TORCH_FOLDER, *_OWN_FILES)):
             return f"{Path(name).name}:{frame.f_lineno}"
         if frame.f_back is None:
             break
@@ -92,7 +94,7 @@ def _contents(holder: Any) -> dict[str, list[Any]]:
 
 
 def _refill(holder: Any, before: Mapping[str, list[Any]]) -> list[str]:
-    """Puts back what was in the containers; the names of those in which something else was."""
+    """Restores the contents of the containers; gives the names of those that had changed."""
     changed = []
     for name, now in _contents(holder).items():
         old = before.get(name)

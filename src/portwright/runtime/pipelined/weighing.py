@@ -1,26 +1,27 @@
-"""How much each micro-batch counts: found out on the first batches, since only the model knows what its loss divides by."""
+"""How much each micro-batch counts: measured on the first batches, since only the model knows what its loss divides by."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from portwright.base_model import LossModule
 from portwright.errors import UserError
-from portwright.runtime.base_model import LossModule
+from portwright.patched import patched
 from portwright.runtime.metrics import registered_metrics
 from portwright.runtime.pipelined.user_code import Attributes
-from portwright.runtime.rng import untouched_rng
 from portwright.runtime.world import World
+from portwright.watching.random_states import untouched_rng
 
 _TOLERANCE = {"fp64": 1e-5, "fp32": 1e-4}  # models in fp64 may compute their loss in fp32
-_GROWS = 1.5  # no mean of two micro-batches is that much more than either
-_LOOKS = 4  # batches
+_GROWTH = 1.5  # no mean of two micro-batches is so many times the larger one
+_MOST_PROBES = 4  # batches
 Verdict = Literal["mean", "sum", "uneven", "grows"]
 
 
@@ -34,7 +35,7 @@ class Probe(NamedTuple):
 
 
 def judge(probe: Probe, tolerance: float, *, is_exact: bool) -> Verdict | None:
-    """What a loss does with its samples, as far as these tell; random draws blur all but a gross difference."""
+    """How a loss combines its samples, as far as the probe tells; with random draws only a gross difference counts."""
     if not all(map(math.isfinite, probe)):
         return None
     first, second, again, both = probe
@@ -46,7 +47,7 @@ def judge(probe: Probe, tolerance: float, *, is_exact: bool) -> Verdict | None:
     both_count = min(abs(first), abs(second)) > max(abs(first), abs(second)) / 100
     if is_exact and both_count and abs(both - first - second) <= scale:
         return "sum"
-    if min(first, second) > 0 and both > _GROWS * max(first, second):
+    if min(first, second) > 0 and both > _GROWTH * max(first, second):
         return "grows"
     return "uneven" if is_exact else None
 
@@ -59,11 +60,11 @@ class Weighing:
         self._device = device
         self._changed: list[str] = []
         self._tolerance = _TOLERANCE.get(precision, 2e-2)
-        self.is_settled, self._num_looks = False, 0
+        self.is_settled, self._num_probes = False, 0
         self._adds_up = False
 
     def share(self, size: int, local: int, whole: int) -> float:
-        """Of a micro-batch's loss in that of the whole batch, of which this process has a part."""
+        """A micro-batch's share in the loss of the whole batch, of which this process has a part."""
         return (local if self._adds_up else size) / whole
 
     def settle(
@@ -76,11 +77,11 @@ class Weighing:
         *,
         is_full: bool,
     ) -> None:
-        """Looks at a batch of several micro-batches; every process calls it, until it is settled."""
+        """Probes a batch of several micro-batches; every process calls it, until `is_settled`."""
         probe: Probe | None = None
         if len(micro_batches) > 1:
             first, second = micro_batches[:2]
-            with torch.no_grad(), untouched_rng(self._device), self._without_marks():
+            with torch.no_grad(), untouched_rng(self._device), self._unchanged():
                 losses = forward([first, second, first, both])
             if losses:
                 probe = Probe(*(float(loss) for loss in losses))
@@ -95,9 +96,9 @@ class Weighing:
             )
         told = [(name, probe) for name, probe, _ in gathered if name is not None]
         verdicts = {name for name, _ in told}
-        self._num_looks += is_full or bool(told)
-        # Two micro-batches may have as many unmasked tokens by chance: a mean is looked at again.
-        self.is_settled = self._num_looks == _LOOKS or not verdicts <= {"mean"}
+        self._num_probes += is_full or bool(told)
+        # Two micro-batches may have equally many unmasked tokens by chance: a mean is probed again.
+        self.is_settled = self._num_probes == _MOST_PROBES or not verdicts <= {"mean"}
         if "grows" in verdicts or {"sum", "mean"} <= verdicts or {"sum", "uneven"} <= verdicts:
             raise UserError(
                 f"the loss grows with the number of samples ({_shown(told)}), and is more than a sum over them, so that "
@@ -118,8 +119,8 @@ class Weighing:
             )
 
     @contextmanager
-    def _without_marks(self) -> Iterator[None]:
-        """Buffers, frozen weights, attributes and metrics stay as they are; what would have changed is told of."""
+    def _unchanged(self) -> Iterator[None]:
+        """Keeps buffers, frozen weights, attributes and metrics as they are; `_changed` gets the names of those that changed."""
         fixed = itertools.chain(
             self._net.named_buffers(),
             ((n, p) for n, p in self._net.named_parameters() if not p.requires_grad),
@@ -127,14 +128,12 @@ class Weighing:
         # On the host: a device may have no room for frozen weights twice.
         kept = [(name, tensor, tensor.to("cpu", copy=True)) for name, tensor in fixed if not tensor.is_meta]
         attributes = Attributes(self._net, self._user_model)
-        metrics = registered_metrics()
-        for metric in metrics:
-            metric.__dict__["update"] = lambda *args, **kwargs: None
         try:
-            yield
+            with ExitStack() as stack:
+                for metric in registered_metrics():
+                    stack.enter_context(patched(metric, "update", lambda *args, **kwargs: None))
+                yield
         finally:
-            for metric in metrics:
-                del metric.__dict__["update"]
             self._changed = [f"self.{name}" for names in attributes.restore({}).values() for name in names]
             for name, tensor, old in kept:
                 if not torch.equal(tensor.cpu(), old):

@@ -62,17 +62,17 @@ class DeviceCap:
     def held(self) -> int:
         """Bytes that count now."""
         with self._lock:
-            self._bury()
+            self._uncount_dead()
             return self._total
 
     @property
     def held_by_label(self) -> dict[str, int]:
         with self._lock:
-            self._bury()
+            self._uncount_dead()
             return {label: num_bytes for label, num_bytes in self._by_label.items() if num_bytes}
 
     def take(self, label: str, num_bytes: int) -> None:
-        """Counts memory that is held under a name until it is given back; raises before it counts too much."""
+        """Counts memory under a name until it is given back; raises before the limit is exceeded."""
         with self._lock:
             self._check(num_bytes, label)
             self._add(label, num_bytes)
@@ -85,14 +85,14 @@ class DeviceCap:
             self._add(label, -num_bytes)
 
     def adopt(self, label: str, *tensors: Tensor) -> None:
-        """Counts tensors that were made outside, until they die; one that counts already keeps its label."""
+        """Counts tensors that were made outside the block, until they die; a tensor that counts already keeps its label."""
         for tensor in tensors:
             for storage in _storages(tensor):
                 self._count(storage, label, label)
 
     @contextmanager
     def within(self, layer: str) -> Iterator[None]:
-        """What is made inside is the layer's."""
+        """Memory allocated inside counts for the layer."""
         self._layers.append(layer)
         try:
             yield
@@ -101,7 +101,7 @@ class DeviceCap:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is made inside is the host's and does not count."""
+        """Memory allocated inside is host memory and does not count."""
         watch = self._watches[-1] if self._watches else None
         before = watch.is_paused if watch else False
         if watch:
@@ -123,13 +123,13 @@ class DeviceCap:
 
     def reset_peak(self) -> None:
         with self._lock:
-            self._bury()
+            self._uncount_dead()
             self.peak, self.peak_by_label = self._total, self.held_by_label
 
     def _count(self, storage: torch.UntypedStorage, by: str, label: str | None = None) -> None:
         """A storage that an operation returned: new, grown or shrunk."""
         with self._lock:
-            self._bury()
+            self._uncount_dead()
             key, num_bytes = storage._cdata, storage.nbytes()
             known = self._made.get(key)
             if known is None:
@@ -145,11 +145,11 @@ class DeviceCap:
 
     def _knows(self, storage: torch.UntypedStorage) -> bool:
         with self._lock:
-            self._bury()
+            self._uncount_dead()
             return storage._cdata in self._made
 
     def _add(self, label: str, num_bytes: int) -> None:
-        self._bury()
+        self._uncount_dead()
         self._total += num_bytes
         self._by_label[label] = self._by_label.get(label, 0) + num_bytes
         self._note_peak()
@@ -158,7 +158,7 @@ class DeviceCap:
         if self._total > self.peak:
             self.peak, self.peak_by_label = self._total, {k: v for k, v in self._by_label.items() if v}
 
-    def _bury(self) -> None:
+    def _uncount_dead(self) -> None:
         while self._dead:
             key, made = self._dead.popleft()
             if self._made.get(key) is made:
@@ -167,7 +167,7 @@ class DeviceCap:
             self._by_label[made.label] -= made.num_bytes
 
     def _measure_again(self) -> None:
-        """Storages can be resized behind everybody's back; asked only before an error."""
+        """Measures storages anew, which code may have resized; called only before an error."""
         for made in list(self._made.values()):
             storage = made.storage()
             if storage is not None:
@@ -177,10 +177,10 @@ class DeviceCap:
                 self._by_label[made.label] += change
 
     def _check(self, more: int, by: str, counted: tuple[str, int] | None = None) -> None:
-        """Whether `more` still fits; `counted` is what was asked for and counts already."""
+        """Raises where `more` does not fit; `counted` is the request, where it counts already."""
         if self.limit_bytes is None or self._total + more <= self.limit_bytes:
             return
-        self._bury()
+        self._uncount_dead()
         self._measure_again()
         if self._total + more <= self.limit_bytes:
             return
@@ -250,7 +250,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """Of the CPU's memory; sparse tensors have several."""
+    """The storages of a tensor in the CPU's memory; sparse tensors have several."""
     if tensor.device.type != "cpu":
         return []
     if tensor.layout is torch.sparse_coo:

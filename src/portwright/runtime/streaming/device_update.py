@@ -139,5 +139,5 @@ class DeviceUpdate:
         self.holds.copy_(torch.maximum(self.holds, bad))
 
     def release(self) -> None:
-        """Updates go on: other weights have been loaded."""
+        """Lets updates go on, once other weights are loaded."""
         self.holds.zero_()

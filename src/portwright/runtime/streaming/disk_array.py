@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What a user who is not root can still write there."""
+    """Bytes that a user other than root can still write there."""
     stats = os.statvfs(folder)
     return stats.f_bavail * stats.f_frsize
 
@@ -74,14 +74,14 @@ def ask_disk_for(num_bytes: int, folder: Path, what: str) -> None:
 
 
 class DiskArray:
-    """A shared mapping of a file that has no name any more: the kernel removes it with the process, however that ends."""
+    """A shared mapping of a file without a name: the kernel removes it when the process ends, in any way."""
 
     def __init__(self, folder: Path, num_bytes: int, what: str) -> None:
         ask_disk_for(num_bytes, folder, what)
         self.fd = _open_nameless(folder)
         self.num_bytes = num_bytes
         try:
-            # Every block is set aside now: a write to a mapped page that the disk has no block for is a SIGBUS.
+            # Reserves every block now: a write to a mapped page for which the disk has no block is a SIGBUS.
             os.posix_fallocate(self.fd, 0, num_bytes)
             self.mapping = mmap.mmap(self.fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
@@ -129,9 +129,7 @@ def _full(num_bytes: int, free: int, folder: Path, what: str) -> StoreFolderErro
 
 def _open_nameless(folder: Path) -> int:
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # not every file system can; those that refuse for good say so below
+        with contextlib.suppress(OSError):  # not every file system can; other errors come below
             return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fd, name = tempfile.mkstemp(prefix="portwright-", dir=folder)
         Path(name).unlink()

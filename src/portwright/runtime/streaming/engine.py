@@ -52,7 +52,7 @@ _STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Streaming:
     """Takes over the layers of `net`: their weights stay on the host, and come to `device` for each call.
 
-    What is outside the layers moves to the device and stays there. `half` is what matrices are there under autocast.
+    Weights outside the layers move to the device and stay there. `half` is the dtype of matrices there under autocast.
     One step: `begin_step`, then for each accumulated batch `begin_pass`, the user's forward and backward, `end_pass`; then `decide`
     where a verdict is needed, and a step of the rest's optimizer. `wait` makes the host's weights those of the last step.
     """
@@ -116,7 +116,7 @@ class Streaming:
         self._step: Step | None = None
         self._is_last_pass = True
         self._device_update: DeviceUpdate | None = None
-        # Whose gradients came in earlier passes of the step only, so far.
+        # Layers whose gradients have come only in earlier passes of the step, so far.
         self._only_before: set[Unit] = set()
         self._restore: list[Callable[[], None]] = []
         self._misused: list[tuple[Unit, Entry]] = []
@@ -126,7 +126,7 @@ class Streaming:
             for entry in unit.entries:
                 self._watch_misuse(unit, entry)
 
-    # -- what several processes make otherwise ---------------------------------------------------------------
+    # -- what ShardedStreaming makes otherwise ---------------------------------------------------------------
 
     def _make_units(self, layers: list[tuple[str, nn.Module]]) -> list[Unit]:
         return make_units(layers, self.net, self.lanes.device, self._half, self._changed)
@@ -135,7 +135,7 @@ class Streaming:
         return Fetcher(self.units, self._options.slots, self.lanes, self._copy_up, self._changed)
 
     def _gradient_bytes(self, trained: list[Unit]) -> int:
-        """Of a place on the host for the gradients of any layer."""
+        """Bytes of a place on the host that fits the gradients of any layer."""
         return largest_gradient(trained)
 
     def _make_gradients(self, trained: list[Unit], ring: list[Tensor], num_buffers: int) -> Gradients:
@@ -161,7 +161,7 @@ class Streaming:
         }
 
     def describe(self) -> str:
-        """For the log: what is streamed, and what lies where."""
+        """A line for the log: what is streamed, and where weights and state are."""
         on_device = ", ".join(
             f"{label} {show_bytes(size)}" for label, size in self.device_bytes.items() if size
         )
@@ -200,7 +200,7 @@ class Streaming:
                 return without(slot.buffer, inner(*args, **kwargs))
         scene, num_runs = unit.memory.before(args, kwargs), 0
         errors: list[BaseException] = []
-        given = [(args, kwargs)]  # once: what backward keeps of them is its own affair
+        given = [(args, kwargs)]  # taken once: backward may keep or drop them
 
         def body(*args: Any, **kwargs: Any) -> Any:
             nonlocal num_runs
@@ -233,7 +233,7 @@ class Streaming:
 
     @contextmanager
     def _within(self, unit: Unit) -> Iterator[None]:
-        """For messages, and for who counts memory."""
+        """Names the running layer, for messages and for the count of memory."""
         self.running = unit.name
         with nullcontext() if self.cap is None else self.cap.within(unit.name):
             yield
@@ -339,7 +339,7 @@ class Streaming:
         return self._late_state
 
     def _is_reachable(self, unit: Unit) -> bool:
-        """Whether copies of the layer's state need nobody's help."""
+        """Whether the device can copy the layer's state by itself, since it is pinned."""
         arrays = [*self._native_updates[unit].arrays, unit.shadow, unit.entries[0].master.detach()]
         return not self.lanes.is_cuda or all(self.store.is_pinned(array) for array in arrays)
 
@@ -399,14 +399,14 @@ class Streaming:
         self._only_before.clear()
 
     def begin_pass(self, is_last: bool = True) -> None:
-        """Comes before each forward pass, in training and elsewhere."""
+        """To be called before each forward pass, in training and elsewhere."""
         self._order.begin()
         self._is_last_pass = is_last
         if self._gradients is not None:
             self._gradients.begin()
 
     def tell_loss(self, loss: Tensor) -> None:
-        """A loss that is not finite keeps the step from being taken; nobody waits for it."""
+        """A loss that is not finite keeps the step from being taken; the host does not wait for the loss."""
         if self._step is None:
             return
         if self._device_update is not None:
@@ -419,7 +419,7 @@ class Streaming:
         self._step.losses.append((on_host, self.lanes.mark()))
 
     def end_pass(self) -> None:
-        """Comes after each backward pass."""
+        """To be called after each backward pass."""
         assert self._gradients is not None
         self._gradients.end()
         if self._offloaded is not None:
@@ -435,7 +435,7 @@ class Streaming:
             )
 
     def _watch_misuse(self, unit: Unit, entry: Entry) -> None:
-        """Only a stand-in may get a gradient from backward; one of a master would be lost."""
+        """Raises where backward gives a master a gradient, which would be lost: only stand-ins may get one."""
 
         def note(master: Tensor) -> None:
             master.grad = None
@@ -459,7 +459,7 @@ class Streaming:
                 self._fetcher.adopt(slot, piece.delivery.unit, slot.busy)
 
     def _deliver_left_over(self) -> None:
-        """Layers that had a part in an earlier pass of this step and none in the last."""
+        """Delivers layers that had gradients in an earlier pass of this step and none in the last."""
         assert self._updates is not None
         assert self._step is not None
         for unit in self._only_before:
@@ -498,7 +498,7 @@ class Streaming:
         self._check_step()
 
     def settle(self) -> None:
-        """Returns when nothing is on its way any more, whatever became of it."""
+        """Returns when no copy or update is under way any more, successful or not."""
         if self._updates is not None:
             self._updates.wait_idle()
 
@@ -509,7 +509,7 @@ class Streaming:
             raise broken_off(self._updates.broken_step)
 
     def abandon(self, *, is_rest_begun: bool = False) -> None:
-        """An error ended a step, in one of its passes or (`is_rest_begun`) later: its gradients are dropped."""
+        """Drops the gradients of a step that an error ended, in one of its passes or (`is_rest_begun`) later."""
         if self._gradients is not None and self._updates is not None and self._step is not None:
             for delivery in self._gradients.abandon():
                 self._updates.close_delivery(delivery)
@@ -518,7 +518,7 @@ class Streaming:
             self._offloaded.forget()
 
     def changed(self) -> None:
-        """The masters were written to from outside, as when a checkpoint is loaded."""
+        """To be called when the masters were written to from outside, as when a checkpoint is loaded."""
         if self._updates is not None:
             self._updates.wait_idle()
             self._updates.release()

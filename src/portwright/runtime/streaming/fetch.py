@@ -14,11 +14,11 @@ from portwright.runtime.streaming.unit import Unit
 
 CopyUp = Callable[[Tensor, Tensor], None]  # device bytes, host bytes; in the current lane
 
-_LOOK_SECONDS = 10.0  # after which who waits for a layer looks whether anybody works on it
+_LOOK_SECONDS = 10.0  # after which a thread that waits for a layer checks that someone works on it
 
 
 class Slot:
-    """Device memory for one layer's weights, and whose they are or will be."""
+    """Device memory for one layer's weights, and which layer has or will have it."""
 
     def __init__(self, buffer: Tensor) -> None:
         self.buffer = buffer
@@ -41,7 +41,7 @@ class Fetcher:
     updated: one that waits for the optimizer holds up nobody else.
     """
 
-    _may_cancel = True  # a request that another one makes useless
+    _may_cancel = True  # a request that a newer one makes useless
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Fetcher:
             Slot(torch.empty(size, dtype=torch.uint8, device=lanes.device)) for _ in range(num_slots)
         ]
         self.num_bytes = size * num_slots
-        self.num_late = 0  # fetches that nobody had asked for before
+        self.num_late = 0  # fetches that had not been asked for ahead
         self._pending: list[Slot] = []
         self._filling: Slot | None = None
         self._is_closed = False
@@ -89,7 +89,7 @@ class Fetcher:
         return slot
 
     def _check_request(self, unit: Unit, slot: Slot) -> None:
-        """After a long wait: an error instead of a run that stands still."""
+        """Called after a long wait: raises instead of waiting for ever."""
         if slot not in self._pending and slot is not self._filling:
             raise RuntimeError(f"nobody is fetching the layer '{unit.name}': {self._describe()}")
         if not self._thread.is_alive():
@@ -181,7 +181,7 @@ class Fetcher:
         return next((slot for slot in self._pending if slot.unit and slot.unit.has(slot.version)), None)
 
     def forget(self) -> None:
-        """What lies in the slots is not to be used again: the host's weights were changed by other means."""
+        """Marks all slots as outdated: the host's weights were changed from outside."""
         with self._changed:
             self._changed.wait_for(lambda: all(slot.copied is not None for slot in self.slots))
             for slot in self.slots:

@@ -14,9 +14,8 @@ from portwright.errors import UserError
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit
 
-CopyDown = Callable[
-    [Tensor, Tensor], Mark
-]  # host bytes, device bytes; in the current lane, and when the host has them
+# host bytes, device bytes; in the current lane, and when the host has them
+CopyDown = Callable[[Tensor, Tensor], Mark]
 
 
 class GradientLayout:
@@ -50,7 +49,7 @@ class GradientLayout:
         return views
 
     def host_views(self, place: Tensor) -> list[Tensor]:
-        """The same in a place of the host's ring."""
+        """The same bytes in a place of the host's ring."""
         return self.views(place)
 
 
@@ -61,7 +60,7 @@ class Delivery:
     unit: Unit
     buffer: Tensor | None  # a place of the host's ring; None: nothing came in this pass, but in one before
     views: list[Tensor]  # of it, by position in `unit.trained`
-    num_open: int = 0  # pieces that somebody still works on
+    num_open: int = 0  # pieces still in work
     is_whole: bool = False  # no more pieces will come
 
 
@@ -96,10 +95,9 @@ class _Open:
 class Gradients:
     """Takes gradients from the stand-ins; `deliver` gets large ones at once, and the rest when the layer's backward is over."""
 
-    alone_from: float = (
-        1 << 20
-    )  # elements of a gradient that is sent by itself, so that its update begins before the layer's end
-    _sums_first = False  # over processes: only then is there anything to measure
+    # elements of a gradient that is sent by itself, so that its update begins before the layer's end
+    alone_from: float = 1 << 20
+    _sums_first = False  # gradients are averaged over processes before norms are taken
 
     def __init__(
         self,
@@ -151,7 +149,7 @@ class Gradients:
         self._hooks.clear()
 
     def begin(self) -> None:
-        """A backward pass is about to come."""
+        """To be called before a backward pass."""
         self._finished.clear()
         self.norms.clear()
 
@@ -194,7 +192,7 @@ class Gradients:
         return opened
 
     def left_for(self, unit: Unit) -> None:
-        """Backward has come to a call of `unit`: all that came before it is over."""
+        """To be called when backward reaches a call of `unit`: the layer before it is done."""
         if unit in self._finished:  # its weights are being updated, and this call was made with the old ones
             raise UserError(
                 f"the layer '{unit.name}' is called several times, and not every call uses all that it trains.",
@@ -204,12 +202,12 @@ class Gradients:
             self._finish(other)
 
     def end(self) -> None:
-        """The backward pass is over."""
+        """To be called after a backward pass."""
         for unit in list(self._open):
             self._finish(unit)
 
     def abandon(self) -> list[Delivery]:
-        """An error ended the pass: what has not been sent is dropped; gives what was begun."""
+        """Ends a pass after an error: drops what has not been sent; gives the deliveries that were begun."""
         begun = [opened.delivery for opened in self._open.values()]
         self._open.clear()
         return begun
@@ -252,7 +250,7 @@ class Gradients:
             return self._free.pop()
 
     def give_back(self, place: Tensor) -> None:
-        """The host has no use for what lies there any more."""
+        """Frees a place of the host's ring."""
         with self._returned:
             self._free.append(place)
             self._returned.notify_all()
@@ -269,7 +267,7 @@ def largest_gradient(units: list[Unit]) -> int:
 
 
 def norm_of(grad: Tensor, is_scaled: bool = False) -> Tensor:
-    """As a resident session takes it; of gradients of a scaled loss, which may be huge, it is not finite only if one of them is not."""
+    """The norm as a resident session computes it; for a scaled loss, whose gradients may be huge, it is not finite only if one of them is not."""
     if grad.dtype in (torch.float16, torch.bfloat16):
         norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float32)
     else:

@@ -111,7 +111,7 @@ class HostStore:
         self._release = weakref.finalize(self, self._regions.release)
 
     def plan(self, needed: Mapping[Kind, int]) -> None:
-        """Says what will be asked for in all: raises when it cannot be there, before the first array is made.
+        """Announces all arrays to come: raises where they do not fit, before the first one is made.
 
         What is planned is also pinned in order of use, whatever order the arrays are asked for in.
         """
@@ -130,7 +130,7 @@ class HostStore:
         return True
 
     def array(self, name: str, num_bytes: int, kind: Kind, pin: bool = True) -> Tensor:
-        """Flat zeroed bytes, aligned to a page; `name` is for messages. `pin` False: no copy will ever want it pinned."""
+        """Flat zeroed bytes, aligned to a page; `name` is for messages. `pin` False: never pinned, even if copies use it."""
         if num_bytes < 0 or kind not in _PIN_ORDER:
             raise ValueError(
                 f"an array of {num_bytes} bytes of kind {kind!r}; kinds: {', '.join(_PIN_ORDER)}"
@@ -146,11 +146,11 @@ class HostStore:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the state lies in files."""
+        """Whether the state is in files."""
         return self._folder is not None
 
     def is_pinned(self, array: Tensor) -> bool:
-        """Also of a view of an array."""
+        """Whether an array, or a view of one, is pinned."""
         region = self._regions.find(array)
         return region is not None and region.is_pinned
 
@@ -182,7 +182,7 @@ class HostStore:
         self._release()
 
     def _on_disk(self, name: str, num_bytes: int, kind: Kind, folder: Path) -> Tensor:
-        if self._disk_is_memory:  # where the memory is short, reserving would get the process killed
+        if self._disk_is_memory:  # reserving more than there is would get the process killed
             ask_for(num_bytes, f"the array '{name}'", _CURES)
         disk = DiskArray(folder, num_bytes, f"the array '{name}'")
         array = torch.frombuffer(disk.mapping, dtype=torch.uint8)  # reserved blocks read as zero
@@ -271,7 +271,7 @@ def _start(region: _Region) -> int:
 
 
 class _Regions:
-    """What a store has made, apart from the store so that its end can be told to them."""
+    """The regions that a store has made, apart from it, so that they can be released when the store is gone."""
 
     def __init__(self, pinner: Pinner | None) -> None:
         self._pinner = pinner

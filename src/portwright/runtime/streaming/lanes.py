@@ -53,7 +53,7 @@ class Lanes:
             yield
 
     def mark(self) -> Mark:
-        """After all that was given to the current lane so far."""
+        """A mark after all work given to the current lane so far."""
         if not self.is_cuda:
             return DONE
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -71,5 +71,5 @@ class Lanes:
             torch.cuda.synchronize(self.device)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """In the current lane, without a wait of the host where the host's side is pinned."""
+        """Copies in the current lane; the host does not wait where its side is pinned."""
         target.copy_(source, non_blocking=self.is_cuda)

@@ -71,7 +71,7 @@ def _in_lists(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Each once, and none that is inside another: a model may hold its layers in several lists."""
+    """The layers without repetition and without those inside another: a model may hold its layers in several lists."""
     inside = {part for _, layer in layers for part in layer.modules() if part is not layer}
     found: dict[nn.Module, str] = {}
     for path, layer in layers:

@@ -124,7 +124,7 @@ class NativeUpdate:
         }
 
     def count(self, positions: Iterable[int]) -> None:
-        """These were updated elsewhere, in place."""
+        """Counts a step for parameters that were updated elsewhere, in place."""
         for position in positions:
             self._state_of(position)["step"].add_(1)
 
@@ -219,7 +219,7 @@ class NativeUpdate:
 
 
 def num_bytes(sizes: list[int], dtype: torch.dtype) -> int:
-    """Of arrays that hold these numbers of elements, each aligned."""
+    """Bytes of an array with these numbers of elements, each part aligned."""
     return sum(-(-size * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
 
 

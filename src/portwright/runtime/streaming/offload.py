@@ -48,11 +48,11 @@ class OffloadedActivations:
 
     @property
     def host_bytes(self) -> int:
-        """Of all buffers, in use or not."""
+        """Bytes of all buffers, in use or not."""
         return self._buffers.num_bytes
 
     def forget(self) -> None:
-        """A step is over, or was abandoned: lets go of what it left on the device."""
+        """Called when a step is over or was abandoned: drops what it left on the device."""
         self._recent.clear()
         self._let_go()
         self._drop_unused()
@@ -154,7 +154,7 @@ class OffloadedActivations:
         flat = torch.empty(saved.num_bytes, dtype=torch.uint8, device=self._lanes.device)
         made = self._lanes.mark()
         with self._lanes.on("activations up"):
-            self._lanes.wait_for(made)  # the memory may have been somebody's until then
+            self._lanes.wait_for(made)  # the memory may have been in use until then
             if saved.left.in_stream is None:
                 saved.left.synchronize()
             else:
@@ -177,7 +177,7 @@ class OffloadedActivations:
         return flat.view(saved.dtype).as_strided(saved.shape, saved.stride)
 
     def _drop_unused(self) -> None:
-        """What was fetched for a backward pass that an error ended: its memory is nobody's before the copy is done."""
+        """Drops what was fetched for a backward pass that an error ended, once the copies into that memory are done."""
         for _, mark in self._arriving:
             self._lanes.wait_for(mark)
         self._arriving.clear()
@@ -218,7 +218,7 @@ class _Saved:
         return self.buffer[: self.num_bytes]
 
     def note_change(self) -> None:
-        """Until it was copied, nobody may write to it."""
+        """Notes the tensor's version: until it is copied, it must not be written to."""
         if self.on_device is not None and self.on_device._version != self._version:
             self._was_changed = True
 

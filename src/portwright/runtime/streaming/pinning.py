@@ -41,7 +41,7 @@ class CudaPinner:
 
     def finish(self) -> None:
         if self._is_real:
-            # A device that failed has no copies under way, and whoever used it has raised its error already.
+            # A failed device has no copies under way, and its error was raised where it was used.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)
 

@@ -1,4 +1,4 @@
-"""What a streamed model keeps where: asked for first, then moved there layer by layer."""
+"""Where the weights of a streamed model live: memory is reserved first, then the layers move there one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
 
 
 def plan_weights(store: HostStore, hosts: Sequence[Unit]) -> None:
-    """A layer's own tensors go as its arrays come: beside the copies for the device one layer is there twice."""
+    """Plans host memory: a layer's own tensors are freed as its arrays are made, so that only one layer is there twice."""
     shadows = sum(host.num_bytes for host in hosts if host.has_own_shadow)
     store.plan({"weights": shadows, "state": max(_master_bytes(host) for host in hosts)})
 
@@ -68,7 +68,7 @@ def move_to_store(unit: Unit, store: HostStore, pin: bool) -> None:
 
 
 def move_rest(net: nn.Module, device: torch.device, streamed: Collection[nn.Parameter]) -> None:
-    """What is in no layer, and all buffers, live on the device."""
+    """Moves weights outside the layers, and all buffers, to the device."""
     for module in net.modules():
         for parameter in module._parameters.values():
             if parameter is not None and parameter not in streamed:

@@ -1,4 +1,4 @@
-"""What a layer's forward can see and change besides its weights, kept so that backward can run it again as it was."""
+"""Saves what a layer's forward can see and change besides its weights, so that backward can repeat it exactly."""
 
 from __future__ import annotations
 
@@ -65,14 +65,13 @@ class Scene:
         self._numpy: Any = None
 
     def to_keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What backward is to keep of the arguments: values alone, of arguments that the call writes into a copy."""
+        """The arguments as backward keeps them: only their values, and copies of those that the call writes to."""
         written = self._memory.written
         kept: dict[Key, Any] = {key: None for key, _ in _named(args, kwargs)}
         for key, value in self._tensors:
             if written is None:
-                kept[key] = (
-                    value.data
-                )  # with a count of changes of its own: only after the call is known what it writes to
+                # with its own version counter: what a call writes to is known only after it
+                kept[key] = value.data
             else:
                 kept[key] = value.detach().clone() if key in written else value.detach()
         for key in self._same_as:
@@ -81,7 +80,7 @@ class Scene:
 
     @contextmanager
     def seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Around the first run, with these arguments: notes what it changes, as it was before."""
+        """Wraps the first run with these arguments: saves what it changes."""
         memory = self._memory
         given = [
             (key, value, value._version) for key, value in _named(args, kwargs) if isinstance(value, Tensor)
@@ -122,7 +121,7 @@ class Scene:
                 self._buffers[place] = copies[place]
         if memory.changing is None:
             memory.changing = set(self._buffers)
-        is_first = memory.written is None  # then nobody else counts what is written to them later
+        is_first = memory.written is None  # nothing else notices later writes to them
         self._note_written({key for key, value, version in given if value._version != version})
         self._watched = [(weakref.ref(value), value._version) for _, value, _ in given if is_first]
 
@@ -144,7 +143,7 @@ class Scene:
         return buffer.numel() <= _SMALL_ELEMENTS or changing is None or place in changing
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Those of the first run: tensors as `args` and `kwargs` kept them, the rest as it was then."""
+        """The arguments of the first run: tensors from `args` and `kwargs`, which kept them, the rest restored."""
         watched = [(ref(), version) for ref, version in self._watched]
         if any(
             tensor is not None and tensor._version != version for tensor, version in watched + self._nested
@@ -165,7 +164,7 @@ class Scene:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Around the second run: everything is as it was, and what the run changes is undone."""
+        """Wraps the second run: restores the surroundings of the first, and undoes the run's changes afterwards."""
         now = [(module, _own_attributes(module)) for module, _ in self._attributes]
         buffers = {(module, name): module._buffers[name] for module, name in self._buffers}
         python = None if self._random is None else random.getstate()

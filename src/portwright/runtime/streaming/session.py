@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from portwright.base_model import split_loss
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
-from portwright.job.optimizer import OptimizerParams
-from portwright.runtime.base_model import split_loss
 from portwright.runtime.checkpoint import HostSnapshot
 from portwright.runtime.loss_watch import LossWatch
 from portwright.runtime.session import TorchSession
@@ -23,7 +22,7 @@ from portwright.runtime.streaming.host_memory import read_host_memory
 from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
 
-_MOST_COPIED = 0.5  # of the free host memory that a copy of the state may take
+_MOST_COPIED = 0.5  # share of the free host memory that a copy of the state may take
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,7 +30,7 @@ class StreamingSession(TorchSession):
     """Trains what the device cannot hold: the same losses as a resident session, the same checkpoints."""
 
     _engine: Streaming
-    state_is_live = False  # what `state` gave last are no copies
+    state_is_live = False  # whether `state` last gave the tensors themselves, no copies
     _has_snapshot = False
 
     def __init__(self, job: JobSpec, device: torch.device, world: World, note: Callable[[str], None]) -> None:
@@ -56,9 +55,8 @@ class StreamingSession(TorchSession):
             user.device = self._device  # it was made on the host; its batches are on the device
         options = self._job.params.runconfig.streaming or StreamingSection()
         spec, trains = self._job.params.optimizer, self._job.mode in ("train", "train_and_eval")
-        # The device's own update knows neither a factor that comes late nor sums of several passes.
-        is_plain = spec.grad_accum_steps == 1 and spec.loss_scaling_factor == 1.0 and not _clips(spec)
-        self._engine = self._make_engine(options, may_update_here=trains and is_plain)
+        # The update on the device supports neither a factor that comes late nor sums of several passes.
+        self._engine = self._make_engine(options, may_update_here=trains and spec.is_plain)
         self._limit = options.device_memory
         self._cap: DeviceCap | None = None
         if self._limit is not None and self._device.type == "cuda":
@@ -156,7 +154,7 @@ class StreamingSession(TorchSession):
         return loss
 
     def _step_rest(self) -> None:
-        """Updates what is on the device, and says what the layers' gradients are to be multiplied by."""
+        """Updates the weights outside the layers, and sets the factor for the layers' gradients."""
         engine, spec, scaler = self._engine, self._job.params.optimizer, self._scaler
         engine.set_rates(self._rest)
         if engine.wants_norms:
@@ -179,7 +177,7 @@ class StreamingSession(TorchSession):
             scaler.update()
 
     def _decide(self, total: Tensor) -> None:
-        """Settles the factor of all gradients, on the device: nobody waits for it here, except where the device is the host."""
+        """Computes the factor of all gradients on the device; the host does not wait for it, unless it is the device."""
         engine, most, scaler = self._engine, self._job.params.optimizer.max_gradient_norm, self._scaler
         factor = torch.ones_like(total)
         if most is not None:
@@ -200,7 +198,7 @@ class StreamingSession(TorchSession):
             engine.wait()  # raises, once everything is as it was before this step
 
     def _total_norm(self, norms: Mapping[Tensor, Tensor]) -> Tensor:
-        """In the order of the whole model's gradients, as a resident session takes it."""
+        """The norm of all gradients, in the order of the whole model, as a resident session computes it."""
         inverse = None if self._scaler is None else self._scaler.inverse()
         device = next((norm.device for norm in norms.values()), self._device)
         rest = set(self._trained_rest)
@@ -228,7 +226,7 @@ class StreamingSession(TorchSession):
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
     ) -> dict[str, float]:
         self._engine.wait()
-        self._fresh_eval_loader()  # what it reads is the host's, and no part of a step
+        self._fresh_eval_loader()  # its reads use host memory, and are no part of a step
         self._forward_alone, forward = self._beginning(self._forward_alone), self._forward_alone
         try:
             with self._watched_memory():
@@ -276,12 +274,8 @@ class StreamingSession(TorchSession):
             self._engine.close()
 
 
-def _clips(spec: OptimizerParams) -> bool:
-    return spec.max_gradient_norm is not None or spec.max_gradient_value is not None
-
-
 class _Watch(LossWatch):
-    """Looks at the weights when the last step's updates are done, on the host and on the device each by itself."""
+    """Checks the weights once the last step's updates are done, separately on the host and on the device."""
 
     wait: Callable[[], None]
 

@@ -20,7 +20,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 class Ranks:
     """What the processes of a streaming session do together.
 
-    Weights are gathered by the fetch thread, gradients by whoever runs backward. A group is used by one of them only, since the
+    The fetch thread gathers weights, and the thread that runs backward gathers gradients. Only one of them uses a group, since the
     order of its collectives must be the same everywhere. Before the bytes move, the processes say over the host which
     layer they mean: parts of different layers would otherwise be put together without a word.
     """
@@ -86,7 +86,7 @@ class Ranks:
         return values
 
     def send_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """All get the first process's values; small tensors travel together."""
+        """Gives the first process's values to all; small tensors are sent together."""
         small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             if tensor.numel() >= _ONE_BUCKET:
@@ -113,19 +113,19 @@ class Ranks:
                 dist.broadcast(whole[begin:end].view(torch.uint8), rank, group=self._talk)
 
     def make_equal(self, weights: Sequence[Tensor]) -> None:
-        """Weights that a process has made otherwise become the first one's."""
+        """Gives the first process's values to weights that another process has made differently."""
         own = torch.tensor([_checksum(weight) for weight in weights], dtype=torch.int64)
         told = torch.stack(self._exchange(own, self._talk))
         differs = (told != told[0]).any(0).tolist()
         self.send_from_first(weight for weight, is_other in zip(weights, differs, strict=True) if is_other)
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """As DDP does; a gradient that no process has stays away, one that some have counts as zero elsewhere."""
+        """Averages as DDP does; a gradient that no process has stays None, one that some have counts as zero in the others."""
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not parameters:
             return
         missing = [i for i, parameter in enumerate(parameters) if parameter.grad is None]
-        flats = [_in_order_of(parameter) for parameter in parameters]
+        flats = [_flat_gradient(parameter) for parameter in parameters]
         has = torch.ones(len(parameters), dtype=torch.float32, device=flats[0].device)
         for index in missing:
             has[index] = 0.0
@@ -172,8 +172,8 @@ def _checksum(weight: Tensor) -> int:
     return int(flat.view(_INTEGERS.get(flat.element_size(), torch.int64)).sum(dtype=torch.int64))
 
 
-def _in_order_of(parameter: nn.Parameter) -> Tensor:
-    """The gradient, flat as its weight lies in memory; what is done to it is done to the gradient."""
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    """A flat view of the gradient, in the order of the weight's memory, so that changes reach the gradient."""
     grad = parameter.grad
     if grad is None:
         grad = torch.zeros_like(parameter, requires_grad=False)

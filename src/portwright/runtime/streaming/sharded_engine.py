@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
-from portwright.runtime.extra_optimizers.lion import Lion
-from portwright.runtime.extra_optimizers.uncorrected_adam import UncorrectedAdam
+from portwright.runtime.extra_optimizers.moments import Lion, UncorrectedAdam
 from portwright.runtime.streaming.engine import Streaming
 from portwright.runtime.streaming.fetch import Fetcher
 from portwright.runtime.streaming.gradients import Gradients, Piece
@@ -43,7 +42,7 @@ _CLOSING_SECONDS = 10.0  # for the other processes to take their part in what wa
 
 
 class ShardedStreaming(Streaming):
-    """As Streaming; the masters in the model have a shape and no values, which are in `shards` and whole only on the device.
+    """Like Streaming, but the masters in the model have no values: these are in `shards`, and whole only on the device.
 
     Gradients are averaged over the processes, norms and losses are those of all of them.
     """
@@ -100,7 +99,7 @@ class ShardedStreaming(Streaming):
     # -- a step ---------------------------------------------------------------------------------------------
 
     def train_with(self, optimizer: torch.optim.Optimizer, **settings: Any) -> torch.optim.Optimizer:
-        """As Streaming's; the optimizer trains the flat shards instead of the layers' weights from now on."""
+        """Like Streaming.train_with; the optimizer trains the flat shards instead of the layers' weights from now on."""
         if type(optimizer) not in _ELEMENTWISE and any(unit.trained for unit in self.units):
             raise UserError(
                 f"{type(optimizer).__name__} may look at whole weights, and each of the {self._ranks.size} processes streams a part "
@@ -127,7 +126,7 @@ class ShardedStreaming(Streaming):
         self.share_buffers()
 
     def share_buffers(self) -> None:
-        """The first process's, as DDP does before a step."""
+        """Gives the first process's buffers to all, as DDP does before a step."""
         self._ranks.send_from_first(self.net.buffers())
 
     def tell_loss(self, loss: Tensor) -> None:
@@ -136,7 +135,7 @@ class ShardedStreaming(Streaming):
         super().tell_loss(total)
 
     def hold_if_not_finite(self, value: Tensor) -> None:
-        """What all processes have agreed on keeps what is outside the layers as it is, too; nobody waits for it here."""
+        """Where the agreed value is not finite, weights outside the layers are not updated either; the host does not wait."""
         bad = (~torch.isfinite(value.detach())).to(self.holds)
         self.holds.copy_(torch.maximum(self.holds, bad))
 
@@ -160,7 +159,7 @@ class ShardedStreaming(Streaming):
         self._fetcher.prepare(self._order.next_pass())
 
     def gradient_norms(self) -> dict[Tensor, Tensor]:
-        """Of whole gradients: the squares of the parts' norms are summed over the processes."""
+        """Norms of whole gradients: the squares of the parts' norms are summed over the processes."""
         if isinstance(self._gradients, ShardedGradients):
             self.lanes.wait_for(self._gradients.averaged)
         own: Mapping[Tensor, Tensor] = super().gradient_norms()

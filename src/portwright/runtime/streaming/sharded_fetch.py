@@ -50,7 +50,7 @@ class OrderedFetcher(Fetcher):
     def _fill(self, slot: Slot, unit: Unit) -> Mark:
         assert isinstance(unit, ShardedUnit)
         with self._lanes.on("up"):
-            # Also for the last gathering: a layer that was fetched and never used has nobody else who waited for it.
+            # Waits for the last gathering too: no one else waited for a layer that was fetched and never used.
             for mark in (*slot.free, self._gathered.get(slot, DONE)):
                 self._lanes.wait_for(mark)
             for region in unit.regions:

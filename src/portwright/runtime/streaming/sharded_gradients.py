@@ -64,7 +64,7 @@ class ShardedLayout(GradientLayout):
         return views
 
     def chunks(self, positions: list[int], flat: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of the regions of some gradients: the whole one on the device, in its type, and the host's bytes for the own chunk."""
+        """For each region of some gradients: the whole region on the device, and the host's bytes for this process's chunk."""
         wanted = {self._regions[position] for position in positions}
         pairs = []
         for region, (start, host) in self._starts.items():
@@ -135,7 +135,7 @@ class ShardedGradients(Gradients):
 
 
 def host_bytes(units: list[Unit]) -> int:
-    """Of this process's gradients of the layer that has most."""
+    """Bytes of this process's gradients of the largest layer."""
     layouts = [ShardedLayout(unit) for unit in units if isinstance(unit, ShardedUnit)]
     return max((layout.host_bytes for layout in layouts), default=0)
 

@@ -12,12 +12,12 @@ from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
 from portwright.runtime.distribute import Strategy, choose_strategy, sync_batchnorm
 from portwright.runtime.optimizer_state import UNTOUCHED, optimizer_state
-from portwright.runtime.rng import capture_rng
 from portwright.runtime.streaming.engine import Streaming
 from portwright.runtime.streaming.session import HALF, StreamingSession
 from portwright.runtime.streaming.sharded import Ranks
 from portwright.runtime.streaming.sharded_engine import ShardedStreaming
 from portwright.target import Shard
+from portwright.watching.random_states import capture_rng
 
 
 class ShardedStreamingSession(StreamingSession):

@@ -102,7 +102,7 @@ class ShardedUnit(Unit):
             own = nn.Parameter(part.cut(entry.master, self.rank).clone(), entry.master.requires_grad)
             start = region.host_start + part.offset(self.rank) * entry.dtype.itemsize
             entries.append(Entry(entry.name, (), own, entry.dtype, start, (1,)))
-            _leave_the_shape(entry.master)
+            _keep_only_shape(entry.master)
         host = Unit(self.index, self.name, self.module, entries, torch.device("cpu"), changed)
         host.num_bytes = sum(region.chunk_bytes for region in self.regions)
         return host
@@ -142,7 +142,7 @@ def lay_out(entries: Sequence[Entry], size: int) -> tuple[list[Region], list[tup
     return regions, [places[index] for index in range(len(entries))]
 
 
-def _leave_the_shape(master: nn.Parameter) -> None:
-    """The model keeps a weight's name, shape and type, and none of its memory; whoever computes with it gets no number."""
+def _keep_only_shape(master: nn.Parameter) -> None:
+    """The model keeps a weight's name, shape and type, and none of its memory: it has no values to compute with."""
     nothing = float("nan") if master.is_floating_point() or master.is_complex() else 0
     master.data = torch.full((), nothing, dtype=master.dtype).expand(master.shape)

@@ -27,7 +27,7 @@ class Bus(Protocol):
         ...
 
     def mark(self, stream: Any) -> Mark:
-        """After all that was put into the stream so far."""
+        """A mark after all work put into the stream so far."""
         ...
 
 
@@ -169,7 +169,7 @@ class Staging:
             drain.close()
 
     def _ring_for(self, host: Tensor, ring: _Ring | None) -> _Ring | None:
-        """None: a plain copy will do, or has to."""
+        """The ring for a copy; None where a plain copy is enough, or no ring is pinned."""
         if ring is None or self.store.is_pinned(host) or _torch_pinned(host):
             return None
         return ring
@@ -182,7 +182,7 @@ class _Chunk:
 
 
 class _Ring:
-    """Pinned chunks. Nobody waits for one while holding another, so that no order of callers can lock up."""
+    """Pinned chunks. No thread waits for one while it holds another, so that none can deadlock."""
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self.chunk_bytes = buffers[0].numel()

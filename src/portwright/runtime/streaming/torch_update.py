@@ -83,7 +83,7 @@ class TorchUpdate:
                 self._move_state(master)
 
     def _move_state(self, master: Tensor) -> None:
-        """What the optimizer has made in memory goes to the disk, and is begun to be written back."""
+        """Moves state that the optimizer has made in memory to the disk, and begins to write it."""
         for key, value in self._optimizer.state[master].items():
             if not isinstance(value, Tensor) or value.numel() < _WORTH_MOVING:
                 continue

@@ -54,7 +54,7 @@ def dense_stride(tensor: Tensor) -> tuple[int, ...]:
 def slot_dtype(
     owner: nn.Module, master: Tensor, half: torch.dtype | None, attribute: str = "weight"
 ) -> torch.dtype:
-    """What a weight is on the device: the values that autocast would make of it, where it surely makes them; else as it is."""
+    """A weight's dtype on the device: that of autocast, where autocast surely converts the weight; else its own."""
     is_product = isinstance(owner, _PRODUCTS) or type(owner).__name__ in _PRODUCT_NAMES
     is_product = is_product and attribute in _PRODUCT_ATTRIBUTES
     if half is not None and is_product and master.ndim >= 2 and master.dtype is torch.float32:
@@ -93,7 +93,7 @@ class Unit:
         self.has_own_shadow = any(e.dtype != e.master.dtype for e in entries)  # else the masters lie in it
         self.memory = Memory(name, module)
         self.wanted_version = 0  # updates asked for
-        self.failure: BaseException | None = None  # of an update: whoever wants the layer gets it
+        self.failure: BaseException | None = None  # of an update; raised where the layer is used
         self._version = 0  # updates done
         self._changed = changed
 
@@ -102,7 +102,7 @@ class Unit:
             stand_in.data = entry.view(flat)
 
     def take_hooks(self) -> None:
-        """What a user has attached to a weight's gradient is done to its stand-in's."""
+        """Moves hooks that a user has registered on a weight's gradient to its stand-in."""
         for entry, stand_in in zip(self.entries, self.stand_ins, strict=True):
             if getattr(entry.master, "_post_accumulate_grad_hooks", None):
                 raise UserError(
@@ -128,7 +128,7 @@ class Unit:
                     owner._parameters[attribute] = entry.master
 
     def write_shadow(self, indexes: Iterable[int] | None = None) -> None:
-        """Makes the values of some masters, or all, those of the next upload."""
+        """Copies the values of some masters, or all, to the memory that the next upload reads."""
         if self.has_own_shadow:
             with torch.no_grad():
                 for entry in self.entries if indexes is None else [self.entries[index] for index in indexes]:
@@ -193,7 +193,7 @@ def _parameters_of(module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module
 
 
 def _users(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> Mapping[nn.Parameter, set[Any]]:
-    """By which layers, or (None) by what is outside all layers, each weight is held."""
+    """The layers that hold each weight; None stands for modules outside all layers."""
     layer_of = {owner: name for name, module in layers for owner in module.modules()}
     users: dict[nn.Parameter, set[Any]] = {}
     for owner in net.modules():

@@ -30,29 +30,29 @@ class UnitUpdate(Protocol):
         ...
 
     def keep(self) -> None:
-        """An undoable update is to stay."""
+        """Makes an undoable update final."""
         ...
 
     def undo(self) -> None:
-        """Everything is as it was before the last undoable update."""
+        """Undoes the last undoable update."""
         ...
 
     def adopt(self) -> None:
-        """A state was loaded into the optimizer."""
+        """Takes over a state that was loaded into the optimizer."""
         ...
 
     def count(self, positions: Iterable[int]) -> None:
-        """These were updated on the device."""
+        """Counts a step for weights that were updated on the device."""
         ...
 
     def prefetch(self, positions: Iterable[int]) -> None:
-        """These will be updated soon: their state may be on a disk."""
+        """Begins to read from the disk the state of weights that will be updated soon."""
         ...
 
 
 @dataclass
 class Verdict:
-    """What the whole step says about its gradients: the factor for all of them, or that it is to be skipped."""
+    """What is decided for all gradients of a step: their factor, or that the step is skipped."""
 
     factor: Tensor  # 0-d on the host once `mark` is reached; not finite: skip the step
     mark: Mark = DONE
@@ -66,13 +66,12 @@ class Step:
     rates: Rates
     needs_verdict: bool = False
     speculates: bool = False
-    may_skip: bool = False  # gradients that are not finite are nothing unusual: the loss is scaled
-    losses: list[tuple[Tensor, Mark]] = field(
-        default_factory=list
-    )  # on the host once their marks are reached
+    may_skip: bool = False  # the loss is scaled, so that gradients may overflow
+    # on the host once their marks are reached
+    losses: list[tuple[Tensor, Mark]] = field(default_factory=list)
     verdict: Verdict | None = None
     factor: float | None = None  # once known
-    is_held: bool = False  # a loss was not finite: nothing is updated
+    has_bad_loss: bool = False  # a loss was not finite: nothing is updated
     is_skipped: bool = False
     is_checked: bool = False
     is_begun: bool = False  # some weight has been changed, for good unless there is a verdict to come
@@ -95,7 +94,7 @@ class _Job:
 
 
 class Updates:
-    """Takes arrivals and updates their layers; the layer that the next forward pass needs first goes first."""
+    """Takes gradients that arrive and updates their layers; the layer that the next forward pass needs first goes first."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Updates:
         self._is_busy = False
         self._is_closed = False
         self._failure: BaseException | None = None
-        self._held_from: int | None = None  # the first step that was not taken, nor was any after it
+        self._bad_loss_from: int | None = None  # the first step that was not taken, nor was any after it
         self.last_factor = 1.0  # of the last step whose verdict is known
         self.num_rolled_back = 0
         self.non_finite_step: int | None = (
@@ -134,7 +133,7 @@ class Updates:
     # -- called by the training's threads -------------------------------------------------------------------
 
     def submit(self, step: Step, piece: Piece, is_last: bool) -> None:
-        """Takes some gradients of a layer; with the final piece its next version is under way."""
+        """Takes some gradients of a layer; the final piece announces the layer's next version."""
         if is_last and not piece.is_done:
             self._updates[piece.delivery.unit].prefetch(piece.positions)
         if is_last and piece.is_final:
@@ -149,7 +148,7 @@ class Updates:
             self._work.notify_all()
 
     def close_delivery(self, delivery: Delivery) -> None:
-        """No more of it will come, nor a final piece: an error ended its pass."""
+        """Ends a delivery without its final piece, since an error ended the pass."""
         with self._work:
             delivery.is_whole = True
             is_free = delivery.num_open == 0
@@ -157,7 +156,7 @@ class Updates:
             self._give_back(delivery.buffer)
 
     def abandon(self, step: Step, *, is_rest_begun: bool) -> None:
-        """An error ended a step: what a verdict could still undo is undone, and nothing more is updated."""
+        """Ends a step after an error: undoes what a verdict could still undo, and updates nothing more."""
         with self._work:
             has_verdict = step.verdict is not None
             is_taken = step.is_begun and not step.needs_verdict
@@ -203,11 +202,11 @@ class Updates:
                 raise self._failure
 
     def release(self) -> None:
-        """Updates go on after a step that was not taken, or only in part: other weights have been loaded."""
-        self._held_from, self.non_finite_step, self.broken_step = None, None, None
+        """Lets updates go on after a step that was not taken, or only in part, once other weights are loaded."""
+        self._bad_loss_from, self.non_finite_step, self.broken_step = None, None, None
 
     def adopt(self) -> None:
-        """The optimizer's state was loaded anew."""
+        """Takes over a state that was loaded into the optimizer."""
         for update in self._updates.values():
             update.adopt()
 
@@ -263,10 +262,10 @@ class Updates:
             return
         self._check_losses(step)
         if job.piece.is_done:
-            if not step.is_held:
+            if not step.has_bad_loss:
                 self._updates[job.unit].count(job.piece.positions)
             self._over(job)
-        elif step.is_held or step.is_skipped:
+        elif step.has_bad_loss or step.is_skipped:
             self._over(job)
         elif step.factor is not None or not step.needs_verdict:
             self._apply(job, 1.0 if step.factor is None else step.factor, undoable=False)
@@ -278,14 +277,14 @@ class Updates:
             step.waiting.append(job)
 
     def _check_losses(self, step: Step) -> None:
-        """By number: a layer that the step before last left waiting is still to be updated."""
+        """Compares step numbers: a layer that waits since an earlier step is still to be updated."""
         if not step.is_checked:
             step.is_checked = True
             for value, mark in step.losses:
                 mark.synchronize()
-                if self._held_from is None and not math.isfinite(float(value)):
-                    self._held_from = step.number
-        step.is_held = self._held_from is not None and step.number >= self._held_from
+                if self._bad_loss_from is None and not math.isfinite(float(value)):
+                    self._bad_loss_from = step.number
+        step.has_bad_loss = self._bad_loss_from is not None and step.number >= self._bad_loss_from
 
     def _drop(self, step: Step) -> None:
         for job in step.speculated:
@@ -306,9 +305,9 @@ class Updates:
         step.verdict.mark.synchronize()
         factor = float(step.verdict.factor)
         self._check_losses(step)
-        step.is_skipped = step.is_held or not math.isfinite(factor)
-        if step.is_skipped and not step.may_skip and self._held_from is None:
-            self.non_finite_step = self._held_from = step.number
+        step.is_skipped = step.has_bad_loss or not math.isfinite(factor)
+        if step.is_skipped and not step.may_skip and self._bad_loss_from is None:
+            self.non_finite_step = self._bad_loss_from = step.number
         step.factor = factor
         if not step.is_skipped:
             self.last_factor = factor
@@ -341,9 +340,8 @@ class Updates:
             else:
                 master = unit.entries[unit.trained[position]].master
                 sums[position] = views[position].to(master.dtype, copy=True)
-        delivery = (
-            job.piece.delivery
-        )  # in one piece: only gradients that are not added up are sent one by one
+        # in one piece: only gradients that are not added up are sent one by one
+        delivery = job.piece.delivery
         if delivery.buffer is not None:
             self._give_back(delivery.buffer)
             delivery.buffer = None

@@ -1,17 +1,18 @@
-"""Cerebras CS systems, through the vendor's own SDK (`cerebras.pytorch`), which lives in an environment of its own.
+"""Cerebras CS systems, through the vendor's SDK (`cerebras.pytorch`), which has an environment of its own.
 
-Nothing here imports the SDK or torch: a target is listed wherever Portwright runs.
+Nothing here imports the SDK or torch, so that the target is listed wherever Portwright runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from portwright.job.hand_over import where
-from portwright.job.vendor_env import explain_missing
+from portwright.job.vendor_env import explain_missing, find_usable
+from portwright.needs import read_answers
 from portwright.target import Backend, Flag, Target
 from portwright.targets.csx.environment import ENVIRONMENT
 from portwright.targets.csx.hardware import hardware
@@ -27,7 +28,7 @@ class ForeignSection(BaseModel):
 
 
 def why_not() -> str | None:
-    if where(ENVIRONMENT) is not None:
+    if find_usable(ENVIRONMENT) is not None:
         return None
     reason = explain_missing(ENVIRONMENT) or "the Cerebras SDK is not installed here."
     return f"{reason} {ENVIRONMENT.cure}"
@@ -45,10 +46,15 @@ def kernels() -> KernelTable:
     return table()
 
 
+_HERE = Path(__file__).parent
 TARGET = Target(
     name="CSX",
     summary="a Cerebras CS system, through the vendor's SDK",
+    aliases=("cerebras", "cs", "cs1", "cs2", "cs3", "wse", "wse1", "wse2", "wse3"),
+    package="cerebras",
+    no_tensorflow="today's SDK of Cerebras has no TensorFlow",
     make_backend=make_backend,
+    needs=read_answers(_HERE.parent / "compiled.tsv", _HERE / "needs.tsv"),
     why_not=why_not,
     environment=ENVIRONMENT,
     has_cluster=True,
@@ -57,7 +63,12 @@ TARGET = Target(
     hardware=hardware,
     sections={"csconfig": ForeignSection, "sparsity": ForeignSection},
     flags=(
-        Flag(("--on_cpu", "--on-cpu"), "run through the SDK's own CPU backend", is_switch=True),
+        Flag(
+            ("--on_cpu", "--on-cpu"),
+            "run through the SDK's own CPU backend",
+            is_switch=True,
+            runs_on_host=True,
+        ),
         Flag(
             ("--legalise", "--legalize"),
             "swap layers that the SDK refuses for equal ones that it accepts",

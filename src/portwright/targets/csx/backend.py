@@ -1,4 +1,4 @@
-"""The SDK's backend: its CPU, its front end alone, or a cluster."""
+"""Opens the SDK's backend: its CPU, only its front end, or a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[\w./+@%-]+", re.ASCII)
 
 
 class CsxBackend:
-    """Opens sessions on the one backend that the SDK allows a process."""
+    """Opens sessions on the SDK's backend, of which a process can have only one."""
 
     emulates: str | None = None
 
@@ -78,7 +78,7 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
     folder = _plain_path(job.artifact_dir)
     if wanted == "CPU":
         return cstorch.backend("CPU", artifact_dir=folder)
-    # The wrapper that pip puts on PATH drops the exit status, and a refused step then looks accepted.
+    # pip's wrapper on PATH drops the exit status, so that a refused step would look accepted.
     tools = str(Path(cstorch.__file__).parent / "lib")
     os.environ["PATH"] = os.pathsep.join([tools, *os.environ.get("PATH", "").split(os.pathsep)])
     options: dict[str, Any] = {"artifact_dir": folder}
@@ -91,13 +91,13 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
             options["compile_dir"] = str(flags["compile_dir"])
     apply_backend_keys(cstorch, job.params.runconfig)
     backend = cstorch.backend("CSX", **options)
-    # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
+    # Else the SDK cuts the folders of sys.path off the file names in its debug information, and we could not find the files.
     os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
     return backend
 
 
 def _plain_path(folder: Path | None) -> str:
-    """A name for a folder that the SDK can hand to its tools: it joins their words without quoting them."""
+    """A path of the folder without special characters: the SDK joins its tools' command lines without quoting."""
     if folder is not None and _PLAIN.fullmatch(str(folder.absolute())):
         return str(folder)
     temporary = Path(tempfile.mkdtemp(prefix="portwright-csx-"))

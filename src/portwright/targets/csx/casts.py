@@ -153,7 +153,7 @@ _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @contextlib.contextmanager
 def mixed_precision() -> Iterator[None]:
-    """Functions cast their arguments as they do under the SDK."""
+    """Within, torch's functions cast their arguments as they do under the SDK."""
     with contextlib.ExitStack() as stack:
         for owner, name, wrap in _replacements():
             original = getattr(owner, name, None)
@@ -199,7 +199,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _is_active() -> bool:
-    """Casts belong to calls above autograd: torch's own Python kernels and shape functions call the same names below it."""
+    """Whether a call is above autograd: below it torch's Python kernels call the same functions, which must not cast."""
     return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
 
 
@@ -219,7 +219,7 @@ def _casting(dtype: torch.dtype, output: torch.dtype | None = None) -> _Wrap:
 
 
 def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Half and single together become single; anything else is torch's own matter."""
+    """Half and single precision together become single; other combinations are left to torch."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checking_in_one_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An LSTM or GRU is refused as a whole; to stop at its check of dtypes would hide the rest of the step."""
+    """Gives an LSTM or GRU inputs of one precision: it is refused anyway, and an error here would hide the rest of the step."""
 
     @functools.wraps(function)
     def call(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ def _checking_in_one_precision(function: Callable[..., Any]) -> Callable[..., An
 
 
 def _refusing_the_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The SDK's device is none that autocast knows; under capture it goes by the name of the CPU."""
+    """Autocast does not know the SDK's device, which under capture is called the CPU; so it is refused."""
 
     @functools.wraps(function)
     def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:

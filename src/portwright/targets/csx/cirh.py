@@ -1,4 +1,4 @@
-"""Reading what the front end writes: CIRH, the vendor's own MLIR."""
+"""Reads CIRH, the vendor's MLIR dialect that the front end writes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOCATION = re.compile(r"^#loc\d* = ")
 
 @dataclass(frozen=True)
 class Cirh:
-    """What a lowered step consists of."""
+    """The ops and number formats of a lowered step."""
 
-    ops: dict[str, int]  # by name, the most frequent first
-    dtypes: dict[str, int]  # tensors that are spelled out in it, by their number format
+    ops: dict[str, int]  # how often each occurs, the most frequent first
+    dtypes: dict[str, int]  # the number of tensors in the text, by number format
 
     @property
     def num_ops(self) -> int:

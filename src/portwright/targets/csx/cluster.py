@@ -1,4 +1,4 @@
-"""How the SDK reaches a cluster, and what is missing where it cannot."""
+"""The settings by which the SDK reaches a cluster, and explanations where it cannot."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.runconfig import RunConfig
 
-# Where the installer of a user node leaves the cluster's address and certificates; CSCONFIG_PATH names another file.
+# The cluster's address and certificates, written by the installer of a user node; CSCONFIG_PATH names another file.
 CONFIG_FILE = Path("/opt/cerebras/config_v2")
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>[0-9]{1,5})")
-_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """What the flags and runconfig say; `address` is None where they name none and the SDK's own file is not there."""
+    """The flags' and runconfig's settings; `address` is None where they have none and the SDK's own file is missing."""
 
     address: str | None
-    source: str  # where the address is from
-    options: Mapping[str, Any]  # of the SDK's ClusterConfig
+    source: str  # the flag, key or file that gave the address
+    options: Mapping[str, Any]  # the arguments of the SDK's ClusterConfig
 
     def require_address(self) -> None:
         if self.address is None:
@@ -35,14 +35,14 @@ class ClusterSettings:
             )
 
     def check_reachable(self) -> None:
-        """The SDK's own client would try for ever where nothing answers."""
+        """Raises where nothing answers at the address: the SDK's client would retry forever."""
         if self.address is None or self.source == str(config_file()):
             return
         match = _ADDRESS.fullmatch(self.address)
         assert match is not None
         host = match["host"].strip("[]")
         try:
-            with socket.create_connection((host, int(match["port"])), timeout=_SECONDS):
+            with socket.create_connection((host, int(match["port"])), timeout=_TIMEOUT_SECONDS):
                 pass
         except OSError as error:
             reason = error.strerror or str(error)
@@ -53,7 +53,7 @@ class ClusterSettings:
 
 
 def explain_cluster_error(error: BaseException, settings: ClusterSettings) -> UnsupportedError | None:
-    """The SDK's trouble with its cluster in one line; None where an error is about something else."""
+    """An error of the SDK about its cluster, in one line; None for any other error."""
     trace, is_cluster = error.__traceback__, type(error).__name__ == "ClusterConfigError"
     while trace is not None and not is_cluster:
         is_cluster = f"{os.sep}cerebras{os.sep}appliance{os.sep}" in trace.tb_frame.f_code.co_filename
@@ -83,7 +83,7 @@ def config_file() -> Path:
 
 
 def read_settings(flags: Mapping[str, Any], config: RunConfig) -> ClusterSettings:
-    """A flag goes before runconfig."""
+    """Reads the settings; a flag overrides runconfig."""
 
     def pick(name: str) -> Any:
         given = flags.get(name)
@@ -116,7 +116,7 @@ def _address(flags: Mapping[str, Any], config: RunConfig) -> tuple[str | None, s
     ):
         if value is None:
             continue
-        # The SDK hands it to a shell; besides, it must have a port.
+        # The SDK passes it to a shell, and it must have a port.
         text = str(value) if source != "--cs_ip" or ":" in str(value) else f"{value}:9000"
         if not _ADDRESS.fullmatch(text) or int(text.rpartition(":")[2]) > 65535:
             raise UserError(
@@ -154,7 +154,7 @@ def make_cluster_config(cstorch: Any, settings: ClusterSettings) -> Any:
         ) from error
 
 
-_BACKEND_KEYS = {  # of runconfig: where the SDK keeps it
+_BACKEND_KEYS = {  # runconfig's key: the SDK's attribute
     "micro_batch_size": ("performance", "micro_batch_size"),
     "transfer_processes": ("performance", "transfer_processes"),
     "compile_crd_memory_gi": ("debug", "compile_crd_memory_gi"),
@@ -164,7 +164,7 @@ _BACKEND_KEYS = {  # of runconfig: where the SDK keeps it
 
 
 def apply_backend_keys(cstorch: Any, config: RunConfig) -> None:
-    """Those keys of runconfig that are global switches of the SDK."""
+    """Sets the SDK's global switches from runconfig."""
     for key, (group, name) in _BACKEND_KEYS.items():
         value = getattr(config, key)
         if value is None:

@@ -1,8 +1,8 @@
-"""Ops that the Cerebras SDK takes apart before autograd: their gradient is that of the parts.
+"""Ops that the Cerebras SDK decomposes before autograd, so that autograd differentiates the parts.
 
 The SDK registers Python decompositions for its device above autograd. While a step is captured we register ours, which call the
 same ops, for the CPU's fake tensors; so a `flip` shows as the `index_select` that it becomes there, backward included. Which ops
-are taken apart, and into what, are facts about SDK 2.10.0; numbers do not matter here.
+are decomposed, and into what, are facts about SDK 2.10.0; the values computed do not matter here.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) ->
 
 
 def _computed_wide(compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Half precision is computed in single, as torch's own decompositions do."""
+    """Computes half precision in single precision, as torch's own decompositions do."""
     dtype = tensors[0].dtype
     if dtype not in (torch.float16, torch.bfloat16):
         return compute(*tensors)
@@ -261,7 +261,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The front end has no fused kernel: torch falls back to matmul and softmax."""
+    """Attention by matmul and softmax, since the front end has no fused kernel."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -280,7 +280,7 @@ def attention(
 
 
 def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-    """torch checks the classes on the host, and so reads them."""
+    """one_hot with torch's check of the classes, which reads them on the host."""
     if num_classes == -1:
         num_classes = int(x.max().item()) + 1
     elif x.min().item() < 0:
@@ -289,7 +289,7 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 class _Opaque(torch.autograd.Function):
-    """Shows an op that torch would take apart as one node, and gives its inputs some gradient."""
+    """Keeps an op that torch would decompose as one node, and gives its inputs any gradient."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, *flat: Any) -> Any:
@@ -309,7 +309,7 @@ class _Opaque(torch.autograd.Function):
 def _opaque(op: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         leaves, spec = tree_flatten(args)
-        # It is refused whatever it is given; one precision lets the rest of the step be seen.
+        # The op is refused in any case; one precision lets the capture go on.
         if len({x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()}) > 1:
             leaves = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves]
         return _Opaque.apply(op, spec, *leaves)  # type: ignore[no-untyped-call]
@@ -362,7 +362,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def decompositions() -> Iterator[None]:
-    """The ops above are taken apart before autograd, on the CPU, for as long as this lasts."""
+    """Within, the ops above are decomposed before autograd on the CPU."""
     library = torch.library.Library("aten", "IMPL", "AutogradCPU")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():

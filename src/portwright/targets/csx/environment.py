@@ -1,4 +1,4 @@
-"""Where Cerebras's SDK lives: it pins torch 2.4.0, so it has an environment of its own."""
+"""The environment of Cerebras's SDK, separate because the SDK pins torch 2.4.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches as the SDK wants them: made by a plain function, since on a cluster it is a worker that calls it."""
+"""Batches for the SDK, made by a plain function: on a cluster a worker process calls it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portwright.runtime.inputs import find_data_fn
 
 @dataclass(frozen=True)
 class Feed:
-    """What a loader is made from; it can be sent to another machine."""
+    """The description from which a loader is made; it can be sent to another machine."""
 
     data_fn: Callable[[Any], Any]
     values: dict[str, Any]  # the params
@@ -22,7 +22,7 @@ class Feed:
     seed: int
     position: Mapping[str, Any] | None = None
     num_merged: int = 1  # batches that become one
-    channel: Any = None  # to other tasks that read; only where the SDK's loader stays in this process
+    channel: Any = None  # to other tasks that read data; only if the SDK's loader stays here
 
     def loader(self) -> ResumableLoader:
         trains = self.name == "train_input"
@@ -41,7 +41,7 @@ def make_batches(feed: Feed) -> Any:
 
 
 class _Merged:
-    """Several batches as one: the gradient of its mean is the mean of theirs, and the compiler splits it again as it sees fit."""
+    """Joins batches: the gradient of the joined mean is the mean of theirs, and the compiler may split the batch again."""
 
     def __init__(self, loader: ResumableLoader, count: int) -> None:
         self._loader, self._count = loader, count
@@ -75,7 +75,7 @@ def make_feed(
 
 
 def advance(position: Mapping[str, Any], num_done: int, num_batches: int | None) -> dict[str, Any]:
-    """Where the data stand after so many batches, of which the loader itself knows nothing: the SDK fetches ahead."""
+    """The position after `num_done` batches; the loader's own position is further, since the SDK fetches ahead."""
     if num_batches is None:
         raise UnsupportedError(
             "CSX needs training data whose length is known.",

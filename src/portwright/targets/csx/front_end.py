@@ -1,4 +1,4 @@
-"""Asking Cerebras's own front end what it says to a whole training step; no cluster is needed for that."""
+"""Has Cerebras's front end lower a whole training step, which needs no cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import cerebras.pytorch as cstorch
 import torch
 
 from portwright.errors import UnsupportedError
-from portwright.job.rundir import atomic_write_text
+from portwright.job.atomic import atomic_write_text
 from portwright.target import Lowered
 from portwright.targets.csx.cirh import read_cirh
 from portwright.targets.csx.cluster import missing_setting
@@ -37,7 +37,7 @@ class FrontEndSession(CsxSession):
         for phase in phases:
             traced = self._lower_one(phase)
             found = traced.details()
-            # One phase is the usual case: its figures stand at the top, and each one's under its own name.
+            # The figures of the first phase are at the top level too, since there is usually only one.
             details = {**found, **details, phase: found}
             lines += traced.lines(phase)
         if self._legalised is not None:
@@ -66,7 +66,7 @@ class FrontEndSession(CsxSession):
 
         @cstorch.step_closure  # type: ignore[untyped-decorator]
         def read(outputs: Any) -> None:
-            pass  # so that the outputs are part of what is lowered, as in a real run
+            pass  # keeps the outputs in the lowered step, as in a real run
 
         if trains:
             self._updater().start_at(0)
@@ -92,12 +92,12 @@ class FrontEndSession(CsxSession):
         return traced
 
     def _real_folder(self, folder: Path) -> Path:
-        """Where the user knows it: the SDK may have been given another name of the same folder."""
+        """The user's name of a folder: the SDK may have got another path of the same folder."""
         wanted = self._job.artifact_dir
         return folder if wanted is None else wanted / folder.relative_to(self._backend.artifact_dir)
 
     def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
-        """Leaves what the front end made in `folder`; without a cluster that is where it ends, and it says so."""
+        """Leaves what the front end made in `folder`; without a cluster no more is compiled, and the answer says so."""
         folder.mkdir(parents=True, exist_ok=True)
         manifest: dict[str, Any] = {"sdk": sdk_version(), "mode": self._job.mode}
         try:
@@ -135,7 +135,7 @@ class FrontEndSession(CsxSession):
 
 @dataclass
 class _Traced:
-    """One step as the front end left it."""
+    """One step as the front end traced and lowered it."""
 
     phase: str
     folder: Path = field(default_factory=Path)
@@ -168,7 +168,7 @@ class _Traced:
 
     @contextmanager
     def noting_warnings(self) -> Iterator[None]:
-        """Each warning of the SDK once, by its first line."""
+        """Notes each warning of the SDK once, by its first line."""
         handler = _Noting(self._note)
         logger = logging.getLogger("cerebras")
         logger.addHandler(handler)

@@ -1,6 +1,6 @@
 """What the Cerebras front end does with an op: a kernel, a decomposition, or a refusal with its reason.
 
-The table is a file (kernels.tsv); what depends on arguments, shapes and dtypes is in constraints.py. Both are facts about SDK
+The table is a file (kernels.tsv); conditions on arguments, shapes and dtypes are in constraints.py. Both are facts about SDK
 2.10.0, checked against it by tests/vendor/test_fidelity.py.
 """
 
@@ -30,7 +30,7 @@ def table() -> CsxTable:
 
 @contextlib.contextmanager
 def as_on_csx() -> Iterator[None]:
-    """Mixed precision and the decompositions before autograd, as under the SDK."""
+    """Within, mixed precision and decompositions are those of the SDK."""
     from portwright.targets.csx.casts import mixed_precision
     from portwright.targets.csx.decompositions import decompositions
 
@@ -49,8 +49,8 @@ class CsxTable(TableFile):
             as_on_csx,
             unlisted=_unlisted,
         )
-        self._live = _Reach()
-        self._known: dict[str, Any] = {}  # a big model calls few ops many times
+        self._live = _Dataflow()
+        self._known: dict[str, Any] = {}  # by op: a big model calls few ops many times
 
     def rows(self) -> Iterable[Row]:
         return [_with_dtypes(row) for row in super().rows()]
@@ -79,7 +79,7 @@ class CsxTable(TableFile):
 
 
 def _with_dtypes(row: Row) -> Row:
-    """What holds of every op is not written in every row of the file."""
+    """Adds the constraint on dtypes that holds for every op and is not in the file's rows."""
     return row if row.how == "refused" else replace(row, dtypes=row.dtypes or DTYPES)
 
 
@@ -94,15 +94,15 @@ def _refuse(node: Node, reason: str, cure: str = "") -> Verdict:
 
 @functools.cache
 def _cure_for(name: str) -> str:
-    """The equal form of what the user called, or of the op that it became."""
-    from portwright.layers.legal.forms import cure_for
+    """The legal form of what the user called, or of the op that it became."""
+    from portwright.legal_forms import cure_for
 
     short = re.sub(r"^torch\.nn\.modules\.\w+\.", "torch.nn.", name)
     return (cure_for(short, "csx") or "") if name else ""
 
 
-class _Reach:
-    """What a node's result leads to and comes from; kept for the graph that was asked about last."""
+class _Dataflow:
+    """Whether a node's result is used, and whether it is constant; cached for the last graph."""
 
     def __init__(self) -> None:
         self._graph: weakref.ref[Graph] | None = None
@@ -110,12 +110,12 @@ class _Reach:
         self._constant: frozenset[int] = frozenset()
 
     def has(self, graph: Graph, node: Node) -> bool:
-        """Its result reaches the loss or a gradient."""
+        """Whether the node's result reaches the loss or a gradient."""
         self._look_at(graph)
         return node.index in self._live
 
     def is_constant(self, graph: Graph, node: Node) -> bool:
-        """The compiler folds it: it depends on no input, weight or random number."""
+        """Whether the compiler folds the node: it depends on no input, weight or random number."""
         self._look_at(graph)
         return node.index in self._constant
 
@@ -126,7 +126,7 @@ class _Reach:
 
 
 def _find_live(graph: Graph) -> frozenset[int]:
-    """Backward in time from the loss, from what writes into a weight or buffer, and from the ends of the backward pass."""
+    """The nodes on which the loss, writes to weights or buffers, or the ends of the backward pass depend."""
     if graph.loss < 0:
         return frozenset(node.index for node in graph.nodes)
     wanted = {graph.loss, graph.values[graph.loss].base}

@@ -1,4 +1,4 @@
-"""Metrics of a model that is traced: they look at values, which are there only in the SDK's closures."""
+"""Metrics of a traced model: they read values, which exist only in the SDK's closures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from portwright.patched import patched
 from portwright.runtime.metrics.base import Metric
 
 
 @contextmanager
 def metrics_through_closures(cstorch: Any, traces: bool) -> Iterator[None]:
-    """Inside, calling a metric puts its update off until the values of the step are on the host."""
+    """Within, a metric's update is delayed until the values of the step are on the host."""
     if not traces:
         yield
         return
@@ -23,9 +24,5 @@ def metrics_through_closures(cstorch: Any, traces: bool) -> Iterator[None]:
     def call(metric: Metric, *arguments: Any, **named: Any) -> None:
         update(metric, arguments, named)
 
-    former = Metric.__call__
-    Metric.__call__ = call  # type: ignore[assignment, method-assign]
-    try:
+    with patched(Metric, "__call__", call):
         yield
-    finally:
-        Metric.__call__ = former  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The SDK's optimizer for a specification, and its state under the names that torch's has."""
+"""Makes the SDK's optimizer from a specification, and converts its state to torch's names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError, UserError
+from portwright.errors import UnsupportedError
 from portwright.job.optimizer import OptimizerParams
+from portwright.runtime.compiled_session import check_names, other_state
+from portwright.runtime.optimizer_state import UNTOUCHED
 from portwright.runtime.param_groups import make_param_groups
 
-# Ours: theirs, where the words differ.
+# Our name: theirs, where they differ.
 _PAIRS = {
     "betas": ("beta1", "beta2"),
     "etas": ("eta1", "eta2"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-_WORDS = {"use_nesterov": "nesterov"}
-# Kept by the SDK alone, as a product over steps; torch computes it from the count of steps.
+_OPTION_NAMES = {"use_nesterov": "nesterov"}
+# State that only the SDK keeps, a product over steps; torch computes it from the number of steps.
 _POWERS = {"beta1_power": 0, "beta2_power": 1}
-UNTOUCHED = "untouched"  # a parameter that had no gradient yet, in torch's state
 
 
 def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams) -> Any:
@@ -46,7 +47,7 @@ def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams) -> A
     for whole, parts in _PAIRS.items():
         if all(part in settings for part in parts):
             settings[whole] = tuple(settings.pop(part) for part in parts)
-    for ours, theirs in _WORDS.items():
+    for ours, theirs in _OPTION_NAMES.items():
         if ours in settings:
             settings[theirs] = settings.pop(ours)
     accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr", "weight_decay"}
@@ -67,7 +68,7 @@ def make_sdk_optimizer(cstorch: Any, net: nn.Module, spec: OptimizerParams) -> A
 
 
 def _decay_key(name: str, accepted: Mapping[str, Any]) -> str | None:
-    """What a group calls its weight decay; the SDK's Adam loses it under the name of its own signature."""
+    """A group's key of its weight decay; the SDK's Adam ignores the name that its own signature has."""
     if name == "Adam":
         return "l2_regularization_rate"
     return "weight_decay" if "weight_decay" in accepted else None
@@ -76,7 +77,7 @@ def _decay_key(name: str, accepted: Mapping[str, Any]) -> str | None:
 def _refuse_missing(spec: OptimizerParams, settings: Mapping[str, Any], accepted: set[str]) -> None:
     common = set(OptimizerParams.model_fields)
     for key, field in type(spec).model_fields.items():
-        theirs = _WORDS.get(key, key)
+        theirs = _OPTION_NAMES.get(key, key)
         known = theirs in accepted or any(
             key in parts and whole in accepted for whole, parts in _PAIRS.items()
         )
@@ -91,12 +92,12 @@ def _refuse_missing(spec: OptimizerParams, settings: Mapping[str, Any], accepted
 
 
 def _sdk_behaviour(spec: OptimizerParams, key: str, default: Any) -> Any:
-    """What the SDK does where it offers no choice."""
+    """The SDK's fixed behaviour where it has no option."""
     return {"correct_bias": spec.optimizer_type != "Lamb"}.get(key, default)
 
 
 def _counts_steps(spec: OptimizerParams) -> bool:
-    """Whether torch's optimizer, or ours, keeps a count of steps with each parameter."""
+    """Whether torch's optimizer, or ours, counts steps for each parameter."""
     if spec.optimizer_type in ("Adam", "AdamW"):
         return bool(getattr(spec, "correct_bias", True))
     return spec.optimizer_type not in ("SGD", "Lion", "Muon")
@@ -105,7 +106,7 @@ def _counts_steps(spec: OptimizerParams) -> bool:
 def read_state(
     optimizer: Any, names: Mapping[Tensor, str], spec: OptimizerParams, num_updates: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """`optimizer/<parameter>/<state>` as torch would have it, and what only the SDK keeps under `csx/`."""
+    """Yields `optimizer/<parameter>/<state>` as torch has it, and state that only the SDK has under `csx/`."""
     counts = _counts_steps(spec)
     for parameter, state in optimizer.state.items():
         if not state:
@@ -121,13 +122,9 @@ def read_state(
 def load_state(
     optimizer: Any, parameters: Mapping[str, Tensor], items: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Takes state of this SDK or of torch's optimizer of the same name: `items` by parameter, then by state."""
+    """Loads state of the SDK's or of torch's optimizer of the same name: `items` by parameter, then by state."""
+    check_names(items, parameters)
     for path, given in items.items():
-        if path not in parameters:
-            raise UserError(
-                f"the checkpoint has optimizer state of '{path}', which this model does not train.",
-                "Resume with the model of that run, or take its weights alone with --is_pretrained_checkpoint.",
-            )
         if UNTOUCHED in given:
             continue
         state = optimizer.state[parameters[path]]
@@ -135,11 +132,7 @@ def load_state(
         unknown = sorted(set(filled) - set(state) - {"step"})
         missing = sorted(set(state) - set(filled))
         if unknown or missing:
-            raise UserError(
-                f"the checkpoint has the optimizer state {', '.join(sorted(given))} of '{path}', and the SDK's "
-                f"{type(optimizer).__name__} keeps {', '.join(state) or 'none'}.",
-                "Resume with the optimizer of that run, or take its weights alone with --is_pretrained_checkpoint.",
-            )
+            raise other_state(given, path, f"the SDK's {type(optimizer).__name__}", state)
         with torch.no_grad():
             for key, tensor in filled.items():
                 if key in state:
@@ -149,7 +142,7 @@ def load_state(
 def _fill_in(
     given: Mapping[str, Tensor], state: Mapping[str, Any], group: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """With the powers of the betas, where the state is torch's."""
+    """Adds the powers of the betas to torch's state."""
     filled = dict(given)
     for key, index in _POWERS.items():
         if key in state and key not in filled and "step" in given:

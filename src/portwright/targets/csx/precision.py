@@ -1,4 +1,4 @@
-"""Number formats: what params.yaml asks for, in the SDK's words."""
+"""Sets the number formats of params.yaml in the SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HALF = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def choose_precision(cstorch: Any, params: Params, note: Callable[[str], None], *, traces: bool) -> Any:
-    """Sets the SDK's half format; gives the autocast to compute in on its CPU backend, None where there is none."""
+    """Sets the SDK's half-precision format; gives the autocast for its CPU backend, None where none is needed."""
     values, config = params.values, params.runconfig
     if not traces:
         precision = resolve_precision(values, config.precision, "cpu")
@@ -24,7 +24,7 @@ def choose_precision(cstorch: Any, params: Params, note: Callable[[str], None], 
                 "the Cerebras SDK has no float64.", "Set runconfig.precision to fp32, bf16 or fp16."
             )
         return precision.autocast
-    # Asked as of a GPU: there float16 is the usual half format, as on the wafer.
+    # As for a GPU, where float16 is the usual half format as on the wafer.
     precision = resolve_precision(values, config.precision, "cuda")
     if precision.name == "fp64":
         raise UserError("a CS system has no float64.", "Set runconfig.precision to bf16 or fp16.")

@@ -1,4 +1,4 @@
-"""What the front end's errors mean, in plain words: the op, the user's line, the reason and the cure."""
+"""Explains the front end's errors: the op, the user's line, the reason and the cure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from portwright.graph.graph import Place
 from portwright.graph.match import Refusal
 from portwright.targets.csx.source_lines import SourceLines, strip_mark
+from portwright.watching.place import Place
 
 _UNSUPPORTED = re.compile(r"does not yet support `(?P<op>aten::[\w.]+)")
 _NO_META = re.compile(r"^(?P<op>aten::[\w.]+): attempted to run this operator with Meta tensors")
@@ -35,7 +35,7 @@ _CURE = "Rewrite this line with ops that 'portwright ops --target csx' lists, or
 
 
 def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusal | None:
-    """The refusal that an exception of the SDK stands for; None where it is not about the user's step."""
+    """The refusal that an exception of the SDK means; None where it is not about the user's step."""
     lowering = _lowering_error(error)
     if lowering is not None:
         return _explain_lowering(lowering, lines, root)
@@ -46,7 +46,7 @@ def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusa
     op = _dotted(found["op"]) if found else _op_of(error, kind)
     phase = "forward"
     if lines.current is not None and _is_in_backward(error):
-        # Torch's engine was at work: the line is that of the call whose gradient it computed.
+        # The error is from torch's autograd engine: the line is that of the forward call whose gradient it computed.
         (place, scope), phase = lines.current, "backward"
         module = _path(scope, root)
     if place is None:
@@ -55,7 +55,7 @@ def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusa
 
 
 def _explain_loader(error: BaseException) -> Refusal | None:
-    """What the SDK's own loader does not take of a batch; what the user's data set raises inside it is none of these."""
+    """A refusal of the SDK's loader, which does not take a batch; None for an error of the user's data set."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -103,7 +103,7 @@ def _cure(op: str, reason: str) -> str:
     if any(part in reason for part in _HOST_READ) or "_local_scalar_dense" in op:
         return _HOST_CURE
     try:
-        from portwright.layers.legal.forms import cure_for
+        from portwright.legal_forms import cure_for
     except ImportError:
         known = None
     else:
@@ -116,7 +116,7 @@ def _cure(op: str, reason: str) -> str:
 
 
 def _lowering_error(error: BaseException) -> dict[str, Any] | None:
-    """The SDK's own diagnostic, which it hides behind the exception that it makes of it."""
+    """The SDK's diagnostic, found in the chain of causes of its exception."""
     for one in _chain(error):
         text = str(one)
         if "MLIR Compile Lowering Exception" in text and "\n" in text:
@@ -157,7 +157,7 @@ def _module_of(error: BaseException, root: nn.Module) -> tuple[str, str]:
 
 
 def _op_of(error: BaseException, module_kind: str) -> str:
-    """What the user's line called, where the error names no op: a function that torch saw, or a torch module."""
+    """What the user's line called, where the error names no op: a function of torch, or a torch module."""
     name = ""
     for frame in _frames(error):
         function = frame.f_locals.get("func")

@@ -1,6 +1,6 @@
 """Learning-rate schedules in the SDK's own classes, which compute the rate inside the traced step.
 
-A number set from Python would be baked into the trace and stay what it was at the first step.
+A number set from Python would be a constant of the trace, with its value at the first step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CURE = "Choose another schedule for CSX, or train with --on_cpu, CPU or GPU."
 
 
 def make_sdk_scheduler(cstorch: Any, optimizer: Any, spec: OptimizerParams) -> Any | None:
-    """The SDK's scheduler for the learning rate; None where it is constant; refuses what the SDK computes otherwise than we say."""
+    """The SDK's scheduler for the learning rate; None where it is constant; refuses schedules that the SDK computes differently."""
     if spec.schedule.is_constant:
         return None
     parts = read_specs(spec.learning_rate)
@@ -26,7 +26,7 @@ def make_sdk_scheduler(cstorch: Any, optimizer: Any, spec: OptimizerParams) -> A
     made = [_make(module, optimizer, part) for part in parts]
     lengths = [part.num_steps or 0 for part in parts[:-1]]
     if isinstance(parts[-1], specs.OneCycle):
-        # The SDK's goes on below zero where ours holds.
+        # The SDK's schedule continues below zero where ours stays.
         lengths.append(parts[-1].total_steps)
         made.append(module.ConstantLR(optimizer, learning_rate=parts[-1](parts[-1].total_steps)))
     if len(made) == 1:
@@ -67,7 +67,7 @@ def _make(module: Any, optimizer: Any, part: ScheduleSpec) -> Any:
 
 
 def go_to_step(scheduler: Any, step: int) -> None:
-    """Puts a scheduler where it stands after so many updates."""
+    """Sets a scheduler to its state after `step` updates."""
     from cerebras.pytorch.backend import current_backend_impl
 
     backend = current_backend_impl()

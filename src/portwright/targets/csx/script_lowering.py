@@ -26,11 +26,11 @@ from portwright.verify.step_watch import WatchedStep
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
 
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
-_OWN = frozenset({"_plan", "_paths", "_kept"})  # of the step itself
+_OWN = frozenset({"_plan", "_paths", "_kept"})  # of this class, not of the user's model
 
 
 class ScriptLowering:
-    """One question to the front end; the SDK allows one backend a process."""
+    """Lowers one step; once a process, since the SDK allows one backend a process."""
 
     def __init__(self, watched: WatchedStep, folder: Path) -> None:
         self._watched, self._folder = watched, folder
@@ -38,7 +38,7 @@ class ScriptLowering:
         self._notes = [*watched.notes, *watched.plan.notes]
         calls = Counter(id(entry.module) for entry in watched.plan.entries if entry.module is not None)
         if any(count > 1 for count in calls.values()):
-            # The SDK names a model's state at each call of it, and refuses state that a call before has changed.
+            # The SDK names a model's state at each call, and refuses state that an earlier call has changed.
             self._notes.append(
                 "a module is called several times: one compiled module stands around the calls"
             )
@@ -81,7 +81,7 @@ class ScriptLowering:
     def _lower(self) -> None:
         watched = self._watched
         backend = cstorch.backend("CSX", artifact_dir=str(self._folder / "artifacts"), validate_only=True)
-        # It cuts the folders of sys.path off the file names in its debug information; we want to find the files again.
+        # Else the SDK cuts the folders of sys.path off the file names in its debug information, and we could not find the files.
         os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
         device = backend.device.torch_device
         root = self._root = ReplayedStep(watched.plan, watched.names)
@@ -120,7 +120,7 @@ class ScriptLowering:
 
         @cstorch.step_closure  # type: ignore[untyped-decorator]
         def read(loss: Tensor) -> None:
-            pass  # so that the loss is part of what is lowered
+            pass  # keeps the loss in the lowered step
 
         lines = self._lines = SourceLines(backend, step.__code__)
         traced = cstorch.trace(step)
@@ -153,12 +153,12 @@ class ScriptLowering:
 
 
 def make_batches(fed: list[Tensor]) -> Any:
-    """What the SDK's loader calls: the batch of the script, twice, since it wants to look ahead."""
+    """The function that the SDK's loader calls: the script's batch, twice, since the SDK fetches ahead."""
     return torch.utils.data.DataLoader([fed] * 2, batch_size=None)  # type: ignore[arg-type]
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor as a loader gives it: no gradient, no part of a larger one; a sparse one is the SDK's to refuse."""
+    """A tensor as a loader gives it: without gradient, not a view; a sparse one is left for the SDK to refuse."""
     copied = tensor.detach().clone()
     return copied.contiguous() if copied.layout is torch.strided else copied
 
@@ -171,10 +171,10 @@ def _first_words(error: BaseException) -> str:
 
 
 def _move_attributes(root: nn.Module, now: dict[int, Tensor], device: torch.device, host_made: Any) -> None:
-    """Tensors that a module keeps without registering them: built on the device, they would be there.
+    """Moves tensors that a module keeps unregistered to the device, where they would be had it been built there.
 
-    Other names of a parameter follow it, such as a recurrent layer's list of its weights. What shares memory with numpy stays
-    where it is: there is no other place to build it.
+    Attributes that refer to a parameter, such as a recurrent layer's list of weights, get the moved one. Tensors that share
+    memory with numpy stay, since they can only be built on the host.
     """
     moved: dict[int, Tensor] = dict(now)
 
@@ -190,7 +190,5 @@ def _move_attributes(root: nn.Module, now: dict[int, Tensor], device: torch.devi
                 continue
             if next(iter_tensors(value), None) is not None:
                 object.__setattr__(module, name, replace_tensors(value, move))
-        if isinstance(
-            module, nn.RNNBase
-        ):  # else it takes its weights for new ones, and flattens them in the step
+        if isinstance(module, nn.RNNBase):  # else it would flatten its weights again in the step
             module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights if w is not None]

@@ -13,9 +13,10 @@ from torch.optim.optimizer import Optimizer
 
 from portwright.verify.step_watch import WatchedStep
 
-_HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})  # not what
-# What the SDK does where it has no option for it.
-_ONLY = {"maximize": False, "amsgrad": False, "centered": False, "decoupled_weight_decay": False}
+# Options that choose an implementation, and the keys that are no options.
+_NOT_COPIED = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
+# The SDK's fixed behaviour where it has no option.
+_FIXED_OPTIONS = {"maximize": False, "amsgrad": False, "centered": False, "decoupled_weight_decay": False}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Made:
 
 
 def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]) -> Made:
-    """The SDK's optimizer of the same name, else its SGD; which of the two, the notes say."""
+    """The SDK's optimizer of the same name, else its SGD; the notes say which."""
     given = watched.optimizer
     if given is None:
         parameters = [p for p in now.values() if p.requires_grad]
@@ -53,9 +54,9 @@ def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
     for key, value in groups[0].items() if groups else ():
         if (
             key not in accepted
-            and key not in _HOW
+            and key not in _NOT_COPIED
             and key in given.defaults
-            and value not in (_ONLY.get(key), None)
+            and value not in (_FIXED_OPTIONS.get(key), None)
         ):
             notes.append(f"{name}'s {key}={value} has no counterpart in the SDK")
     common = {key: _number(value) for key, value in (groups[0] if groups else {}).items() if key in accepted}
@@ -70,7 +71,7 @@ def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
 
 
 def _kind_of(cstorch: Any, given: Optimizer) -> Any:
-    """Only an optimizer of torch's or ours by its own class: a subclass may do anything in its step."""
+    """The SDK's class for an optimizer of torch's or ours; none for a subclass, whose step may do anything."""
     kind = type(given)
     if not kind.__module__.startswith(("torch.optim", "portwright.")):
         return None
@@ -79,7 +80,7 @@ def _kind_of(cstorch: Any, given: Optimizer) -> Any:
 
 
 def _group_key(name: str, key: str) -> str:
-    """The SDK's Adam loses a group's decay under the name of its own signature."""
+    """The key of an option in a group; the SDK's Adam ignores weight decay under its own signature's name."""
     return "l2_regularization_rate" if name == "Adam" and key == "weight_decay" else key
 
 
@@ -88,5 +89,5 @@ def _mapped(parameters: Any, now: Mapping[int, Tensor]) -> list[Tensor]:
 
 
 def _number(value: Any) -> Any:
-    """A rate may be a tensor of one element in torch, and never is in the SDK."""
+    """A number for the SDK; in torch a rate may be a tensor of one element."""
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

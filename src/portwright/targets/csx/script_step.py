@@ -1,4 +1,4 @@
-"""Asks Cerebras's front end about the training step of a user's own script; a process of the SDK's environment, one script each.
+"""Asks Cerebras's front end about the training step of a user's script, in a process of the SDK's environment.
 
 `python -m portwright.targets.csx.script_step --answer FILE --update N -- train.py ...` leaves its answer as JSON in FILE.
 """
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def answer_about(words: Sequence[str], answer: Path, update: int = 0, *, captures_odd: bool = False) -> None:
-    """Runs the script up to its update and asks; the process ends with the answer, wherever in the script that is."""
+    """Runs the script up to update number `update` and asks; the process then ends, in the middle of the script."""
     import torch
 
     from portwright.verify.step_watch import NoTrainingError, StepWatch, WatchedStep
@@ -62,7 +62,7 @@ def answer_about(words: Sequence[str], answer: Path, update: int = 0, *, capture
 
 
 def _leave(answer: Path, document: dict[str, Any]) -> None:
-    """Ends here and now: the script's own handlers and threads have no say."""
+    """Writes the answer and ends the process at once, without the script's exit handlers and threads."""
     atomic_write_text(answer, json.dumps(document))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -70,7 +70,7 @@ def _leave(answer: Path, document: dict[str, Any]) -> None:
 
 
 def _put_lent_last() -> None:
-    """What PYTHONPATH lends fills in for packages that are not here; it must not stand in for one that the SDK needs."""
+    """Moves packages lent by PYTHONPATH to the end of sys.path, so that none replaces one that the SDK needs."""
     lent = {str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
     own = [path for path in sys.path if str(Path(path).absolute()) not in lent]
     sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
@@ -79,7 +79,7 @@ def _put_lent_last() -> None:
 def _import_sdk() -> Any:
     import cerebras.pytorch as cstorch
 
-    # The wrapper that pip puts on PATH drops the exit status, and a refused step then looks accepted.
+    # pip's wrapper on PATH drops the exit status, so that a refused step would look accepted.
     tools = str(Path(cstorch.__file__).parent / "lib")
     os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
     return cstorch

@@ -1,4 +1,4 @@
-"""A model in the SDK's hands: it owns construction, loader, tracing and optimizer, here as on the wafer."""
+"""A session in which the SDK constructs the model, loads, traces and optimizes, here as on the wafer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import cerebras.pytorch as cstorch
 import torch
 
+from portwright.base_model import LossModule, make_model, split_loss
 from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError, UserError
 from portwright.runtime import metrics
-from portwright.runtime.base_model import LossModule, make_model, split_loss
-from portwright.runtime.batches import walk_tensors
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all
-from portwright.runtime.take_state import count_updates, take_weights
+from portwright.runtime.compiled_session import count_updates, take_weights
 from portwright.target import Event, JobSpec, Shard, Stretch
 from portwright.targets.csx.cluster import ClusterSettings, explain_cluster_error
 from portwright.targets.csx.environment import ENVIRONMENT
@@ -25,12 +23,14 @@ from portwright.targets.csx.precision import choose_precision
 from portwright.targets.csx.refusal import explain
 from portwright.targets.csx.source_lines import SourceLines
 from portwright.targets.csx.step import Update
+from portwright.watching.random_states import capture_rng, restore_rng, seed_all
+from portwright.watching.trees import walk_tensors
 
 _CPU = torch.device("cpu")
 
 
 class CsxSession:
-    """Values come back only through the SDK's closures, and state only at its checkpoints."""
+    """Trains and evaluates through the SDK, which gives values only in closures and state only at checkpoints."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CsxSession:
         self._num_samples, self._num_updates = 0, 0
         self._update: Update | None = None
         self._autocast = autocast
-        self._kept: list[Shard] | None = None  # what the last checkpoint step of a cluster gave
+        self._kept: list[Shard] | None = None  # the state at a cluster's last checkpoint step
         if job.mode in ("train", "train_and_eval"):
             spec = job.params.optimizer
             self._update = Update(cstorch, self._module, spec, traces=self._traces, autocast=autocast)
@@ -68,7 +68,7 @@ class CsxSession:
                 )
 
     def _make_module(self) -> LossModule:
-        """Made inside the SDK's device, so that no weight of a large model is ever in host memory."""
+        """Makes the model on the SDK's device, so that a large model's weights are never in host memory."""
         try:
             return self._make_module_once()
         except AssertionError as error:
@@ -98,7 +98,7 @@ class CsxSession:
         return legalised
 
     def _call(self, batch: Any) -> Any:
-        """The user's model; with --legalise, the loss that it computes around the network is redirected too."""
+        """Calls the user's model; with --legalise its loss outside of the network is redirected too."""
         if self._legalised is None:
             return self._compiled(batch)
         with self._legalised.redirecting():
@@ -139,7 +139,7 @@ class CsxSession:
             raise self._explained(error, SourceLines(self._backend, body.__code__), "train") from error
 
     def _train(self, stretch: Stretch, body: Callable[[Any], Any]) -> Iterator[Event]:
-        """The SDK runs a stretch as one executor, which starts its loader anew: so the loader starts at our position."""
+        """Runs a stretch as one executor of the SDK, which starts its loader again; so the loader starts at our position."""
         update = self._updater()
         self._module.train()
         seen: list[dict[str, float]] = []
@@ -176,7 +176,7 @@ class CsxSession:
             keep(step_once(batch))
             if self._traces:
                 keep_state()
-            # Closures run when the next batch is asked for: only then are this step's loss and state there to be read.
+            # Closures run when the next batch is asked for: only then can this step's loss and state be read.
             batch = next(batches, None)
             if not update.is_due:
                 continue
@@ -198,7 +198,7 @@ class CsxSession:
                 return
 
     def _explained(self, error: Exception, lines: SourceLines, phase: str) -> Exception:
-        """What an error of the SDK is about: its cluster, or a line of the user's; else the error as it is."""
+        """An SDK error explained by its cluster or by the user's line; else the error itself."""
         if isinstance(error, PortwrightError) or not self._traces:
             return error
         known = explain_cluster_error(error, self._settings)
@@ -251,7 +251,7 @@ class CsxSession:
     def evaluate(
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
     ) -> dict[str, float]:
-        """Losses are weighted by the samples of their batch, as everywhere."""
+        """Loss and metrics; losses are weighted by the samples of their batch, as on all targets."""
         self._module.eval()
         metrics.reset_all_metrics()
         sums = [0.0, 0]
@@ -349,7 +349,7 @@ def sdk_version() -> str:
 
 
 def _is_host_tensor(error: AssertionError) -> bool:
-    """The SDK asserts that a parameter or buffer is born on its device, and says no more."""
+    """Whether the SDK's bare assertion means that a parameter or buffer was not made on its device."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -357,7 +357,7 @@ def _is_host_tensor(error: AssertionError) -> bool:
 
 
 def _checkpoint_schedule(stretch: Stretch, per_update: int) -> Any:
-    """The boundaries of a stretch, which the SDK must know beforehand and counts from its own start; the last step is one."""
+    """A stretch's boundaries as the SDK's schedule, counted from the stretch's start; the last step is one."""
     from cerebras.pytorch.utils.data.utils import Schedule
 
     num_steps = (stretch.last_step - stretch.first_step) * per_update

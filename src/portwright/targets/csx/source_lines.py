@@ -1,7 +1,7 @@
-"""Which line of the user's model a traced op belongs to, in the forward pass and in the backward pass.
+"""Finds the line of the user's model that a traced op of the forward or backward pass belongs to.
 
-The SDK keeps the Python stack of every op. In the backward pass that stack ends in torch's engine; so each gradient function
-gets a note of the line that made it, in the name under which the SDK files the ops that follow.
+The SDK keeps the Python stack of every op. In the backward pass that stack ends in torch's engine. So the name of the SDK's
+scope gets a mark for each gradient function, by which the line that made the function is found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from portwright.graph.capturing.places import PlaceFinder
-from portwright.graph.graph import Place
+from portwright.watching.place import Place
+from portwright.watching.places import PlaceFinder
 
 _MARK = re.compile(r"@pw(?P<number>\d+)$")
 
@@ -27,8 +27,8 @@ class SourceLines:
     def __init__(self, backend: Any, boundary: CodeType) -> None:
         self._backend, self.boundary = backend, boundary
         self.finder = PlaceFinder()
-        self._noted: list[tuple[Place, str]] = []  # place and module, by number
-        self.current: tuple[Place, str] | None = None  # whose gradient is being computed
+        self._noted: list[tuple[Place, str]] = []  # place and module, by the mark's number
+        self.current: tuple[Place, str] | None = None  # of the call whose gradient is being computed
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -66,7 +66,7 @@ class SourceLines:
         return self._noted[int(match["number"])] if match else None
 
     def among(self, frames: Iterable[tuple[str, int, str]]) -> Place | None:
-        """The innermost line of the user's among recorded frames (file, line, function), outermost first."""
+        """The user's innermost line among recorded frames (file, line, function), outermost first."""
         best: tuple[int, Place] | None = None
         inside = False
         for file, line, function in frames:

@@ -1,4 +1,4 @@
-"""One update of the weights in the SDK's hands: forward, backward, scaling, clipping, optimizer and schedule."""
+"""One update of the weights by the SDK: forward, backward, scaling, clipping, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import UnsupportedError
 from portwright.job.optimizer import OptimizerParams
-from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.optimizers import clip_gradients, gradient_norm
 from portwright.runtime.precision import LossScaler, make_loss_scaler
 from portwright.targets.csx.optimizers import make_sdk_optimizer
@@ -19,7 +19,7 @@ from portwright.targets.csx.schedulers import go_to_step, make_sdk_scheduler
 
 
 class Update:
-    """What stands around a model to train it.
+    """All parts of a training step but the model.
 
     `traces` says that the step is traced once and runs elsewhere, so that nothing in it may depend on a number in Python; on
     the SDK's CPU backend it runs here, batch by batch, and the SDK's own loss scaling does nothing, so ours is used.
@@ -56,7 +56,7 @@ class Update:
             self.scaler = make_loss_scaler(spec, "cpu")
 
     def start_at(self, step: int) -> None:
-        """The next update is the one after so many."""
+        """Makes the next update the one after `step` updates."""
         self._num_pending, self._loss = 0, None
         if self.scheduler is not None and step > 0:
             go_to_step(self.scheduler, step)
@@ -65,7 +65,7 @@ class Update:
         return float(self.optimizer.param_groups[0]["lr"]) if self._schedule is None else self._schedule(step)
 
     def set_learning_rate(self, step: int) -> None:
-        """Where nothing is traced, the rate is ours to set, and is exactly that of every other target."""
+        """Sets the rate, where nothing is traced, to exactly that of every other target."""
         if self._traces or self._schedule is None:
             return
         rate = self._schedule(step)
@@ -73,7 +73,7 @@ class Update:
             group["lr"] = rate
 
     def make_step(self, forward: Callable[[Any], Any]) -> Callable[[Any], Mapping[str, Tensor]]:
-        """The function for the SDK to trace; it gives the loss and, where it is known, the norm of the gradients."""
+        """The function that the SDK traces; it gives the loss and, where known, the norm of the gradients."""
 
         def step(batch: Any) -> Mapping[str, Tensor]:
             with nullcontext() if self._autocast is None else self._autocast():
@@ -101,7 +101,7 @@ class Update:
         return outputs
 
     def _clip_traced(self) -> dict[str, Tensor]:
-        # The words of torch that the SDK traces; ours are fused forms that it does not know.
+        # torch's functions, which the SDK can trace; our fused ones it cannot.
         if self._spec.max_gradient_value is not None:
             torch.nn.utils.clip_grad_value_(self._parameters, self._spec.max_gradient_value)
         if self._spec.max_gradient_norm is not None:
@@ -113,7 +113,7 @@ class Update:
         return {}
 
     def _eager(self, loss: Tensor) -> dict[str, Tensor]:
-        """Accumulates until an update is due; the loss it gives is the mean over the batches of the update."""
+        """Accumulates gradients until an update is due; gives the mean loss over the update's batches."""
         count, scaler, spec = self.num_accumulated, self.scaler, self._spec
         own = loss.detach()
         self._loss = own if self._loss is None else self._loss + own

@@ -1,11 +1,11 @@
-"""Rules of the TensorFlow table that kernels.tsv states of torch's arguments, read from TensorFlow's."""
+"""Conditions of the TensorFlow table, as kernels.tsv has them for torch, on TensorFlow's arguments."""
 
 from __future__ import annotations
 
 from portwright.graph.graph import Graph, Node
 from portwright.graph.kernels import Constraint
 from portwright.targets.csx.constraints import CONSTRAINTS as SHARED
-from portwright.targets.csx.constraints_base import tensor
+from portwright.targets.csx.constraints import tensor
 
 
 def one_group_of_channels(graph: Graph, node: Node) -> str | None:

@@ -1,4 +1,4 @@
-"""What the CS system can be expected to do with a TensorFlow op: a table of ours, each row justified by the torch table."""
+"""What the CS system probably does with a TensorFlow op: our own table, each row derived from the torch table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CsxTensorFlowTable(TableFile):
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
         if node.phase == "optimizer" and node.op not in _HOST_FUNCTIONS:
-            return Verdict("native")  # as on the torch side, where the SDK brings its own optimizers
+            return Verdict("native")  # as for torch: the SDK has its own optimizers
         others = node.kwargs.get("other_dtypes", ())
         if others and self.explain(node.op).how != "refused":
             return Verdict(

@@ -1,14 +1,16 @@
-"""Graphcore IPUs, through PopTorch, or under its rules on a CPU (`--emulate`).
+"""Graphcore IPUs, through PopTorch, or emulated on a CPU (`--emulate`).
 
-Nothing here imports PopTorch or torch: a target is listed wherever Portwright runs.
+Nothing here imports PopTorch or torch, so that the target is listed wherever Portwright runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError
+from portwright.needs import read_answers
 from portwright.target import Backend, Hardware, Target
 from portwright.targets.emulated import EMULATE, explain_missing, is_installed
 from portwright.targets.ipu.section import IpuSection
@@ -64,10 +66,14 @@ def hardware() -> Hardware:
     )
 
 
+_HERE = Path(__file__).parent
 TARGET = Target(
     name="IPU",
     summary="a Graphcore IPU system, through PopTorch or emulated",
+    aliases=("graphcore", "poptorch", "bow", "bowpod", "mk2"),
+    package="poptorch",
     make_backend=make_backend,
+    needs=read_answers(_HERE.parent / "compiled.tsv", _HERE / "needs.tsv"),
     why_not=why_not,
     kernels=kernels,
     hardware=hardware,

@@ -1,4 +1,4 @@
-"""PopTorch, the real one or the emulator, ready to open sessions."""
+"""Opens sessions through PopTorch or its emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class IpuBackend:
-    """Opens sessions through PopTorch's public API alone, so that the emulator and the real one are the same to us."""
+    """Opens sessions only through PopTorch's public API, which the emulator has too."""
 
     def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
         from portwright.runtime.world import Launch, World, read_launch

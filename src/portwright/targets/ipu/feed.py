@@ -1,4 +1,4 @@
-"""Batches of our resumable loader, put together to what one call of a program takes."""
+"""Joins batches of our resumable loader to the input of one call of a program."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from portwright.data.loader import ResumableLoader
 from portwright.runtime.fixed_shape import FixedShapeFeed, Signature
 from portwright.targets.ipu.step import flatten_batch
 
-KEEPER = "a program of an IPU"  # of one shape, and of what is no tensor in a batch
+KEEPER = "a program of an IPU"  # what fixes shapes and the values in a batch that are not tensors
 
 
 class Call(NamedTuple):
-    """The inputs of one call: the batches joined, and the first of them, whose structure they all have."""
+    """The inputs of one call: the joined batches, and the first batch, whose structure all have."""
 
     tensors: list[Tensor]
     batch: Any
@@ -32,7 +32,7 @@ def join(batches: list[Any]) -> list[Tensor]:
 
 
 class TrainingFeed(FixedShapeFeed):
-    """An endless row of calls."""
+    """An endless sequence of calls."""
 
     def __init__(
         self,

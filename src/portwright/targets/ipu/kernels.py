@@ -1,7 +1,7 @@
-"""What PopTorch 3.4 runs on an IPU: its documented list and the handlers of its public sources (kernels.tsv).
+"""What PopTorch 3.4 runs on an IPU, from its documented list and the handlers in its public sources (kernels.tsv).
 
-PopTorch differentiates what it runs by itself and brings its own optimizers, so a backward op is judged by the forward op
-whose gradient it is, and the optimizer by its name. No SDK and no IPU was asked.
+PopTorch makes gradients and has optimizers of its own, so a backward op is judged by the forward op whose gradient it is,
+and the optimizer by its name. Nothing was tried with an SDK or an IPU.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _BY_SHAPE = {  # what they make depends on the shape of their input alone
 
 
 class IpuTable(TableFile):
-    """PopTorch's table, with what depends on more than one node."""
+    """PopTorch's table, with conditions that depend on several nodes."""
 
-    _graph: weakref.ref[Graph] | None = None  # the one asked about last
-    _stacked: dict[int, str]  # a node of a recurrent module that PopTorch does not take: why
+    _graph: weakref.ref[Graph] | None = None  # the last graph judged
+    _stacked: dict[int, str]  # by node of a refused recurrent module: why
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
         if node.phase == "optimizer":
             return _judge_optimizer(graph)
         if node.phase == "backward":
-            # Without a forward node it belongs to the gradients' bookkeeping, which is PopTorch's own too.
+            # A backward op without a forward op manages gradients, which PopTorch does itself.
             return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
         if self._graph is None or self._graph() is not graph:
             self._graph, self._stacked = weakref.ref(graph), dict(_refused_recurrences(graph))
@@ -59,7 +59,7 @@ def _judge_optimizer(graph: Graph) -> Verdict:
 
 
 def _refused_recurrences(graph: Graph) -> list[tuple[int, str]]:
-    """Recurrent modules with several layers, both directions, or without biases: their cells look like any other ops."""
+    """Nodes of recurrent modules with several layers, both directions, or no biases, each with the reason to refuse."""
     found: list[tuple[int, str]] = []
     kinds = {module.path: module.kind for module in graph.modules if module.kind in _RECURRENT}
     if not kinds:
@@ -180,7 +180,7 @@ def whole_factor(graph: Graph, node: Node) -> str | None:
 
 
 def _reaches(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether PopTorch's kernel makes that size: it gets the factor as a text of 6 decimals, and cuts the product."""
+    """Whether PopTorch's kernel gives that size: it gets the factor as text of 6 decimals and truncates the product."""
     factor = float(f"{after[0] / before[0]:.6f}") if before[0] else 0.0
     return all(int(old * factor) == new for old, new in zip(before, after, strict=True))
 
@@ -206,7 +206,7 @@ def _is_constant(graph: Graph, node: Node) -> bool:
 def one_layer_one_way(graph: Graph, node: Node) -> str | None:
     """one layer, one direction, no dropout, and biases except for GRU."""
     if ".mkldnn_rnn_layer" in node.op:
-        return None  # one layer and direction by itself: the module's weights say what it belongs to
+        return None  # this op is one layer and direction; _refused_recurrences judges the module
     layers, dropout = argument(node, "num_layers", 4, 1), argument(node, "dropout", 5, 0.0)
     name = node.op.split(".")[1].upper().partition("_")[0]
     if layers != 1:

@@ -1,4 +1,4 @@
-"""Optimizers as PopTorch brings them, made from the same specification, and their state as torch's has it."""
+"""Makes PopTorch's optimizers from a specification, and converts their state to torch's names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.errors import UnsupportedError, suggest
 from portwright.job import optimizer as job
 from portwright.job.optimizer import OptimizerParams
+from portwright.runtime.compiled_session import check_names, other_shape, other_state
+from portwright.runtime.optimizer_state import UNTOUCHED
 from portwright.runtime.param_groups import make_param_groups
 
 OURS = {"Adam": "Adam", "AdamW": "AdamW", "Lamb": "LAMB", "RMSprop": "RMSprop", "SGD": "SGD"}
 """Optimizers of params.yaml that PopTorch has, and what it calls them."""
 
-UNTOUCHED = "untouched"  # a parameter that had no gradient yet, in torch's state
 _CLIPS = ("Adam", "AdamW", "SGD")  # PopTorch's RMSprop and LAMB have no max_grad_norm
 
-# What PopART keeps of a weight, by the name that torch's optimizer has for it.
+# PopART's state of a weight, by the name in torch's optimizer.
 _SLOTS = {
     "Adam": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
     "AdamW": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
@@ -27,13 +28,12 @@ _SLOTS = {
     "RMSprop": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
     "SGD": {"momentum_buffer": "Accl1"},
 }
-_CURE = "Resume with the optimizer of that run, or take its weights alone with --is_pretrained_checkpoint."
 
 
 def make_optimizer(
     poptorch: Any, net: nn.Module, spec: OptimizerParams, *, is_half: bool, note: Callable[[str], None]
 ) -> Any:
-    """PopTorch's optimizer of the same meaning; what it has no counterpart for is refused by name."""
+    """PopTorch's equal optimizer; settings that it lacks are refused by name."""
     name = spec.optimizer_type
     if name not in OURS:
         raise UnsupportedError(f"optimizer {name}: PopTorch has no such optimizer.", suggest(name, OURS))
@@ -61,7 +61,7 @@ def make_optimizer(
 
 
 def _settings(spec: OptimizerParams) -> dict[str, Any]:
-    """A number that is given counts as one that changes, and costs memory: what is off is left out."""
+    """PopTorch's settings; unused ones are left out, since each one given costs memory as a variable."""
     match spec:
         case job.SGDParams():
             _refuse(spec, "dampening", 0.0, "it counts from the first update there, unlike torch's")
@@ -98,16 +98,16 @@ def _loss_scaling(spec: OptimizerParams, is_half: bool, note: Callable[[str], No
     if spec.loss_scaling_factor == "dynamic":
         if not is_half:
             note("optimizer.loss_scaling_factor: dynamic is left out: a loss in float32 needs no scaling.")
-        return {}  # PopTorch has it among its options
+        return {}  # an option of PopTorch does it
     return {} if spec.loss_scaling_factor == 1.0 else {"loss_scaling": float(spec.loss_scaling_factor)}
 
 
 def read_state(
     optimizer: Any, names: Mapping[str, Tensor], spec: OptimizerParams, prefix: str, num_updates: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """`<parameter>/<state>` as torch's optimizer of that name would have it; `names` are the parameters that are trained.
+    """Yields `<parameter>/<state>` as torch's optimizer of that name has it; `names` are the trained parameters.
 
-    `prefix` is what PopTorch's names of weights start with. Where PopART counts no steps, `num_updates` is the count.
+    `prefix` begins PopTorch's names of weights. Where PopART does not count steps, `num_updates` is the count.
     """
     slots: Mapping[str, Tensor] = optimizer.state_dict()["ipu_state"] or {}
     kept = _kept_by_torch(spec)
@@ -133,33 +133,23 @@ def load_state(
     prefix: str,
     items: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Takes state of PopTorch's or of torch's optimizer of the same name: `items` by parameter, then by state."""
+    """Loads state of PopTorch's or of torch's optimizer of the same name: `items` by parameter, then by state."""
     slots: dict[str, Tensor] = {}
     kept = _kept_by_torch(spec)
-    for name in items:
-        if name not in names:
-            raise UserError(
-                f"the checkpoint has optimizer state of '{name}', which this model does not train.", _CURE
-            )
+    check_names(items, names)
     for name, parameter in names.items():
         given = items.get(name, {})
         if UNTOUCHED in given or not kept:
             continue
         if set(given) != set(kept):
-            raise UserError(
-                f"the checkpoint has the optimizer state {', '.join(sorted(given)) or 'nothing'} of '{name}', and "
-                f"{spec.optimizer_type} keeps {', '.join(kept)}.",
-                _CURE,
-            )
+            raise other_state(given, name, spec.optimizer_type, kept)
         for key, tensor in given.items():
             slot = _SLOTS[spec.optimizer_type].get(key)
             if slot is None or (slot == "Step" and not _counts_on_device(spec)):
                 continue
             shape = () if slot == "Step" else parameter.shape
             if tensor.numel() != parameter.numel() and shape:
-                raise UserError(
-                    f"{name}/{key} has shape {list(tensor.shape)}, expected {list(shape)}.", _CURE
-                )
+                raise other_shape(f"{name}/{key}", tensor, shape)
             value = tensor.detach().to(torch.float32).reshape(shape) * _velocity_scale(spec, key)
             slots[f"{slot}___{prefix}{name}"] = value.contiguous().clone()
     if slots:
@@ -183,7 +173,7 @@ def _counts_on_device(spec: OptimizerParams) -> bool:
 
 
 def _velocity_scale(spec: OptimizerParams, key: str) -> float:
-    """PopTorch keeps SGD's velocity scaled like the loss."""
+    """The factor of a state in PopTorch: it scales SGD's velocity like the loss."""
     scaled = (
         spec.optimizer_type == "SGD" and key == "momentum_buffer" and spec.loss_scaling_factor != "dynamic"
     )

@@ -17,13 +17,13 @@ from portwright.targets.ipu.section import IpuSection
 
 @dataclass(frozen=True)
 class Settings:
-    """What params.yaml says about a run on IPUs, with nothing left to be decided."""
+    """A run's settings from params.yaml, with all defaults resolved."""
 
     section: IpuSection
     accumulation: int
     seed: int
     is_half: bool
-    scales_loss: bool  # by itself, as PopTorch sees fit
+    scales_loss: bool  # whether PopTorch chooses the loss scale
 
     @property
     def batches_per_step(self) -> int:
@@ -42,9 +42,8 @@ class Settings:
 def read_settings(params: Params, note: Callable[[str], None]) -> Settings:
     section = params.sections.get("ipu")
     section = section if isinstance(section, IpuSection) else IpuSection.model_validate({})
-    precision = resolve_precision(
-        params.values, params.runconfig.precision, "cuda"
-    )  # where half means float16
+    # where half means float16
+    precision = resolve_precision(params.values, params.runconfig.precision, "cuda")
     for line in precision.notes:
         note(line)
     if precision.name not in ("fp32", "fp16"):
@@ -69,7 +68,7 @@ def read_settings(params: Params, note: Callable[[str], None]) -> Settings:
 
 
 def _accumulation(section: IpuSection, params: Params) -> int:
-    """Two keys say it; one of them may be left out, and where both are given they must agree."""
+    """The accumulation, which two keys can give; where both do, they must agree."""
     ours, theirs = params.optimizer.grad_accum_steps, section.gradient_accumulation
     if "gradient_accumulation" not in section.model_fields_set:
         return ours
@@ -88,7 +87,7 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
     options = poptorch.Options()
     options.deviceIterations(section.device_iterations if trains else settings.eval_iterations)
     options.randomSeed(settings.seed)
-    options.outputMode(_output_mode(poptorch, section) if trains else poptorch.OutputMode.All)
+    options.outputMode(getattr(poptorch.OutputMode, section.output_mode.capitalize() if trains else "All"))
     if trains:
         options.replicationFactor(section.replication_factor)
         options.broadcastBuffers(section.broadcast_buffers)
@@ -136,10 +135,6 @@ KEYS = {
     "connectionType": "connection_type",
 }
 """PopTorch's options, and the keys of the section that set them."""
-
-
-def _output_mode(poptorch: Any, section: IpuSection) -> Any:
-    return getattr(poptorch.OutputMode, section.output_mode.capitalize())
 
 
 def _proportions(section: IpuSection) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The programs that evaluate and predict: one for each shape of a batch, all with the weights of the host."""
+"""Inference programs, one for each shape of a batch, all with the host's weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Program:
 
 
 class Programs:
-    """Inference programs of one step, compiled when their shape first comes."""
+    """One step's inference programs, each compiled at the first batch of its shape."""
 
     def __init__(
         self, poptorch: Any, step: Step, settings: Settings, note: Callable[[str], None], *, is_offline: bool
@@ -44,7 +44,7 @@ class Programs:
     def run(
         self, phase: Phase, batches: Iterable[tuple[Any, int]]
     ) -> Iterator[tuple[Traced, list[Tensor], int]]:
-        """What was traced, the outputs and the size of each batch, in order."""
+        """Yields the trace, the outputs and the size of each batch, in order."""
         group: list[tuple[Any, int]] = []
         for batch, size in batches:
             if group and signature_of(batch) != signature_of(group[0][0]):
@@ -60,7 +60,7 @@ class Programs:
     def _run_group(
         self, phase: Phase, group: list[tuple[Any, int]]
     ) -> Iterator[tuple[Traced, list[Tensor], int]]:
-        """A group that is not full is filled up with its last batch, whose further outputs nobody looks at."""
+        """Runs a group of batches; one that is not full is filled up with its last batch, and the extra outputs are dropped."""
         num_batches = self._settings.eval_iterations
         batches = [batch for batch, _ in group]
         batches += [batches[-1]] * (num_batches - len(batches))
@@ -72,9 +72,8 @@ class Programs:
             if program.traced is None:
                 with self.step.tracing_as(phase, batches[0]) as program.traced:
                     program.executor.compile(*tensors)
-            if (
-                program.is_stale and program.executor.isAttachedToDevice()
-            ):  # else they come when it is attached
+            # a detached program gets them when it is attached
+            if program.is_stale and program.executor.isAttachedToDevice():
                 program.executor.copyWeightsToDevice()
             program.is_stale = False
             outputs = program.executor(*tensors)
@@ -105,12 +104,12 @@ class Programs:
             self.step.train()
 
     def forget_weights(self) -> None:
-        """The host has other weights than the compiled programs."""
+        """Notes that the programs' weights differ from the host's."""
         for program in self._made.values():
             program.is_stale = program.executor.isCompiled()
 
     def let_go(self) -> None:
-        """Leaves the IPUs to others."""
+        """Detaches from the IPUs."""
         for program in self._made.values():
             if program.executor.isCompiled() and program.executor.isAttachedToDevice():
                 program.executor.detachFromDevice()
@@ -123,7 +122,7 @@ class Programs:
 
 @contextmanager
 def refusals(poptorch: Any, what: str) -> Iterator[None]:
-    """Turns what PopTorch refuses into one line that names the user's own."""
+    """Turns a refusal of PopTorch into one line that names the user's line."""
     try:
         yield
     except PortwrightError:
@@ -142,12 +141,10 @@ def refusals(poptorch: Any, what: str) -> Iterator[None]:
 
 
 def _cure(text: str) -> str:
-    """PopTorch speaks of its options; params.yaml has other words for them."""
+    """The cure in terms of params.yaml, where PopTorch names its own options."""
     named = [f"{option} is ipu.{key}" for option, key in KEYS.items() if option in text]
     if "replicas" in text and "blocks" in text:
         named.append("replicas are ipu.replication_factor, blocks ipu.blocks")
-    if ".poptorch cannot be written" in text:
-        named.append("the folder is ipu.enable_executable_caching")
     if named:
         return f"In params.yaml, {' and '.join(named)}."
     if re.search(r"\.py:\d+", text):
@@ -161,7 +158,7 @@ def _is_raised_in(package: Any, error: BaseException) -> bool:
 
 
 def _user_place(error: BaseException) -> str | None:
-    """The innermost line of the user's own code that an error went through."""
+    """The innermost line of the user's code in an error's traceback."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = frame.filename
         if name.startswith("<") or "site-packages" in name or name.startswith(_TORCH):

@@ -1,8 +1,7 @@
-"""A model in PopTorch's hands: wrapped once to train and once a shape to evaluate, its weights on the device in between."""
+"""A session through PopTorch, which wraps the model once to train and once for each shape to evaluate."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -11,46 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portwright.data.loader import ResumableLoader
-from portwright.errors import NonFiniteError, UnsupportedError, UserError
-from portwright.runtime import metrics
-from portwright.runtime.base_model import make_model
-from portwright.runtime.batches import make_mover
-from portwright.runtime.inputs import Inputs, explaining
-from portwright.runtime.rng import capture_rng, restore_rng, seed_all, untouched_rng
-from portwright.runtime.take_state import count_updates, take_weights
-from portwright.target import Event, JobSpec, Lowered, Shard, Stretch
+from portwright.base_model import make_model
+from portwright.runtime.compiled_session import CPU, CompiledSession, count_updates, take_weights
+from portwright.runtime.inputs import explaining
+from portwright.target import JobSpec, Lowered, Shard
 from portwright.targets.ipu import optimizers
-from portwright.targets.ipu.blocks import begin_blocks
-from portwright.targets.ipu.feed import TrainingFeed
+from portwright.targets.ipu.feed import TrainingFeed, join
 from portwright.targets.ipu.options import make_options, read_settings
 from portwright.targets.ipu.programs import Programs, refusals
-from portwright.targets.ipu.step import PREFIX, Step
+from portwright.targets.ipu.step import PREFIX, Step, begin_blocks
+from portwright.watching.random_states import seed_all, untouched_rng
+from portwright.watching.trees import make_mover
 
-_CPU = torch.device("cpu")
+_GENERATIONS = {1: "Mk1", 2: "Mk2", 21: "Bow"}
 
 
-class IpuSession:
-    """Trains, evaluates and predicts through PopTorch's public API; `is_offline` compiles alone, for IPUs elsewhere."""
+class IpuSession(CompiledSession):
+    """Trains, evaluates and predicts through PopTorch's public API; `is_offline` only compiles, for other machines' IPUs."""
 
     def __init__(
         self, job: JobSpec, poptorch: Any, note: Callable[[str], None], *, is_offline: bool = False
     ) -> None:
-        self._job, self._poptorch, self._note, self._is_offline = job, poptorch, note, is_offline
-        self._seed = job.params.runconfig.seed
+        super().__init__(job, note)
+        self._poptorch, self._is_offline = poptorch, is_offline
         self._settings = read_settings(job.params, note)
+        self._batches_per_step = self._settings.batches_per_step
+        self.steps_per_call = self._settings.section.device_iterations
         seed_all(self._seed)
         self._module = make_model(job.model_fn, job.params.values, None)
         if self._settings.is_half:
             self._module.net.half()
-        self._prepare = make_mover(_CPU, torch.float16 if self._settings.is_half else None) or _unchanged
+        self._cast = make_mover(CPU, torch.float16 if self._settings.is_half else None) or (
+            lambda batch: batch
+        )
         self._step = Step(self._module, lambda loss: poptorch.identity_loss(loss, reduction="none"))
         begin_blocks(poptorch, self._step, self._module.net, self._settings.section)
         self._programs = Programs(poptorch, self._step, self._settings, note, is_offline=is_offline)
-        self._inputs = Inputs(job, note)
-        self._eval_loader: ResumableLoader | None = None
-        self._losses: list[float] = []
-        self._num_samples, self._num_updates = 0, 0
+        self._num_updates = 0
         self._training: Any = None
         self._pending_rng: list[int] | None = None
         if job.mode in ("train", "train_and_eval"):
@@ -58,22 +54,17 @@ class IpuSession:
 
     def _open_training(self) -> None:
         spec, section = self._job.params.optimizer, self._settings.section
-        own = self._module.own_optimizer()
-        if own is not None:
-            raise UnsupportedError(
-                f"the model brings its own optimizer, {type(own).__module__}.{type(own).__name__}, and PopTorch trains with its own.",
-                "Describe it in the section optimizer of params.yaml, and let get_optimizer() return None.",
-            )
+        self._refuse_own_optimizer("PopTorch trains with its own")
         self._train_loader = self._inputs.open("train_input", repeat=True)
-        self._feed = TrainingFeed(
-            self._train_loader, self._settings.batches_per_call, self._prepare, self._note
+        self._calls = self._feed = TrainingFeed(
+            self._train_loader, self._settings.batches_per_call, self._cast, self._note
         )
         with refusals(self._poptorch, "the optimizer"):
             self._optimizer = optimizers.make_optimizer(
                 self._poptorch, self._module.net, spec, is_half=self._settings.is_half, note=self._note
             )
-        self._schedule, self._rate = spec.schedule, spec.schedule(0)
-        if section.device_iterations > 1 and not self._schedule.is_constant:
+        self._rate = spec.schedule(0)
+        if section.device_iterations > 1 and not spec.schedule.is_constant:
             self._note(
                 f"ipu.device_iterations: {section.device_iterations} updates of a call have the learning rate of the first of them."
             )
@@ -93,48 +84,9 @@ class IpuSession:
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def steps_in(self, num_epochs: int) -> int | None:
-        if self._training is None or self._feed.full_batches is None:
-            return None
-        num_steps = self._feed.full_batches * num_epochs // self._settings.batches_per_step
-        return num_steps - num_steps % self.steps_per_call
-
-    @property
-    def steps_per_call(self) -> int:
-        return self._settings.section.device_iterations
-
-    def sample_batches(self, name: str, num_batches: int) -> list[Any]:
-        with untouched_rng(_CPU):
-            return self._inputs.first_batches(name, num_batches)
-
-    def train(self, stretch: Stretch) -> Iterator[Event]:
-        with explaining(self._train_loader):
-            yield from self._train(stretch)
-
-    def _train(self, stretch: Stretch) -> Iterator[Event]:
-        step = stretch.first_step
-        while step < stretch.last_step:
-            self._set_learning_rate(step)
-            losses = self._update(step)
-            self._losses += losses
-            step += self.steps_per_call
-            self._num_updates += self.steps_per_call
-            stopping = stretch.should_stop()
-            if stretch.is_logged(step) or stopping:
-                self._inputs.tell_notes(self._train_loader)
-                values = {"loss": self._losses[-1], "learning_rate": self._rate}
-                yield Event(
-                    "log", step, {**values, "num_samples": float(self._num_samples)}, tuple(self._losses)
-                )
-                self._losses.clear()
-            if stretch.is_boundary(step) or stopping:
-                yield Event("boundary", step)
-            if stopping:
-                return
-
-    def _update(self, step: int) -> list[float]:
-        """One call of the device: as many updates as it makes by itself; gives their losses."""
-        call = self._feed.next_call()
+    def _update(self, step: int, rate: float) -> list[float]:
+        self._set_learning_rate(rate)
+        call = self._calls.next_call()
         self._num_samples += call.num_samples
         with refusals(self._poptorch, "the training step"):
             if not self._training.isCompiled():
@@ -144,17 +96,11 @@ class IpuSession:
                 self._training.rng_state = self._pending_rng
                 self._pending_rng = None
             result = self._training(*call.tensors)
-        losses = self._losses_of(result.detach().double().reshape(-1))
-        for index, loss in enumerate(losses if self._job.params.runconfig.check_loss_values else ()):
-            if not math.isfinite(loss):
-                raise NonFiniteError(
-                    f"the loss is {loss} at step {step + index + 1}.",
-                    "Lower the learning rate, or look at the data; the same step on CPU says where it comes from.",
-                )
-        return losses
+        self._num_updates += self.steps_per_call
+        return self._losses_of(result.detach().double().reshape(-1))
 
     def _losses_of(self, values: Tensor) -> list[float]:
-        """The mean over the batches of each step, as far as the output mode lets it be known."""
+        """The mean loss over each step's batches, as far as the output mode gives losses."""
         if self._settings.section.output_mode == "all":
             means: list[float] = values.reshape(self.steps_per_call, -1).mean(1).tolist()
             return means
@@ -162,8 +108,7 @@ class IpuSession:
             return [values.sum().item() / self._settings.batches_per_call] * self.steps_per_call
         return [values.mean().item()] * self.steps_per_call
 
-    def _set_learning_rate(self, step: int) -> None:
-        rate = self._schedule(step)
+    def _set_learning_rate(self, rate: float) -> None:
         if rate == self._rate:
             return
         self._rate = rate
@@ -178,41 +123,29 @@ class IpuSession:
         self, num_steps: int | None, on_step: Callable[[int], None] | None = None
     ) -> dict[str, float]:
         """Loss and metrics over the evaluation data; short last batches count by their samples."""
-        metrics.reset_all_metrics()
-        total, num_samples = 0.0, 0
-        for num_done, (traced, (loss, *inputs), size) in enumerate(self._run("eval", num_steps), start=1):
-            total += float(loss) * size
-            num_samples += size
+        return self._average(self._evaluated(num_steps), on_step)
+
+    def _evaluated(self, num_steps: int | None) -> Iterator[tuple[float, int]]:
+        """Updates the metrics with each batch, and yields its loss and number of samples."""
+        for traced, (loss, *inputs), size in self._run("eval", num_steps):
             traced.update_metrics(inputs)
-            if on_step is not None:
-                on_step(num_done)
-        if num_samples == 0:
-            raise UserError("the evaluation saw no sample.", "Look at eval_input and runconfig.eval_steps.")
-        return {"loss": total / num_samples, **metrics.compute_all_metrics(say=self._note)}
+            yield float(loss), size
 
     def predict(self, num_steps: int | None) -> Iterator[Mapping[str, Tensor]]:
         for traced, outputs, _ in self._run("predict", num_steps):
             yield dict(zip(traced.names, outputs, strict=True))
 
     def _run(self, phase: Any, num_steps: int | None) -> Iterator[Any]:
-        """Every batch of the evaluation data through a program: what was traced, its outputs, its samples."""
+        """Runs a program on the evaluation data; yields each batch's trace, outputs and number of samples."""
         loader = self._fresh_eval_loader()
-        self._bring_weights_home()
-        with untouched_rng(_CPU), torch.no_grad(), explaining(loader):
-            batches = ((self._prepare(batch), loader.last_counts[0]) for batch in islice(loader, num_steps))
+        self._free_the_ipus()
+        with untouched_rng(CPU), torch.no_grad(), explaining(loader):
+            batches = ((self._cast(batch), loader.last_counts[0]) for batch in islice(loader, num_steps))
             try:
                 yield from self._programs.run(phase, batches)
             finally:
                 self._programs.let_go()
         self._inputs.tell_notes(loader)
-
-    def _fresh_eval_loader(self) -> ResumableLoader:
-        if self._eval_loader is None:
-            # At the same place of the same stream in every run, as torch's session does.
-            with untouched_rng(_CPU):
-                seed_all(self._seed)
-                self._eval_loader = self._inputs.open("eval_input", repeat=False)
-        return self._eval_loader
 
     def _is_on_device(self) -> bool:
         return bool(
@@ -220,7 +153,11 @@ class IpuSession:
         )
 
     def _bring_weights_home(self) -> None:
-        """Weights and optimizer state to the host, and the IPUs free for another program."""
+        if self._is_on_device():
+            self._training.copyWeightsToHost()
+
+    def _free_the_ipus(self) -> None:
+        """Detaches the training program; weights and optimizer state go to the host."""
         if self._is_on_device():
             self._training.copyWeightsToHost()
             self._training.detachFromDevice()
@@ -236,37 +173,45 @@ class IpuSession:
         return self._compile(phases, folder)
 
     def _compile(self, phases: tuple[str, ...], folder: Path | None) -> Lowered:
-        from portwright.targets.ipu.offline import compile_phases
-
-        return compile_phases(
-            self._poptorch, self._programs, self._training, self._settings, self._first_calls(phases), folder
-        )
+        """Compiles each phase for its first batch, and with a folder leaves the executables there; no IPU is needed."""
+        generation = _GENERATIONS[self._settings.section.offline_target]
+        version = self._poptorch.__version__
+        lines, rows = [], []
+        for phase, batch, num_batches in self._first_calls(phases):
+            executor = self._training if phase == "train" else self._programs.get(phase, batch).executor
+            tensors = join([batch] * num_batches)
+            row: dict[str, Any] = {"step": phase, "batches_per_call": num_batches}
+            with self._step.tracing_as(phase, batch), refusals(self._poptorch, f"the {phase} step"):
+                if folder is None:
+                    executor.compile(*tensors)
+                else:
+                    path = folder / f"{phase}.poptorch"
+                    executor.compileAndExport(str(path), *tensors, export_model=False)
+                    row |= {"file": str(path), "bytes": path.stat().st_size}
+            rows.append(row)
+            kept = f" into {row['file']}" if folder is not None else ""
+            lines.append(
+                f"the {phase} step compiles for {generation} IPUs (PopTorch {version}){kept}; {num_batches} batch(es) a call"
+            )
+        return Lowered(tuple(lines), {"accepted": True, "poptorch": str(version), "steps": rows})
 
     def _first_calls(self, phases: tuple[str, ...]) -> Iterator[tuple[Any, Any, int]]:
         """Each phase, a batch of it, and how many batches a call takes."""
         for phase in phases:
             trains = phase == "train"
-            batch = self._prepare(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
+            batch = self._cast(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
             count = self._settings.batches_per_call if trains else self._settings.eval_iterations
             mode = "predict" if self._job.mode == "predict" else phase
             yield mode, batch, count
 
     # -- state ---------------------------------------------------------------------------------------------
 
+    def _optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        spec = self._job.params.optimizer
+        yield from optimizers.read_state(self._optimizer, self._trained, spec, PREFIX, self._num_updates)
+
     def state(self) -> Iterator[Shard]:
-        if self._is_on_device():
-            self._training.copyWeightsToHost()
-        for name, tensor in self._module.net.state_dict().items():
-            if isinstance(tensor, Tensor):
-                yield Shard(f"model/{name}", tensor.detach().clone().as_subclass(Tensor))
-        if self._training is not None:
-            spec = self._job.params.optimizer
-            for name, tensor in optimizers.read_state(
-                self._optimizer, self._trained, spec, PREFIX, self._num_updates
-            ):
-                yield Shard(f"optimizer/{name}", tensor)
-        for name, tensor in capture_rng(_CPU).items():
-            yield Shard(f"rng/0/{name}", tensor)
+        yield from super().state()
         drawn = self._device_rng()
         if drawn:
             yield Shard("rng/0/ipu", torch.tensor([_signed(number) for number in drawn]))
@@ -277,30 +222,18 @@ class IpuSession:
         return [int(number) for number in self._training.rng_state or ()]
 
     def counters(self) -> dict[str, Any]:
-        return {
-            "data": self._train_loader.position(),
-            "num_samples": self._num_samples,
-            "num_updates": self._num_updates,
-            "unlogged_losses": list(self._losses),
-            "scaler": None,
-            "world_size": 1,
-            "poptorch": str(self._poptorch.__version__),
-        }
+        version = str(self._poptorch.__version__)
+        return {**super().counters(), "num_updates": self._num_updates, "poptorch": version}
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
-        own = {k: v for k, v in self._module.net.state_dict().items() if isinstance(v, Tensor)}
-        states, generators = take_weights(shards, own, self._note)
+        states, generators = take_weights(shards, self._own_weights(), self._note)
         self._programs.forget_weights()
-        if self._is_on_device():  # else they go there when it is attached
+        if self._is_on_device():  # else they are written when the program is attached
             self._training.copyWeightsToDevice()
         if counters is None or self._training is None:
             return
         optimizers.load_state(self._optimizer, self._trained, self._job.params.optimizer, PREFIX, states)
-        self._train_loader.seek(counters["data"])
-        self._feed.restart()
-        self._num_samples = int(counters["num_samples"])
         self._num_updates = int(counters.get("num_updates", count_updates(states)))
-        self._losses[:] = counters.get("unlogged_losses", [])
         drawn, version = generators.pop("ipu", None), counters.get("poptorch")
         self._pending_rng = None if drawn is None else [number % 2**64 for number in drawn.tolist()]
         if version != self._poptorch.__version__:
@@ -309,22 +242,15 @@ class IpuSession:
                 f"the checkpoint is of {'another target' if version is None else f'PopTorch {version}'}: what the IPU draws at random, "
                 "such as dropout, starts anew."
             )
-        restore_rng(generators, _CPU)
+        self._go_on_from(counters, generators)
 
     def close(self) -> None:
         self._programs.close()
         if self._training is not None:
             self._training.destroy()
-            self._feed.restart()
-            self._train_loader.close()
-        if self._eval_loader is not None:
-            self._eval_loader.close()
+        super().close()
 
 
 def _signed(number: int) -> int:
-    """A 64-bit number as int64 holds it."""
+    """An unsigned 64-bit number as the int64 of the same bits."""
     return number - 2**64 if number >= 2**63 else number
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

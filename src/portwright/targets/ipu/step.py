@@ -1,35 +1,38 @@
-"""The module that PopTorch wraps: the user's model on flat tensors, its loss marked, its metrics' inputs among the outputs.
+"""The module that PopTorch wraps: the user's model on flat tensors, with its loss marked and metrics' inputs as outputs.
 
-PopTorch runs Python once, to trace; what the host must do at every call is kept here beside the trace.
+PopTorch runs Python only once, to trace. This module keeps what the host must do at every call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError
-from portwright.runtime.base_model import LossModule, split_loss
-from portwright.runtime.batches import map_tensors, name_outputs, walk_tensors
+from portwright.base_model import LossModule, split_loss
+from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.patched import patched
 from portwright.runtime.metrics.base import Metric
+from portwright.targets.ipu.section import IpuSection
+from portwright.watching.trees import map_tensors, name_outputs, walk_tensors
 
 Phase = Literal["train", "eval", "predict"]
 PREFIX = "net."  # of the weights' names in the wrapped module
 
 
 class Traced:
-    """What a trace leaves on the host: which outputs there are, and which metrics they belong to."""
+    """A trace's outputs, and the metrics that they belong to."""
 
     def __init__(self) -> None:
-        self.num_axes: list[int] = []  # of each output, of one batch
-        self.names: list[str] = []  # predict: of each output
-        self.metric_calls: list[tuple[Metric, Any]] = []  # eval: with (arguments, named arguments)
+        self.num_axes: list[int] = []  # of each output of one batch
+        self.names: list[str] = []  # predict: the name of each output
+        self.metric_calls: list[tuple[Metric, Any]] = []  # eval: each with (arguments, named arguments)
 
     def split(self, outputs: Any, num_batches: int) -> Iterator[list[Tensor]]:
-        """The outputs of each batch of a call, which come joined."""
+        """Splits a call's joined outputs into those of each batch."""
         tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for index in range(num_batches):
             yield [
@@ -52,28 +55,28 @@ def _part(tensor: Tensor, num_axes: int, index: int, num_batches: int) -> Tensor
 
 
 class _Tracing:
-    """What the step does while it is traced; one object, whichever of PopTorch's copies of the module is called."""
+    """The state of a trace, one object for all of PopTorch's copies of the module."""
 
     def __init__(self) -> None:
         self.phase: Phase = "train"
-        self.batch: Any = None  # whose structure the flat tensors have
+        self.batch: Any = None  # gives the structure of the flat tensors
         self.traced = Traced()
 
 
 class Step(nn.Module):
-    """Takes the tensors of a batch one by one, and gives the loss, or tensors for the host."""
+    """Takes a batch's tensors as arguments, and gives the loss, or tensors for the host."""
 
     def __init__(self, module: LossModule, mark_loss: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.net = module.net
-        # Through __dict__: PopTorch copies the module, and all copies must see the same.
+        # In __dict__, so that all of PopTorch's copies of this module share it.
         self.__dict__["whole"] = module
         self.__dict__["mark_loss"] = mark_loss
         self.__dict__["tracing"] = _Tracing()
 
     @contextmanager
     def tracing_as(self, phase: Phase, batch: Any) -> Iterator[Traced]:
-        """Around a compilation, which runs Python once; fills what it gives."""
+        """Encloses a compilation, which runs Python once and fills the yielded trace."""
         tracing: _Tracing = self.__dict__["tracing"]
         tracing.phase, tracing.batch, tracing.traced = phase, batch, Traced()
         self.__dict__["whole"].train(phase == "train")
@@ -90,7 +93,7 @@ class Step(nn.Module):
                 return self._predict(batch, tracing.traced)
             loss = split_loss(self.__dict__["whole"].call(batch))[0]
         if tracing.phase == "train":
-            # Metrics are those of an evaluation, and start anew there.
+            # Training ignores metrics.
             return self.__dict__["mark_loss"](loss)
         inputs = [t for _, arguments in tracing.traced.metric_calls for _, t in walk_tensors(arguments)]
         outputs = (loss, *inputs)
@@ -105,7 +108,7 @@ class Step(nn.Module):
 
 
 def flatten_batch(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, each with an axis that batches can be joined along."""
+    """A batch's tensors, each with an axis along which batches can be joined."""
     return [tensor.reshape(1) if tensor.ndim == 0 else tensor for _, tensor in walk_tensors(batch)]
 
 
@@ -121,7 +124,7 @@ def restore_batch(like: Any, tensors: Sequence[Tensor]) -> Any:
 
 @contextmanager
 def _captured_metrics(calls: list[tuple[Metric, Any]]) -> Iterator[None]:
-    """Inside, calling a metric only notes what it was called with."""
+    """Within, calling a metric only notes its arguments."""
 
     def note_call(metric: Metric, *arguments: Any, **named: Any) -> None:
         calls.append((metric, (arguments, named)))
@@ -132,10 +135,28 @@ def _captured_metrics(calls: list[tuple[Metric, Any]]) -> Iterator[None]:
             "Call the metric itself, metric(labels=..., predictions=...): its inputs then come back to the host.",
         )
 
-    former_call, former_add = Metric.__call__, Metric.add
-    Metric.__call__ = note_call  # type: ignore[assignment, method-assign]
-    Metric.add = refuse  # type: ignore[assignment, method-assign]
-    try:
+    with patched(Metric, "__call__", note_call), patched(Metric, "add", refuse):
         yield
-    finally:
-        Metric.__call__, Metric.add = former_call, former_add  # type: ignore[method-assign]
+
+
+def begin_blocks(poptorch: Any, whole: nn.Module, net: nn.Module, section: IpuSection) -> None:
+    """Marks where blocks begin; the first block begins at `whole`, since no op may be outside of blocks."""
+    paths = [path for path, _ in net.named_modules()]
+    begun: dict[str, str] = {}
+    for index, block in enumerate(section.blocks):
+        path = next((path for path in paths if path and fnmatchcase(path, block.module)), None)
+        if path is None:
+            raise UserError(
+                f"ipu.blocks.{index}.module: the model has no module '{block.module}'.",
+                suggest(
+                    block.module, [path for path in paths if path.count(".") <= block.module.count(".")][1:]
+                ),
+            )
+        if path in begun:
+            raise UserError(
+                f"ipu.blocks.{index}.module: '{block.module}' begins with the module '{path}', as '{begun[path]}' does.",
+                "Let each block begin with a module of its own.",
+            )
+        begun[path] = block.module
+        module = whole if index == 0 else net.get_submodule(path)
+        poptorch.BeginBlock(module, section.stage_of(index), block.ipu)

@@ -1,14 +1,16 @@
-"""SambaNova RDUs, through SambaFlow, or under its rules on a CPU (`--emulate`).
+"""SambaNova RDUs, through SambaFlow, or emulated on a CPU (`--emulate`).
 
-Nothing here imports SambaFlow or torch: a target is listed wherever Portwright runs.
+Nothing here imports SambaFlow or torch, so that the target is listed wherever Portwright runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portwright.errors import UnsupportedError
+from portwright.needs import read_answers
 from portwright.target import Backend, Flag, Hardware, Target
 from portwright.targets.emulated import EMULATE, explain_missing, is_installed
 from portwright.targets.rdu.section import RduSection
@@ -41,7 +43,7 @@ def kernels() -> KernelTable:
 
 
 def hardware() -> Hardware:
-    """One SN40L socket; of the SN30 only 8 RDUs a node and 8 tiles an RDU are public, which no plan can be made of."""
+    """One SN40L socket; the public figures of the SN30 (8 RDUs a node, 8 tiles an RDU) are too few for a plan."""
     return Hardware(
         name="SN40L",
         memory_bytes=64_000_000_000,
@@ -59,10 +61,14 @@ def hardware() -> Hardware:
     )
 
 
+_HERE = Path(__file__).parent
 TARGET = Target(
     name="RDU",
     summary="a SambaNova RDU system, through SambaFlow or emulated",
+    aliases=("sambanova", "sambaflow", "sn10", "sn30", "sn40", "sn40l"),
+    package="sambaflow",
     make_backend=make_backend,
+    needs=read_answers(_HERE.parent / "compiled.tsv", _HERE / "needs.tsv"),
     why_not=why_not,
     kernels=kernels,
     hardware=hardware,
@@ -73,7 +79,7 @@ TARGET = Target(
         Flag(("--pef-name", "--pef_name"), "name of the PEF to compile (rdu.pef_name)"),
         Flag(("--output-folder", "--output_folder"), "where the PEF's folder goes (default: compile_dir)"),
     ),
-    # As SambaFlow's scripts have them; "test" compares one batch with the host.
+    # The words of SambaFlow's scripts; "test" compares one batch with the host.
     commands={
         "compile": ("--mode", "train", "--compile_only"),
         "run": ("--mode", "train"),

@@ -1,4 +1,4 @@
-"""SambaFlow, the real one or the emulator, ready to open sessions."""
+"""Opens sessions through SambaFlow or its emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RduBackend:
-    """Opens sessions through SambaFlow's public API alone, so that the emulator and the real one are the same to us."""
+    """Opens sessions only through SambaFlow's public API, which the emulator has too."""
 
     def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
         from portwright.runtime.world import World, read_launch
@@ -30,8 +30,8 @@ class RduBackend:
         self._flags, self._note = flags, note
 
     def open(self, job: JobSpec) -> RduSession:
+        from portwright.targets.rdu.section import read_settings
         from portwright.targets.rdu.session import RduSession
-        from portwright.targets.rdu.settings import read_settings
 
         settings = read_settings(
             job, self._flags, self._note, num_processes=self.world.size, is_emulated=self.emulates is not None

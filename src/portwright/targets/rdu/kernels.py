@@ -1,7 +1,7 @@
-"""What SambaNova's public documents and examples show to run on an RDU (kernels.tsv), and nothing beyond.
+"""The ops that SambaNova's public documents and examples show to run on an RDU (kernels.tsv).
 
-The vendor's compiler takes more than that, so a refusal here means "not shown in public", and says so. SambaFlow differentiates
-what it runs by itself and has its own SGD and AdamW: a backward op is judged by the forward op whose gradient it is.
+The vendor's compiler takes more, so a refusal here means "not shown in public", and says so. SambaFlow makes gradients and
+has its own SGD and AdamW: a backward op is judged by the forward op whose gradient it is.
 """
 
 from __future__ import annotations

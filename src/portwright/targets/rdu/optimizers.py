@@ -1,4 +1,4 @@
-"""samba.optim's optimizers from a specification, and their state under the names that torch's has."""
+"""Makes samba.optim's optimizers from a specification, and converts their state to torch's names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.errors import UnsupportedError, suggest
 from portwright.job import optimizer as job
 from portwright.job.optimizer import OptimizerParams
+from portwright.runtime.compiled_session import check_names, other_shape, other_state
 from portwright.runtime.optimizer_state import UNTOUCHED
 from portwright.runtime.param_groups import make_param_groups
 
 TAKEN = ("Adam", "AdamW", "SGD")
-_CURE = "Resume with the optimizer of that run, or take its weights alone with --is_pretrained_checkpoint."
 
 
 def make_optimizers(
     samba: Any, net: nn.Module, spec: OptimizerParams, note: Callable[[str], None]
 ) -> list[Any]:
-    """One optimizer for each group of weights with a decay of its own, as SambaNova's examples have it."""
+    """One optimizer for each weight decay, as in SambaNova's examples."""
     if spec.optimizer_type not in TAKEN:
         raise UnsupportedError(
             f"optimizer {spec.optimizer_type}: SambaFlow has SGD and AdamW.",
@@ -41,7 +41,7 @@ def make_optimizers(
         note("optimizer.loss_scaling_factor has no effect on RDU: bf16 and fp32 need no scaling.")
     if spec.log_summaries:
         note("optimizer.log_summaries has no effect on RDU: gradients stay there.")
-    kind, options = _realise(samba, spec)
+    kind, options = _class_and_settings(samba, spec)
     rate = spec.schedule(0)
     return [
         kind(group["params"], lr=rate, weight_decay=group["weight_decay"], **options)
@@ -49,7 +49,7 @@ def make_optimizers(
     ]
 
 
-def _realise(samba: Any, spec: OptimizerParams) -> tuple[Any, dict[str, Any]]:
+def _class_and_settings(samba: Any, spec: OptimizerParams) -> tuple[Any, dict[str, Any]]:
     match spec:
         case job.SGDParams():
             for key, wanted in (("dampening", 0.0), ("use_nesterov", False), ("maximize", False)):
@@ -87,7 +87,7 @@ def _refuse(spec: OptimizerParams, key: str, wanted: object) -> None:
 
 
 def _states(optimizers: Sequence[Any], names: Mapping[Tensor, str]) -> Iterator[tuple[Any, int, str]]:
-    """Each optimizer with the number and the name of each of its weights, as state_dict() counts them."""
+    """Yields each optimizer with the number and the name of each of its weights, numbered as in state_dict()."""
     for optimizer in optimizers:
         index = 0
         for group in optimizer.param_groups:
@@ -99,13 +99,13 @@ def _states(optimizers: Sequence[Any], names: Mapping[Tensor, str]) -> Iterator[
 def read_state(
     optimizers: Sequence[Any], names: Mapping[Tensor, str], spec: OptimizerParams
 ) -> Iterator[tuple[str, Tensor]]:
-    """`<parameter>/<state>` of what the device last gave the host."""
+    """Yields `<parameter>/<state>` as the device last gave it to the host."""
     described = {id(optimizer): optimizer.state_dict()["state"] for optimizer in optimizers}
     for optimizer, index, name in _states(optimizers, names):
         state = {k: v for k, v in described[id(optimizer)].get(index, {}).items() if v is not None}
         for key, value in state.items():
             yield f"{name}/{key}", torch.as_tensor(value).detach().clone()
-        if not state and _keeps_state(spec):
+        if not state and _keys(spec):
             yield f"{name}/{UNTOUCHED}", torch.tensor(True)
 
 
@@ -115,14 +115,9 @@ def load_state(
     spec: OptimizerParams,
     items: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Takes state of this or of torch's optimizer of the same name: `items` by parameter, then by state."""
+    """Loads state of SambaFlow's or of torch's optimizer of the same name: `items` by parameter, then by state."""
     wanted = _keys(spec)
-    known = set(names.values())
-    for name in items:
-        if name not in known:
-            raise UserError(
-                f"the checkpoint has optimizer state of '{name}', which this model does not train.", _CURE
-            )
+    check_names(items, set(names.values()))
     states: dict[int, dict[int, dict[str, Any]]] = {}
     shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
     for optimizer, index, name in _states(optimizers, names):
@@ -130,16 +125,10 @@ def load_state(
         if UNTOUCHED in given or (not given and not wanted):
             continue
         if set(given) != set(wanted):
-            raise UserError(
-                f"the checkpoint has the optimizer state {', '.join(sorted(given)) or 'nothing'} of '{name}', and "
-                f"{spec.optimizer_type} keeps {', '.join(wanted) or 'none'}.",
-                _CURE,
-            )
+            raise other_state(given, name, spec.optimizer_type, wanted)
         for key, tensor in given.items():
             if key != "step" and tuple(tensor.shape) != shapes[name]:
-                raise UserError(
-                    f"{name}/{key} has shape {list(tensor.shape)}, expected {list(shapes[name])}.", _CURE
-                )
+                raise other_shape(f"{name}/{key}", tensor, shapes[name])
         states.setdefault(id(optimizer), {})[index] = {k: v.detach().clone() for k, v in given.items()}
     for optimizer in optimizers:
         described = optimizer.state_dict()
@@ -151,7 +140,3 @@ def _keys(spec: OptimizerParams) -> tuple[str, ...]:
         return ("momentum_buffer",) if spec.momentum else ()
     maximum = ("max_exp_avg_sq",) if getattr(spec, "amsgrad", False) else ()
     return ("step", "exp_avg", "exp_avg_sq", *maximum)
-
-
-def _keeps_state(spec: OptimizerParams) -> bool:
-    return bool(_keys(spec))

@@ -1,4 +1,4 @@
-"""The training step as SambaFlow has it: compiled to a PEF once, traced, and run with its sections and hyperparameters."""
+"""The training step in SambaFlow: compiled to a PEF once, traced, and run by sections with hyperparameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import PortwrightError, UnsupportedError, UserError
 from portwright.job.atomic import atomic_write_text
 from portwright.job.optimizer import OptimizerParams
-from portwright.targets.rdu.settings import Settings
-from portwright.targets.rdu.step import Step, name_tensors, signature_of
+from portwright.targets.rdu.section import Settings
+from portwright.watching.trees import map_tensors, walk_tensors
 
-_there: weakref.ref[Program] | None = None  # whose step SambaFlow's one session of a process has
+_loaded: weakref.ref[Program] | None = None  # its step is in this process's only SambaFlow session
 
 
 class Program:
-    """SambaFlow's session with our step in it; the first batch decides about shapes."""
+    """Our step in SambaFlow's session; the first batch sets the shapes."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Program:
         self.version = str(getattr(vendor, "__version__", "unknown"))
         self._step, self._settings, self._note = step, settings, note
         self._optimizers = list(optimizers)
-        # The rate is a hyperparameter of each run; what else an optimizer is set to becomes part of the program.
+        # The rate is a hyperparameter of each run; the optimizer's other settings are compiled into the program.
         self._compiled_settings = spec.model_dump(mode="json", exclude={"learning_rate"})
         self._name = settings.pef_name or re.sub(r"\W+", "_", title.lower()).strip("_") or "model"
         self.pef: Path | None = None
@@ -53,7 +54,7 @@ class Program:
         return self._is_traced
 
     def name_inputs(self, batch: Any) -> list[Any]:
-        """A batch as SambaTensors; the first dimension is the batch."""
+        """A batch as SambaTensors, whose first dimension is the batch."""
         return [
             self._samba.from_torch_tensor(tensor, name=name, batch_dim=0 if tensor.ndim else None)
             for name, tensor in name_tensors(batch)
@@ -62,7 +63,7 @@ class Program:
     # -- compile -------------------------------------------------------------------------------------------
 
     def compile(self, batch: Any) -> Path:
-        """Compiles for batches like this one, and keeps beside the PEF what it is for."""
+        """Compiles for batches like this one, and writes beside the PEF what it was compiled for."""
         inputs = self._prepare(batch)
         args = import_module("sambaflow.samba.utils.argparser").parse_app_args(
             argv=self._settings.compile_words(self._name)
@@ -105,7 +106,7 @@ class Program:
         return pef.with_suffix(".compiled_for.json")
 
     def _key(self, batch: Any) -> dict[str, Any]:
-        """Whatever decides whether a PEF can be used again; that the ops are the same, tracing finds out."""
+        """All that must be equal to use a PEF again, but for the ops, which tracing compares."""
         weights = [(name, str(t.dtype), list(t.shape)) for name, t in self._step.state_dict().items()]
         return {
             "sambaflow": self.version,
@@ -126,7 +127,7 @@ class Program:
     # -- trace and run -------------------------------------------------------------------------------------
 
     def trace(self, batch: Any) -> None:
-        """Puts the host's weights and optimizer state on the device, behind a PEF that fits."""
+        """Traces with a fitting PEF, and puts the host's weights and optimizer state on the device."""
         pef = self._settings.pef or self.pef
         if pef is None and self._can_use_again(self._default_pef(), batch):
             try:
@@ -144,22 +145,22 @@ class Program:
         self._trace(batch, pef)
 
     def _trace(self, batch: Any, pef: Path) -> None:
-        global _there
+        global _loaded
         inputs = self._prepare(batch)
-        before = _there() if _there is not None else None
+        before = _loaded() if _loaded is not None else None
         if before is not None:
             before._leave()
         with refusals(self.version, "trace_graph"):
             self._utils.trace_graph(self._step, inputs, self._optimizers or None, pef=str(pef))
-        self.pef, self._is_traced, _there = pef, True, weakref.ref(self)
+        self.pef, self._is_traced, _loaded = pef, True, weakref.ref(self)
 
     def _leave(self) -> None:
-        """Another program comes: weights and state go to the host, and back when this one is run again."""
+        """Makes room for another program: weights and state go to the host until this one runs again."""
         self.to_host()
         self._is_traced = False
 
     def run(self, batch: Any, rate: float) -> Tensor:
-        """One update: every section, the learning rate as a hyperparameter; gives the loss."""
+        """Runs one update, all sections with the learning rate as a hyperparameter; gives the loss."""
         options: dict[str, Any] = {}
         if self._settings.section.data_parallel:
             options = {"data_parallel": True, "reduce_on_rdu": self._settings.section.reduce_on_rdu}
@@ -174,7 +175,7 @@ class Program:
         return loss
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch by the section fwd alone."""
+        """The loss of a batch, by the section fwd only."""
         with refusals(self.version, "run"):
             outputs = self._samba.session.run(
                 input_tensors=self.name_inputs(batch),
@@ -195,7 +196,7 @@ class Program:
 
 @contextmanager
 def refusals(version: str, what: str) -> Iterator[None]:
-    """Turns what SambaFlow raises into one line; what is ours already stays."""
+    """Turns errors of SambaFlow into one line; our own errors stay."""
     try:
         yield
     except PortwrightError:
@@ -210,7 +211,7 @@ def refusals(version: str, what: str) -> Iterator[None]:
 
 
 def _is_vendors(error: Exception) -> bool:
-    """SambaFlow has no error class of its own: what the user's code raised, by itself or by way of torch, is told apart by place."""
+    """Whether SambaFlow raised an error rather than the user's code or torch; it has no error class, so the place tells."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = str(frame.f_globals.get("__name__", ""))
         root = module.partition(".")[0]
@@ -219,3 +220,42 @@ def _is_vendors(error: Exception) -> bool:
         if root != "torch" and (root != "portwright" or module.startswith("portwright.models.")):
             return False
     return True
+
+
+PREFIX = "net."  # begins the weights' names in the converted module
+
+
+class Step(nn.Module):
+    """Takes a batch's tensors as arguments, and gives the loss."""
+
+    def __init__(self, module: LossModule) -> None:
+        super().__init__()
+        self.net = module.net
+        self.__dict__["whole"] = module  # not registered a second time
+        self.__dict__["batch"] = None  # gives the structure of the flat tensors
+
+    def like(self, batch: Any) -> None:
+        """Sets the batch whose structure the inputs have."""
+        self.__dict__["batch"] = batch
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        left = iter(tensors)
+        batch = map_tensors(self.__dict__["batch"], lambda _: next(left))
+        return split_loss(self.__dict__["whole"].call(batch))[0]
+
+
+def name_tensors(batch: Any) -> list[tuple[str, Tensor]]:
+    """Each tensor of a batch with a name for the device: its key, or its place."""
+    named: list[tuple[str, Tensor]] = []
+    for path, tensor in walk_tensors(batch):
+        name = re.sub(r"\W+", "_", path.removeprefix("batch")).strip("_")
+        name = name if name and not name[0].isdigit() else f"input_{name}".rstrip("_")
+        taken = {other for other, _ in named}
+        while name in taken:
+            name += "_"
+        named.append((name, tensor))
+    return named
+
+
+def signature_of(batch: Any) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in name_tensors(batch))

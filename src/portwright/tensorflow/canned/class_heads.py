@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_output import (
+    ClassificationOutput,
+    PredictOutput,
+    RegressionOutput,
+)
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.head import DEFAULT_KEY, pick
 from portwright.tensorflow.canned.head_inputs import (
     all_class_ids,
@@ -20,7 +25,6 @@ from portwright.tensorflow.canned.head_inputs import (
 )
 from portwright.tensorflow.canned.measures import Measure, broadcast
 from portwright.tensorflow.canned.single_head import SingleHead
-from portwright.tensorflow.export_outputs import ClassificationOutput, PredictOutput, RegressionOutput
 
 v1 = tf.compat.v1
 
@@ -179,7 +183,7 @@ class MultiClassHead(SingleHead):
 
 
 def check_vocabulary(vocabulary: Any, n_classes: int) -> tuple[str, ...]:
-    """The classes' names; empty where they are numbers."""
+    """The names of the classes, checked; empty if the labels are numbers."""
     if vocabulary is None:
         return ()
     if not isinstance(vocabulary, (list, tuple)):
@@ -195,7 +199,7 @@ def check_vocabulary(vocabulary: Any, n_classes: int) -> tuple[str, ...]:
 
 
 def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
-    """The thresholds, each between 0 and 1."""
+    """The thresholds, checked to lie between 0 and 1."""
     for threshold in thresholds or ():
         if not 0.0 < threshold < 1.0:
             raise BadValue(f"A threshold is {threshold}.", "Give numbers between 0 and 1, without these.")

@@ -1,4 +1,4 @@
-"""A head: what turns a model's logits into predictions, a loss, metrics and outputs to export."""
+"""The interface of heads, which turn a model's logits into predictions, a loss, metrics and outputs to export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.spec import EstimatorSpec
 
@@ -21,12 +21,12 @@ REDUCTIONS = ("auto", "sum", "sum_over_batch_size")
 
 
 class Head(abc.ABC):
-    """What DNNEstimator and its like are given; a head of your own defines what is abstract here."""
+    """The base class of heads for DNNEstimator, LinearEstimator and so on; a head of your own defines the abstract methods."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str | None:
-        """Sets this head's metrics and losses apart from those of others."""
+        """Distinguishes this head's metrics and losses from those of other heads."""
 
     @property
     @abc.abstractmethod
@@ -55,7 +55,7 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, regularization_losses: Any = None) -> dict[str, Any]:
-        """Keras metrics by name, in which nothing is counted yet."""
+        """New Keras metrics by name."""
 
     @abc.abstractmethod
     def update_metrics(
@@ -67,7 +67,7 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Any = None,
     ) -> dict[str, Any]:
-        """Takes a batch into the metrics that `metrics` made, and returns them."""
+        """Adds a batch to the metrics that `metrics` made, and returns them."""
 
     def create_estimator_spec(
         self,
@@ -158,7 +158,7 @@ def make_train_op(
 
 
 def reduce_loss(unweighted: Any, weights: Any, reduction: str) -> Any:
-    """One number from the losses of a batch: their sum or, by default, their mean over all, of whatever weight."""
+    """One number from the weighted losses of a batch: their sum or, by default, their sum divided by the number of losses."""
     if reduction in V1_REDUCTIONS and reduction not in REDUCTIONS:
         return v1.losses.compute_weighted_loss(unweighted, weights, reduction=reduction)
     weighted = tf.multiply(unweighted, weights)
@@ -169,7 +169,7 @@ def reduce_loss(unweighted: Any, weights: Any, reduction: str) -> Any:
 
 
 def check_reduction(reduction: str, valid: Sequence[str] = REDUCTIONS) -> None:
-    """Refuses what cannot reduce a loss to one number."""
+    """Refuses a reduction that does not give one number."""
     if reduction not in valid or reduction == "none":
         raise BadValue(
             f"loss_reduction is {reduction!r}.", suggest(str(reduction), [r for r in valid if r != "none"])
@@ -177,12 +177,12 @@ def check_reduction(reduction: str, valid: Sequence[str] = REDUCTIONS) -> None:
 
 
 def add_regularization(loss: Any, regularization_losses: Any) -> Any:
-    """The loss with those of regularizers added."""
+    """The loss plus the regularization losses."""
     return loss if not regularization_losses else loss + tf.add_n(regularization_losses)
 
 
 def pick(predictions: dict[str, Callable[[], Any]], keys: Sequence[str] | None) -> dict[str, Any]:
-    """Makes the predictions that are asked for; all without `keys`."""
+    """Computes the predictions named in `keys`; all without `keys`."""
     for key in keys or ():
         if key not in predictions:
             raise BadValue(f"There is no prediction '{key}'.", suggest(str(key), predictions))

@@ -1,4 +1,4 @@
-"""Checks of what reaches a head: labels, weights and logits, each with the shape that its loss needs."""
+"""Checks of a head's inputs: labels, weights and logits, each with the shape that its loss needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.argument_names import argument_names
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue, argument_names
 
 v1 = tf.compat.v1
 
@@ -53,7 +52,7 @@ def match_labels(labels: Any, logits: Any, dimension: int) -> Any:
 
 
 def check_range(labels: Any, num_classes: int) -> Any:
-    """Labels that are at run time made sure to lie in [0, `num_classes`)."""
+    """Labels with an assertion, which runs with each batch, that they lie in [0, `num_classes`)."""
     most = tf.cast(num_classes - 1, labels.dtype)
     below = v1.debugging.assert_less_equal(labels, most, message=f"Labels must be <= {num_classes} - 1")
     above = v1.debugging.assert_non_negative(labels, message="Labels must be >= 0")
@@ -100,7 +99,7 @@ def read_weights(features: Any, weight_column: Any, logits: Any, per_logit: bool
 
 
 def check_loss_fn(loss_fn: Any) -> None:
-    """Refuses a loss function with arguments that it cannot be given."""
+    """Refuses a loss function that needs arguments which a head does not have."""
     if loss_fn is None:
         return
     names = set(argument_names(loss_fn))

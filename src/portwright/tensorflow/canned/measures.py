@@ -1,4 +1,4 @@
-"""The metrics that heads report, each in two makes: Keras's for tf.estimator, TensorFlow 1's for tf.compat.v1.estimator."""
+"""The metrics of heads, each in two forms: Keras's for tf.estimator, TensorFlow 1's for tf.compat.v1.estimator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Kind = Literal["mean", "accuracy", "precision", "recall", "auc", "auc_pr", "base
 
 @dataclass(frozen=True)
 class Measure:
-    """What to measure; a mean and a baseline take (values, weights), the others (labels, predictions, weights)."""
+    """A metric to report; "mean" and "baseline" take (values, weights), the others (labels, predictions, weights)."""
 
     kind: Kind
-    threshold: float | None = None  # predictions are probabilities where one is given, else classes
+    threshold: float | None = None  # with a threshold predictions are probabilities, else classes
 
     def as_keras(self, name: str) -> Any:
-        """A Keras metric in which nothing is counted yet."""
+        """A new Keras metric."""
         if self.kind == "accuracy":
             if self.threshold is not None:
                 return tf.keras.metrics.BinaryAccuracy(name=name, threshold=self.threshold)
@@ -34,7 +34,7 @@ class Measure:
         return (AccuracyBaseline if self.kind == "baseline" else tf.keras.metrics.Mean)(name=name)
 
     def as_ops(self, name: str, *values: Any) -> tuple[Any, Any]:
-        """TensorFlow 1's pair of a value and the op that takes a batch in."""
+        """TensorFlow 1's pair of a value and the op that adds a batch."""
         if self.kind in ("mean", "baseline"):
             mean, update = v1.metrics.mean(values[0], weights=values[1], name=name)
             if self.kind == "mean":
@@ -54,7 +54,7 @@ class Measure:
 
 
 class AccuracyBaseline(tf.keras.metrics.Mean):  # type: ignore[misc]
-    """The accuracy of always saying the more frequent of two classes."""
+    """The accuracy of always predicting the more frequent of two classes."""
 
     def result(self) -> Any:
         return tf.math.divide_no_nan(tf.maximum(self.total, self.count - self.total), self.count)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.class_heads import BinaryClassHead, MultiClassHead
 from portwright.tensorflow.canned.head import Head
 from portwright.tensorflow.canned.networks import (
@@ -34,7 +34,7 @@ ModelFn = Callable[..., Any]
 
 
 def class_head(n_classes: int, weight_column: Any, label_vocabulary: Any, loss_reduction: str) -> Head:
-    """The head for this number of classes."""
+    """The head for a number of classes."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
     return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
@@ -89,7 +89,7 @@ def combined_model_fn(
             summarize_layer(logits.values, "linear")
             parts.append((logits, made))
         if mode == ModeKeys.TRAIN:
-            _counting(parts[0][1])  # the step counts once
+            _counting(parts[0][1])  # one of the optimizers counts the global step
 
         def train_op_fn(loss: Any) -> Any:
             updates = [made.get_updates(loss, logits.variables) for logits, made in parts]
@@ -116,7 +116,7 @@ def baseline_model_fn(head: Head, optimizer: Any, weight_column: Any) -> ModelFn
 
 
 def baseline_logits(bias: Any, features: Any, weight_column: Any, units: int) -> Any:
-    """The bias for each example; all features must have the same number of them."""
+    """The bias repeated for each example; all features must have the same number of examples."""
     weight_key = getattr(weight_column, "key", weight_column)
     sizes = [tf.shape(value)[0] for key, value in check_features(features).items() if key != weight_key]
     if not sizes:
@@ -126,7 +126,7 @@ def baseline_logits(bias: Any, features: Any, weight_column: Any, units: int) ->
 
 
 def linear_rate(linear: Linear, most: float) -> float:
-    """A learning rate that falls with the number of columns."""
+    """The default learning rate of a linear model: smaller for more columns."""
     return min(most, 1.0 / math.sqrt(len(linear.feature_columns)))
 
 
@@ -139,7 +139,7 @@ def make_combined_parts(
     dropout: Any,
     batch_norm: bool,
 ) -> tuple[Linear | None, Dnn | None]:
-    """The parts for which columns were given."""
+    """The linear and the deep part, each if columns are given for it."""
     check_columns(
         [*(linear_columns or ()), *(dnn_columns or ())], "linear_feature_columns and dnn_feature_columns"
     )
@@ -153,7 +153,7 @@ def make_combined_parts(
 
 
 def check_head(head: Any) -> None:
-    """Refuses what is no head."""
+    """Refuses an object that is no head."""
     if not isinstance(head, Head):
         raise BadType(
             f"head is a {type(head).__name__}.", "Give a head, e.g. portwright.tensorflow.RegressionHead()."
@@ -161,6 +161,6 @@ def check_head(head: Any) -> None:
 
 
 def _counting(optimizer: Any) -> Any:
-    """The optimizer, which now counts the global step."""
+    """Makes the optimizer count the global step, and returns it."""
     optimizer.iterations = v1.train.get_or_create_global_step()
     return optimizer

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_output import PredictOutput
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.head import DEFAULT_KEY, Head, add_regularization
-from portwright.tensorflow.export_outputs import PredictOutput
 
 v1 = tf.compat.v1
 
@@ -95,7 +95,7 @@ class MultiHead(Head):
         return eval_metrics
 
     def _train_op(self, loss: Any, optimizer: Any, variables: Any, train_op_fn: Any, update_ops: Any) -> Any:
-        # The real heads each open the scope in which steps are made, so that slots lie in training_2 under two heads.
+        # Each of tf.estimator's heads opens the scope "training", so that slots lie in training_2 under two heads; checkpoints need that.
         for _ in self._heads:
             with tf.name_scope(""), tf.name_scope("training"):
                 pass

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_output import ClassificationOutput, PredictOutput
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue
 from portwright.tensorflow.canned.class_heads import check_thresholds, check_vocabulary, threshold_measures
 from portwright.tensorflow.canned.head import DEFAULT_KEY, pick
 from portwright.tensorflow.canned.head_inputs import (
@@ -20,7 +21,6 @@ from portwright.tensorflow.canned.head_inputs import (
 )
 from portwright.tensorflow.canned.measures import Measure, broadcast
 from portwright.tensorflow.canned.single_head import SingleHead
-from portwright.tensorflow.export_outputs import ClassificationOutput, PredictOutput
 
 v1 = tf.compat.v1
 

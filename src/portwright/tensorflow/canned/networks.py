@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.mode_keys import ModeKeys
 
 v1 = tf.compat.v1
@@ -37,7 +37,7 @@ class Dnn:
     batch_norm: bool
 
     def keras_logits(self, features: Any, mode: str, units: int) -> Logits:
-        """Built of Keras layers; their variables are named by the scopes that are open here."""
+        """Logits of Keras layers; the caller's scopes name their variables."""
         is_training = mode == ModeKeys.TRAIN
         used: list[Any] = []
 
@@ -67,7 +67,7 @@ class Dnn:
         return Logits(logits, variables, [update for layer in used for update in layer.updates])
 
     def v1_logits(self, features: Any, mode: str, units: int, partitioner: Any) -> Any:
-        """Built of tf.compat.v1.layers in the variable scope that is open here; updates go to their collection."""
+        """Logits of tf.compat.v1.layers in the caller's variable scope; updates go to the collection UPDATE_OPS."""
         is_training = mode == ModeKeys.TRAIN
         glorot = v1.glorot_uniform_initializer()
         with v1.variable_scope("input_from_feature_columns", partitioner=partitioner):
@@ -95,9 +95,9 @@ class Linear:
     sparse_combiner: str
 
     def logits(self, features: Any, units: int) -> Logits:
-        """Named after the variable scope that is open here."""
+        """The logits; the caller's variable scope names the variables."""
         made: dict[Any, list[Any]] = {}
-        with warnings.catch_warnings():  # of a call that TensorFlow's own linear_model makes
+        with warnings.catch_warnings():  # TensorFlow's own linear_model calls a deprecated function
             warnings.filterwarnings("ignore", message=".*add_variable")
             values = v1.feature_column.linear_model(
                 check_features(features),
@@ -119,7 +119,7 @@ class Linear:
 
 
 def check_features(features: Any) -> dict[str, Any]:
-    """Features as the dict that columns are read from."""
+    """Features as a dict, as columns need them; refuses anything else."""
     if not isinstance(features, Mapping):
         raise BadType(
             f"The features are a {type(features).__name__}.", "Let input_fn return a dict of tensors."
@@ -128,7 +128,7 @@ def check_features(features: Any) -> dict[str, Any]:
 
 
 def check_columns(feature_columns: Any, what: str = "feature_columns") -> list[Any]:
-    """Columns as a list; none at all is refused."""
+    """Columns as a list, which must not be empty."""
     columns = list(feature_columns or ())
     if not columns:
         raise BadValue(f"{what} is {feature_columns!r}.", "Give one column or more of tf.feature_column.")
@@ -136,7 +136,7 @@ def check_columns(feature_columns: Any, what: str = "feature_columns") -> list[A
 
 
 def summarize_layer(value: Any, tag: str) -> None:
-    """What a layer gives, for TensorBoard."""
+    """Adds summaries of a layer's output for TensorBoard."""
     v1.summary.scalar(f"{tag}/fraction_of_zero_values", tf.math.zero_fraction(value))
     v1.summary.histogram(f"{tag}/activation", value)
 
@@ -150,6 +150,6 @@ def _dense(units: int, activation: Any, name: str) -> Any:
 def _flat(variables: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for item in variables:
-        # A partitioned variable is iterated for its parts, a plain one has none.
+        # A partitioned variable is replaced by its parts.
         found += [item] if isinstance(item, tf.Variable) else _flat(item)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import suggest
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 
 v1 = tf.compat.v1
 legacy = tf.keras.optimizers.legacy
@@ -35,7 +35,7 @@ def keras_optimizer(given: Any, learning_rate: float | None = None) -> Any:
         return make() if learning_rate is None else make(learning_rate=learning_rate)
     made = given() if callable(given) and not isinstance(given, tf.Module) else given
     if isinstance(made, legacy.Optimizer):
-        # An instance that trained already has its variables in another graph.
+        # A copy: an instance that has trained already has its variables in another graph.
         return made if made._iterations is None else type(made).from_config(made.get_config())
     cure = "Give one of tf.keras.optimizers.legacy, or a name."
     if isinstance(made, v1.train.Optimizer):
@@ -44,7 +44,7 @@ def keras_optimizer(given: Any, learning_rate: float | None = None) -> Any:
 
 
 def v1_optimizer(given: Any, learning_rate: float) -> Any:
-    """As `keras_optimizer`, of tf.compat.v1.train."""
+    """As `keras_optimizer`, for optimizers of tf.compat.v1.train."""
     if isinstance(given, str):
         return _by_name(given, V1)(learning_rate=learning_rate)
     made = given() if callable(given) else given

@@ -1,4 +1,4 @@
-"""What tf.Examples must hold for a ready-made model: the features of its columns, the label and the weight."""
+"""Parsing specs of tf.Examples for a ready-made model: the features of its columns, the label and the weight."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.bad_input import BadType, BadValue
+from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.networks import check_columns
 
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils.export_output import PredictOutput, RegressionOutput
 
-from portwright.tensorflow.bad_input import BadValue
+from portwright.tensorflow.arguments import BadValue
 from portwright.tensorflow.canned.head import DEFAULT_KEY
 from portwright.tensorflow.canned.head_inputs import check_logits, check_range, match_labels
 from portwright.tensorflow.canned.measures import Measure, broadcast
 from portwright.tensorflow.canned.single_head import SingleHead
-from portwright.tensorflow.export_outputs import PredictOutput, RegressionOutput
 
 v1 = tf.compat.v1
 
 
 class RegressionHead(SingleHead):
-    """Mean squared error, or `loss_fn`; `inverse_link_fn` turns logits into what is predicted."""
+    """Predicts numbers, with mean squared error or `loss_fn`; `inverse_link_fn` turns logits into predictions."""
 
     _per_logit_weights = True
 

@@ -1,4 +1,4 @@
-"""What heads with one loss have in common: weights, reduction, and metrics in the make that is asked for."""
+"""The common part of heads with one loss: weights, reduction and metrics."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SingleHead(Head):
     def _observe(
         self, features: Any, logits: Any, labels: Any, regularization_losses: Any
     ) -> dict[str, tuple[Any, ...]]:
-        """What each measure takes in: (values, weights) or (labels, predictions, weights)."""
+        """The inputs of each measure by name: (values, weights) or (labels, predictions, weights)."""
         logits = check_logits(logits, self.logits_dimension)
         targets = self._targets(labels, logits)
         unweighted, weights = self._losses(targets, logits, features)
@@ -96,7 +96,7 @@ class SingleHead(Head):
 
     @abc.abstractmethod
     def _targets(self, labels: Any, logits: Any) -> Any:
-        """Labels as the loss takes them."""
+        """Labels in the form that the loss takes."""
 
     @abc.abstractmethod
     def _loss_of_each(self, targets: Any, logits: Any) -> Any:
@@ -104,8 +104,8 @@ class SingleHead(Head):
 
     @abc.abstractmethod
     def _measures(self) -> dict[str, Measure]:
-        """What is measured, by name; `average_loss` among them."""
+        """The metrics to report by name, with `average_loss`."""
 
     @abc.abstractmethod
     def _values(self, targets: Any, logits: Any, weights: Any) -> dict[str, tuple[Any, ...]]:
-        """What is measured, by the names of `_measures` without `average_loss`."""
+        """The inputs of each metric of `_measures`, by name, without `average_loss`."""

@@ -1,4 +1,4 @@
-"""The ready-made Estimators of tf.compat.v1.estimator: as those of `estimators`, with a partitioner and the sum of losses."""
+"""The ready-made Estimators of tf.compat.v1.estimator: those of `estimators`, with a partitioner, and losses summed by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heads of tf.compat.v1.estimator: as ours, with TensorFlow 1's metrics, reductions and optimizers."""
+"""The heads of tf.compat.v1.estimator: subclasses with TensorFlow 1's metrics, reductions and optimizers."""
 
 from __future__ import annotations
 

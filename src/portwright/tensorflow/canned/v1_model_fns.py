@@ -1,6 +1,6 @@
 """Model functions of the ready-made models, on TensorFlow 1's layers and optimizers.
 
-The scopes in which variables and steps are made, and their partitioners, are those of the real ones: slots are named
+The scopes in which variables and steps are made, and their partitioners, are tf.estimator's: slots are named
 after them (`kernel/t_0/Adagrad`), and checkpoints only fit by name.
 """
 

@@ -8,29 +8,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 
 from portwright.errors import UserError
 from portwright.graph.inputs import TensorSpec
-from portwright.tensorflow.argument_names import argument_names, call_with
+from portwright.patched import patched
+from portwright.tensorflow.arguments import argument_names, call_with
 from portwright.tensorflow.input_feed import make_feed
 
-_SEED = 1  # what a RunConfig has where the user names none
+_SEED = 1  # RunConfig's default
 
 
 @dataclass(frozen=True)
 class BuiltStep:
-    """A step's graph and the tensors that matter of it."""
+    """A step's graph and the tensors and ops in it that a capture needs."""
 
     graph: Any
     mode: str
-    inputs: Mapping[str, Any]  # by name: what the input function gave
-    loss: Any  # None where the mode has none
+    inputs: Mapping[str, Any]  # name: a tensor that the input function returned
+    loss: Any  # None in a mode without a loss
     fetches: tuple[Any, ...]  # ops that a session would run
-    layers: tuple[Any, ...] = ()  # Keras layers that were called
-    optimizers: tuple[str, ...] = ()  # classes of the optimizers that were made
+    layers: tuple[Any, ...] = ()  # the Keras layers that the model function called
+    optimizers: tuple[str, ...] = ()  # classes of the optimizers that the model function made
     global_step: str = ""  # name of the variable's op
 
 
@@ -48,8 +48,8 @@ def build_step(
 ) -> BuiltStep:
     """Builds the graph in the order of an Estimator: global step, input, model.
 
-    `described` (TensorSpec, alone, in a tuple or by name) stands in for the input function; `batch_size` changes the first
-    dimension of what it gave.
+    `described` (TensorSpecs: one, a tuple or a dict) replaces the input function; `batch_size` changes the first dimension
+    of the inputs.
     """
     graph = tf.Graph()
     made: list[Any] = []
@@ -71,7 +71,7 @@ def of_functions(
     params: Mapping[str, Any] | None,
     config: Any,
 ) -> tuple[GetBatch, MakeSpec]:
-    """A model function and an input function, called with those of mode, params and config that they take."""
+    """Returns functions that call a model function and an input function with the arguments they take of mode, params and config."""
     offered = {"params": copy.deepcopy(dict(params or {})), "config": config}
 
     def get_batch(mode: str) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def of_functions(
 
 
 def of_estimator(estimator: Any, input_fn: Callable[..., Any]) -> tuple[GetBatch, MakeSpec]:
-    """The same of an Estimator, with its params and config, and whatever a subclass does around its functions."""
+    """As `of_functions`, for an Estimator: with its params and config, and through the methods that a subclass overrides."""
 
     def get_batch(mode: str) -> tuple[Any, Any]:
         feed = estimator._get_feed(input_fn, mode)
@@ -211,7 +211,7 @@ def _resize(batch: Any, batch_size: int) -> Any:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A graph of a hundred thousand ops is all alive while it is built: to look for garbage in it again and again only takes time."""
+    """Turns the garbage collector off: while a large graph is built none of it is garbage, so that each search is lost time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -223,7 +223,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _kept_policy() -> Iterator[None]:
-    """A model function may set Keras's precision for the whole process; afterwards it is as before."""
+    """Restores Keras's global precision policy afterwards: a model function may set it."""
     policy, kind = tf.keras.mixed_precision.global_policy(), tf.keras.backend.floatx()
     try:
         yield
@@ -234,7 +234,7 @@ def _kept_policy() -> Iterator[None]:
 
 @contextmanager
 def _watching(layers: list[Any], optimizers: list[str]) -> Iterator[None]:
-    """Notes each Keras layer when its call ends, and the class of each optimizer: the graph alone does not know them."""
+    """Records each Keras layer when its call ends, and the class of each optimizer: the graph does not hold them."""
     from tf_keras.src.engine import base_layer, base_layer_v1  # type: ignore[import-untyped]
 
     start = tf.compat.v1.train.Optimizer.__init__
@@ -255,10 +255,8 @@ def _watching(layers: list[Any], optimizers: list[str]) -> Iterator[None]:
         start(self, *args, **kwargs)
 
     with ExitStack() as stack:
-        for kind in (
-            base_layer.Layer,
-            base_layer_v1.Layer,
-        ):  # inside a graph Keras swaps the one for the other
-            stack.enter_context(mock.patch.object(kind, "__call__", watch(kind.__call__)))
-        stack.enter_context(mock.patch.object(tf.compat.v1.train.Optimizer, "__init__", watched_start))
+        # Both classes: inside a graph Keras uses the second in place of the first.
+        for kind in (base_layer.Layer, base_layer_v1.Layer):
+            stack.enter_context(patched(kind, "__call__", watch(kind.__call__)))
+        stack.enter_context(patched(tf.compat.v1.train.Optimizer, "__init__", watched_start))
         yield

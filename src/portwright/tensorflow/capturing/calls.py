@@ -1,4 +1,4 @@
-"""Functions, loops and branches of a graph: their bodies are written where they are called."""
+"""Functions, loops and branches of a graph: each call is replaced by the ops of the body it calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.graph.graph import Phase, Ref
-from portwright.tensorflow.capturing.literals import Literal, number_of
 from portwright.tensorflow.capturing.phases import find_static, is_host, original
+from portwright.tensorflow.capturing.shapes import Literal, number_of
 from portwright.tensorflow.capturing.tape import Known, Writer, key_of
 
 _CALLS_NAMES = "PartitionedCall StatefulPartitionedCall"
@@ -22,7 +22,7 @@ _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 
 def write_call(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...]) -> bool:
-    """Writes what an op stands for where that is a body of its own; False for a plain op."""
+    """Writes the body that a call, loop or branch op runs; returns False for any other op."""
     if op.type in _CALLS:
         _bind(writer, op, _inline(writer, op, op.get_attr("f").name, args, phase))
     elif op.type in _WHILES:
@@ -45,7 +45,9 @@ def _inline(
     writer: Writer, op: Any, name: str, args: Sequence[Known], phase: Phase, turns: int | None = None
 ) -> list[Known]:
     body = find_body(writer, op, name, args)
-    inner = Writer(writer.tape, {}, find_static(body.get_operations()), writer.trips * (turns or 1))
+    inner = Writer(
+        writer.tape, {}, find_static(body.get_operations()), write_call, writer.trips * (turns or 1)
+    )
     inner.is_looping = writer.is_looping or turns is not None
     inner.around_layer = writer.tape.layer_of(op, writer.around_layer)
     inner.around_place = writer.tape.place_of(op, writer.around_place)
@@ -55,9 +57,8 @@ def _inline(
     given = {tensor.op for tensor in body.inputs}
     for part in body.get_operations():
         if part.type.startswith(_PLUMBING) or (phase == "backward" and original(part) is None):
-            writer.tape.set_place(
-                part, inner.around_place
-            )  # made when the gradient was, at the optimizer's line
+            # This op was made with the gradient, so that its own line would be the optimizer's.
+            writer.tape.set_place(part, inner.around_place)
     for part in body.get_operations():
         if part in inner.static or part in given or part.type == "NoOp" or is_host(part):
             continue
@@ -93,7 +94,7 @@ def find_body(writer: Writer, op: Any, name: str, args: Sequence[Known]) -> Any:
 
 
 def _find_function(writer: Writer, op: Any, name: str) -> Any:
-    """In the op's graph, or in one that was followed on the way here: a copy with other shapes does not know its own."""
+    """Looks in the op's graph, then in the bodies expanded so far: a copy of a function with other shapes lacks the functions it calls."""
     for graph in (op.graph, *reversed(writer.tape.graphs)):
         found = graph._get_function(name)
         if found is not None:
@@ -116,7 +117,8 @@ def _write_while(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...])
     body = _find_function(writer, op, op.get_attr("body").name).graph
     turns = count_turns(condition, body, args)
     if turns is None and original(op) is not None:
-        turns = writer.tape.turns.get(original(op).name)  # the gradient of a loop turns as often as the loop
+        # The gradient of a loop has as many iterations as the loop.
+        turns = writer.tape.turns.get(original(op).name)
     if turns is not None:
         writer.tape.turns[op.name] = turns
     place = writer.tape.place_of(op, writer.around_place)
@@ -135,7 +137,7 @@ def _write_while(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...])
 
 
 def count_turns(condition: Any, body: Any, args: Sequence[Known]) -> int | None:
-    """How often a loop turns that counts up to a number that is known; None for another."""
+    """The number of iterations of a loop that counts up to a known number; None for any other loop."""
     inputs = {tensor.op: i for i, tensor in enumerate(condition.inputs)}
     static = find_static(condition.get_operations())
     found = []
@@ -162,7 +164,7 @@ def _number(tensor: Any, inputs: dict[Any, int], args: Sequence[Known], static: 
 
 
 def _step(body: Any, position: int) -> int | None:
-    """By how much a loop variable grows in a turn."""
+    """By how much a loop variable grows in one iteration."""
     made = _through(body.outputs[position]).op
     if made.type not in ("AddV2", "Add"):
         return None

@@ -1,10 +1,11 @@
-"""A training step of a model function as a Graph: the types of the torch capture, so that every plan is made alike."""
+"""A training step of a model function as a Graph of the same types as torch's capture, so that one planner serves both."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from portwright.errors import UserError
 from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value
 from portwright.graph.repeats import mark_repeats
 from portwright.tensorflow.capturing.build import BuiltStep, GetBatch, MakeSpec, build_step, uncollected
-from portwright.tensorflow.capturing.guess import depends_on_values, guess_shapes
+from portwright.tensorflow.capturing.calls import write_call
 from portwright.tensorflow.capturing.optimizer import (
     CountedOptimizer,
     count_update,
@@ -28,10 +29,84 @@ from portwright.tensorflow.capturing.scopes import Scopes, layer_kinds
 from portwright.tensorflow.capturing.shapes import UnknownShape, check_inputs, explain
 from portwright.tensorflow.capturing.tape import TensorFlowTape, Writer, key_of
 
+Shape = tuple[int, ...]
+
+_PREFIX = "portwright_guess"
+
+
+def _first(op: Any) -> Shape:
+    return tuple(op.inputs[0].shape.as_list())
+
+
+# Op type: a function that gives the shapes of the op's results from those of its inputs.
+_LARGEST_SHAPES: dict[str, Callable[[Any], list[Shape]]] = {
+    "Where": lambda op: [(math.prod(_first(op)), len(_first(op)))],
+    "Unique": lambda op: [_first(op), _first(op)],
+    "UniqueV2": lambda op: [_first(op), (math.prod(_first(op)[:1]),)],
+    "UniqueWithCounts": lambda op: [_first(op), _first(op), _first(op)],
+    "ListDiff": lambda op: [_first(op), _first(op)],
+    "DynamicPartition": lambda op: [
+        (math.prod(op.inputs[1].shape.as_list()), *_first(op)[op.inputs[1].shape.rank :]) for _ in op.outputs
+    ],
+}
+
+
+def depends_on_values(op: Any) -> bool:
+    return op.type in _LARGEST_SHAPES
+
+
+def guess_shapes(graph: Any) -> dict[str, Shape]:
+    """Shapes by tensor name, assuming that each op that selects elements by their value selects all; {} without such ops."""
+    replaced: dict[str, list[Shape]] = {}
+    current, found = graph, {}
+    while True:
+        new = {
+            op.name: _LARGEST_SHAPES[op.type](op)
+            for op in current.get_operations()
+            if op.type in _LARGEST_SHAPES
+            and op.name not in replaced
+            and not op.name.startswith(_PREFIX)
+            and all(tensor.shape.is_fully_defined() for tensor in op.inputs)
+        }
+        if not new:
+            break
+        replaced.update(new)
+        current = _copy(graph, replaced)
+        found = {
+            tensor.name: tuple(tensor.shape.as_list())
+            for op in current.get_operations()
+            for tensor in op.outputs
+            if tensor.shape.is_fully_defined()
+        }
+        for name, shapes in replaced.items():
+            found.update({f"{name}:{index}": shape for index, shape in enumerate(shapes)})
+    return found
+
+
+def _copy(graph: Any, replaced: Mapping[str, list[Shape]]) -> Any:
+    definition = graph.as_graph_def()
+    renamed: dict[str, str] = {}
+    for name, shapes in replaced.items():
+        op = graph.get_operation_by_name(name)
+        for index, shape in enumerate(shapes):
+            stand_in = f"{_PREFIX}/{name}_{index}"
+            node = definition.node.add(name=stand_in, op="Placeholder")
+            node.attr["dtype"].type = op.outputs[index].dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+            renamed[f"{name}:{index}" if index else name] = stand_in
+    for node in definition.node:
+        for position, source in enumerate(node.input):
+            if source in renamed:
+                node.input[position] = renamed[source]
+    copied = tf.Graph()
+    with copied.as_default():
+        tf.import_graph_def(definition, name="")
+    return copied
+
 
 @dataclass(frozen=True)
 class Captured:
-    """A step, and what its optimizer keeps."""
+    """A captured step, and its optimizer's state and work."""
 
     graph: Graph
     optimizer: CountedOptimizer
@@ -52,15 +127,14 @@ def capture_step(
     """
     start = time.perf_counter()
     with uncollected(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Converting sparse IndexedSlices"
-        )  # nothing is converted here
+        # The warning is about memory for the conversion, and nothing is run here.
+        warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")
         built = build_step(get_batch, make_spec, mode=mode, batch_size=batch_size, described=described)
         return capture_built(built, root=root, start=start)
 
 
 def capture_built(built: BuiltStep, *, root: Path | None = None, start: float | None = None) -> Captured:
-    """Writes down a graph that is there already, as an Estimator's is."""
+    """Captures a graph that is built already, such as an Estimator's."""
     start = time.perf_counter() if start is None else start
     places = OpPlaces(root)
     with built.graph.as_default():
@@ -81,7 +155,7 @@ class _Capture:
         for name, (op, phases) in self.touched.items():
             if name in self.trainable or name == built.global_step:
                 continue
-            # A scalar, such as a loss scale, is no part of a layer whenever it is read.
+            # A scalar, such as a loss scale, belongs to no layer, wherever it is read.
             if phases == {"optimizer"} or not _variable_spec(op, None)[0]:
                 self.slots[name] = op
             else:
@@ -135,7 +209,7 @@ class _Capture:
             if dtype in ITEM_BYTES:
                 env[key_of(tensor)] = self.tape.add_value(tuple(tensor.shape.as_list()), dtype, "input", name)
         parameters = self._add_variables(trains)
-        writer = Writer(self.tape, env, self.step.static)
+        writer = Writer(self.tape, env, self.step.static, write_call)
         writer.write(self.step.ops)
         return writer, parameters
 
@@ -148,7 +222,7 @@ class _Capture:
                 )
 
     def _add_variables(self, trains: bool) -> dict[str, Value]:
-        """Values of the model's variables; what trains them is known by the update that writes them."""
+        """Adds a value for each variable of the model; a variable that an update op writes counts as trained."""
         tape, found = self.tape, {}
         for name in self.model_variables:
             shape, dtype = _variable_spec(
@@ -216,7 +290,7 @@ class _Capture:
 
 
 def _find_variables(step: Step) -> dict[str, tuple[Any, set[str]]]:
-    """Variables that the step touches, with the phases in which it does."""
+    """The variables that the step reads or writes, each with the phases in which it does."""
     found: dict[str, tuple[Any, set[str]]] = {}
     for op, phase in step.ops:
         for tensor in op.inputs:

@@ -1,4 +1,4 @@
-"""What a step's optimizer keeps and computes, counted from the graph itself."""
+"""The optimizer's state in bytes and its arithmetic in operations, counted from the step's graph."""
 
 from __future__ import annotations
 
@@ -9,31 +9,25 @@ from typing import Any
 from portwright.graph.graph import ITEM_BYTES, Node, Value
 from portwright.graph.plans.optimizer_state import OptimizerCost
 
-_BY_UPDATE = {  # ResourceApply...: the name that a plan shows
-    "Adam": "Adam",
-    "AdamWithAmsgrad": "Adam",
-    "AdaMax": "Adamax",
+_UPDATES = {  # name in a plan: the endings of its update ops, after ResourceApply
+    "Adam": "Adam AdamWithAmsgrad",
+    "Adamax": "AdaMax",
     "Adadelta": "Adadelta",
-    "Adagrad": "Adagrad",
-    "AdagradV2": "Adagrad",
+    "Adagrad": "Adagrad AdagradV2",
     "AdagradDA": "AdagradDA",
     "AddSign": "AddSign",
-    "CenteredRMSProp": "RMSprop",
-    "Ftrl": "Ftrl",
-    "FtrlV2": "Ftrl",
-    "GradientDescent": "SGD",
-    "KerasMomentum": "SGD",
-    "Momentum": "SGD",
+    "RMSprop": "CenteredRMSProp RMSProp",
+    "Ftrl": "Ftrl FtrlV2",
+    "SGD": "GradientDescent KerasMomentum Momentum ProximalGradientDescent",
     "PowerSign": "PowerSign",
     "ProximalAdagrad": "ProximalAdagrad",
-    "ProximalGradientDescent": "SGD",
-    "RMSProp": "RMSprop",
 }
+_BY_UPDATE = {op: name for name, ops in _UPDATES.items() for op in ops.split()}
 
 
 @dataclass(frozen=True)
 class CountedOptimizer(OptimizerCost):
-    """An optimizer whose state is the variables that the graph really has."""
+    """An optimizer whose state was counted from the graph's variables."""
 
     slots: Mapping[str, int] = field(default_factory=dict)  # parameter: bytes
     flops: int = 0
@@ -56,7 +50,7 @@ class CountedOptimizer(OptimizerCost):
 
 
 def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
-    """By its update ops, or by the class that was made: where the class says more (AdamW of Adam), or the update is in plain ops."""
+    """Names the optimizer by its update ops, or by its class where that says more (AdamW, not Adam) or the update is in plain ops."""
     classes = [name.removesuffix("Optimizer") for name in made]
     for name in types:
         stem = _stem(name)
@@ -67,7 +61,7 @@ def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Adam of ResourceApplyAdam; '' for an op that is no update."""
+    """'Adam' for ResourceApplyAdam; '' for an op that is no update."""
     for prefix in ("ResourceSparseApply", "ResourceApply", "SparseApply", "Apply"):
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -79,7 +73,7 @@ def share_slots(
 ) -> dict[str, int]:
     """Bytes of optimizer variables by the parameter they belong to; `parameters` are by the variable's name.
 
-    A slot's name has that of its parameter in it; one that has none goes to a parameter of its shape, the others to the first.
+    A slot's name contains its parameter's. A slot without such a name goes to a parameter of its shape, or else to the first.
     """
     shared: dict[str, int] = {}
     turn: dict[tuple[int, ...], int] = {}
@@ -113,19 +107,12 @@ def _owner(slot: str, parameters: Mapping[str, Value]) -> str | None:
     return None
 
 
-_FUSED = {
-    "Adam": 13,
-    "SGD": 2,
-    "RMSprop": 8,
-    "Adagrad": 6,
-    "Adadelta": 12,
-    "Adamax": 10,
-    "Ftrl": 12,
-}  # an element, as torch's twins
+# Operations for each element of a fused update; the same numbers as for torch's optimizers.
+_FUSED = {"Adam": 13, "SGD": 2, "RMSprop": 8, "Adagrad": 6, "Adadelta": 12, "Adamax": 10, "Ftrl": 12}
 
 
 def count_update(nodes: Iterable[Node], values: Any) -> int:
-    """Arithmetic of one update: fused update ops by their kind, plain ops one an element."""
+    """Operations of one update: for fused update ops those of their kind, for plain ops one for each element."""
     from portwright.graph.plans.flops import flops_of_node
 
     class _View:

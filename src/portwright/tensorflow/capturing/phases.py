@@ -1,7 +1,7 @@
-"""What of a TensorFlow graph belongs to a step, and to which part of it: forward, backward or the optimizer.
+"""Which ops of a TensorFlow graph belong to a step, and to which phase: forward, backward or the optimizer.
 
-The walk starts at what an Estimator would run and goes back along inputs and control inputs, up to what the input function
-gave. Gradient ops know the op that they are a gradient of; the optimizer is what comes behind them.
+The search starts at the ops that an Estimator would run and follows inputs and control inputs back to the tensors of the
+input function. Gradient ops name the op whose gradient they compute; ops that depend on gradients are the optimizer's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_source(op: Any) -> bool:
 
 
 def original(op: Any) -> Any:
-    """The forward op that an op is a part of the gradient of, or None; a tape's gradients have its name in theirs."""
+    """The forward op whose gradient an op belongs to, or None; ops that a GradientTape made contain its name in theirs."""
     found = getattr(op, "_original_op", None)
     if found is None and "gradient_tape/" in op.name:
         name = op.name.partition("gradient_tape/")[2].rpartition("/")[0]
@@ -67,7 +67,7 @@ def original(op: Any) -> Any:
 def find_step(
     fetches: Sequence[Any], loss: Any, cut: frozenset[tuple[Any, int]], counters: frozenset[str]
 ) -> Step:
-    """Sorts into phases all that `fetches` (ops) need, up to the tensors `cut`; `counters` are variables that only count steps."""
+    """Sorts into phases all ops that `fetches` (ops) need, up to the tensors `cut`; `counters` are variables that only count steps."""
     reached, num_host = _reach(fetches, cut, counters)
     ordered = _order(reached)
     static = find_static(ordered)
@@ -94,7 +94,8 @@ def _reach(
             continue
         if is_host(op) or _counts(op, counters):
             hosts.add(op)
-            if not is_host(op):  # the step's counter, or the number that it adds, waits for the updates
+            # An op that counts steps waits for the updates by control inputs: the step needs them.
+            if not is_host(op):
                 pending += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
             continue
         reached.add(op)
@@ -106,7 +107,7 @@ def _reach(
 
 
 def _order(reached: set[Any]) -> list[Any]:
-    """As they were made, which is an order in which they can run; but old loops rewire their ops afterwards."""
+    """Sorts ops so that inputs come first: mostly the order in which they were made, but TensorFlow 1's loops add inputs later."""
     made = sorted(reached, key=lambda op: op._id)
     if not any(op.type == "LoopCond" for op in made):
         return made
@@ -134,15 +135,15 @@ def _order(reached: set[Any]) -> list[Any]:
 
 
 def _find_live(reached: set[Any], fetches: Sequence[Any], loss: Any) -> set[Any]:
-    """What changes a variable or reaches the loss. The rest only waits: TensorFlow makes gradients of a layer wait for one another,
-    so that a session also computes the gradient of the batch itself, which no compiler keeps."""
+    """The ops whose results reach a changed variable or the loss. Others are only control inputs: TensorFlow makes the gradients
+    of a layer wait for one another, so that a session also computes the gradient of the batch, which no compiler keeps."""
     ends = [op for op in reached if _acts(op)]
     ends += [op for op in fetches if op.type != "NoOp"]
     return _ancestors([*ends, *([loss.op] if loss is not None else [])], reached)
 
 
 def _acts(op: Any) -> bool:
-    """Whether an op does more than to compute what others read."""
+    """Whether an op has an effect beside its results, such as writing a variable."""
     if op.type.startswith(("Assign", "Apply", "Scatter", "SparseApply", "ResourceApply", "ResourceScatter")):
         return True
     if op.type in ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc"):
@@ -151,14 +152,14 @@ def _acts(op: Any) -> bool:
 
 
 def _counts(op: Any, counters: frozenset[str]) -> bool:
-    """Whether an op moves a counter of steps on."""
+    """Whether an op adds to a step counter."""
     if not op.type.startswith("Assign") or not op.inputs:
         return False
     return op.inputs[0].op.name in counters
 
 
 def find_static(ordered: list[Any]) -> frozenset[Any]:
-    """What the compiler folds: constants, and what is computed of them and of shapes that are known."""
+    """The ops that a compiler folds: constants, and what is computed from constants and known shapes alone."""
     static: set[Any] = set()
     for op in ordered:
         if op.type == "Const":
@@ -185,7 +186,7 @@ def find_static(ordered: list[Any]) -> frozenset[Any]:
 
 
 def _find_schedules(kept: list[Any], static: frozenset[Any], counters: frozenset[str]) -> set[Any]:
-    """What is made of step counters alone, such as a learning rate: the host computes it once a step."""
+    """Ops computed from step counters alone, such as a learning rate: the host runs them once a step."""
     found: set[Any] = set()
     for op in kept:
         if op.type.startswith(("Assign", "ResourceApply", "Random", "Stateless")) or not op.inputs:
@@ -209,7 +210,8 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     phases: dict[Any, Phase] = {}
     behind: set[Any] = set()  # depends on a gradient
     fed: set[Any] = set()  # depends on the batch
-    are_marked = any(hasattr(op, "_original_op") for op in gradients)  # a tape's are not
+    # Gradients of a GradientTape have no such attribute.
+    are_marked = any(hasattr(op, "_original_op") for op in gradients)
     parameter_shapes = _parameter_shapes(kept)
     for op in kept:
         for tensor in op.inputs:
@@ -236,7 +238,7 @@ def _parameter_shapes(kept: list[Any]) -> set[Any]:
 
 
 def _reads_activation(op: Any, phases: Mapping[Any, Phase], parameter_shapes: set[Any]) -> bool:
-    """Whether it still computes a gradient: it reads what the backward pass made and no parameter has the shape of."""
+    """Whether an op still belongs to the backward pass: it reads a result of that pass whose shape no parameter has."""
     if op.type.startswith(("Resource", "Assign")):
         return False
     for tensor in op.inputs:

@@ -1,4 +1,4 @@
-"""Which line of the user's code made an op: the innermost one of its stack that is neither TensorFlow's nor ours."""
+"""Which line of the user's code made an op: the innermost one of its stack that is neither TensorFlow's nor Portwright's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import portwright
-from portwright.graph.graph import Place
+from portwright.watching.place import Place
 
 _USER, _LIBRARY, _HIDDEN = 2, 1, 0
 _OURS = f"{Path(portwright.__file__).parent}/"
@@ -30,13 +30,13 @@ class OpPlaces:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        # Both, because Python knows a file by the path through which it was imported.
+        # The path as given and the resolved one: Python names a file by the path through which it was imported.
         self._roots = () if root is None else (f"{root.resolve()}/", f"{root.absolute()}/")
         self._by_stack: dict[Any, Place | None] = {}
         self._kinds: dict[str, int] = {}
 
     def find(self, op: Any) -> Place | None:
-        """None where the op was not made by a line of Python, as those that are read from a file."""
+        """The place of an op; None where no line of Python made it, as with a graph read from a file."""
         stack = op.traceback
         if stack is None:
             return None

@@ -21,7 +21,7 @@ class Scopes:
 
     def __init__(self, variables: Iterable[str]) -> None:
         self._children: dict[tuple[str, ...], set[str]] = {}
-        self._owners: set[tuple[str, ...]] = set()  # that hold variables themselves
+        self._owners: set[tuple[str, ...]] = set()  # scopes that hold variables directly
         for name in variables:
             parts = tuple(name.split("/")[:-1])
             self._owners.add(parts)
@@ -34,7 +34,7 @@ class Scopes:
 
     @property
     def paths(self) -> list[str]:
-        """Every layer, those around it first; a list itself is one too."""
+        """The paths of all layers, an outer layer before those in it; a list of layers counts as one."""
         found: dict[str, None] = {"": None}
         for path in self._paths.values():
             parts = path.split(".")
@@ -45,7 +45,7 @@ class Scopes:
         return self._paths[tuple(name.split("/")[:-1])]
 
     def of_op(self, name: str) -> str:
-        """The innermost layer whose scope the op lies in; a scope that was entered again ('dense_1' without variables) counts too."""
+        """The innermost layer whose scope holds the op; a layer's second call ('dense_1', which has no variables) counts as that layer."""
         scope = _GRADIENTS.sub("", name).rpartition("/")[0]
         if scope not in self._of_scope:
             found: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Scopes:
             self._name_below(below, self._paths[below])
 
     def _listed(self, parts: tuple[str, ...], names: set[str]) -> Mapping[str, str]:
-        """New names of those that are elements of a list."""
+        """New names for the layers that become elements of a list."""
         groups: dict[str, dict[int, str]] = {}
         for name in names:
             found = _NUMBERED.fullmatch(name)
@@ -82,7 +82,7 @@ class Scopes:
         renamed: dict[str, str] = {}
         for base, members in groups.items():
             if base in names:
-                # 'dense', 'dense_1': neighbours that were given no name. Blocks of layers are a list, layers are not.
+                # 'dense', 'dense_1' are single layers with automatic names: no list. Blocks of layers with such names are one.
                 if not all(self._children.get((*parts, name)) for name in (base, *members.values())):
                     continue
                 members = {0: base, **members}
@@ -100,7 +100,7 @@ def layer_kinds(layers: Iterable[Any], scopes: Scopes) -> dict[str, str]:
         try:
             own = [*layer._trainable_weights, *layer._non_trainable_weights]
             every = layer.weights
-        except (AttributeError, ValueError):  # a layer that is not built, or whose parts are gone
+        except (AttributeError, ValueError):  # a layer that is not built, or whose sublayers were deleted
             continue
         for weight in own:
             path = scopes.path_of(weight.name.rpartition("/")[0])
@@ -109,9 +109,7 @@ def layer_kinds(layers: Iterable[Any], scopes: Scopes) -> dict[str, str]:
         if not own and every:
             path = scopes.path_of(_shared_scope([weight.name for weight in every]))
             if path:
-                whole.setdefault(
-                    path, type(layer).__name__
-                )  # the innermost layer was called first to its end
+                whole.setdefault(path, type(layer).__name__)  # calls of inner layers end first
     kinds = {**whole, **kinds}
     paths = scopes.paths
     num_inside = Counter(path.rpartition(".")[0] for path in paths if path)

@@ -1,13 +1,16 @@
-"""Tensors whose size is not known before the step runs: who made them so, and the cure."""
+"""Tensors whose size is unknown before the step runs: the op that lost the size, and the cure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from portwright.errors import UserError
-from portwright.graph.graph import Place
 from portwright.tensorflow.capturing.places import OpPlaces
+from portwright.watching.place import Place
 
 _BATCHES_NAMES = """BatchDataset BatchDatasetV2 PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset ParallelBatchDataset
     ExperimentalMapAndBatchDataset"""
@@ -15,7 +18,7 @@ _BATCHES = frozenset(_BATCHES_NAMES.split())
 
 
 class UnknownShape(Exception):
-    """A tensor of the step has a size that the graph does not say."""
+    """The graph does not say the size of a tensor of the step."""
 
     def __init__(self, tensor: Any, place: Place | None) -> None:
         super().__init__(str(tensor))
@@ -64,7 +67,7 @@ def explain(unknown: UnknownShape, places: OpPlaces) -> UserError:
 
 
 def _find_origin(tensor: Any) -> Any:
-    """The first op on the way here whose result has an unknown size although its inputs have none."""
+    """The first op before this one that has a result of unknown size although the sizes of all its inputs are known."""
     seen: set[Any] = set()
     op = tensor.op
     while op not in seen:
@@ -84,6 +87,77 @@ def _find_origin(tensor: Any) -> Any:
 
 
 def _batch_line(graph: Any, places: OpPlaces) -> Place | None:
-    """The line that batches: the last such dataset of the graph."""
+    """The place of the graph's last dataset op that batches."""
     made = [op for op in graph.get_operations() if op.type in _BATCHES]
     return places.find(made[-1]) if made else None
+
+
+_MOST_ELEMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A small constant as Python numbers; None for one computed from shapes, whose value is not needed."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+def literal_of(tensor: Any) -> Literal | None:
+    """The literal of a scalar, or of a short row of integers such as a shape; None for what a device holds as a tensor."""
+    shape, dtype = tensor.shape, tensor.dtype
+    if not shape.is_fully_defined():
+        return Literal(None) if dtype.is_integer and shape.rank is not None and shape.rank <= 1 else None
+    is_row = dtype.is_integer and shape.rank <= 1 and shape.num_elements() <= _MOST_ELEMENTS
+    is_plan = dtype.is_integer and shape.rank == 2 and shape.num_elements() <= 2 * 8  # paddings
+    if shape.rank != 0 and not is_row and not is_plan:
+        return None
+    found = number_of(tensor)
+    if found is None:
+        return Literal(None)
+    listed = found.tolist() if hasattr(found, "tolist") else found
+    return Literal(_frozen(listed))
+
+
+def number_of(tensor: Any) -> Any:
+    """The value of a constant, or of ops on constants and known shapes; None where this function cannot compute it."""
+    from tensorflow.python.framework import tensor_util
+
+    found = tensor_util.constant_value(tensor)
+    if found is not None:
+        return found
+    compute = _COMPUTED.get(tensor.op.type)
+    if compute is None:
+        return None
+    given = [number_of(source) for source in tensor.op.inputs]
+    return None if any(value is None for value in given) else compute(tensor.op, *given)
+
+
+def _slice(op: Any, value: Any, begin: Any, end: Any, strides: Any) -> Any:
+    """The value of a slice of a row of numbers, such as one dimension of a shape."""
+    if value.ndim != 1 or begin.size != 1 or op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return value[int(begin[0])]
+    first = None if op.get_attr("begin_mask") else int(begin[0])
+    last = None if op.get_attr("end_mask") else int(end[0])
+    return value[first : last : int(strides[0])]
+
+
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "StridedSlice": _slice,
+    "Add": lambda op, a, b: a + b,
+    "AddV2": lambda op, a, b: a + b,
+    "Sub": lambda op, a, b: a - b,
+    "Mul": lambda op, a, b: a * b,
+    "FloorDiv": lambda op, a, b: a // b if np.all(b) else None,
+    "Minimum": lambda op, a, b: np.minimum(a, b),
+    "Maximum": lambda op, a, b: np.maximum(a, b),
+    "Identity": lambda op, a: a,
+}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

@@ -1,19 +1,19 @@
-"""Writes the ops of a TensorFlow step down as nodes and values, functions and loops taken apart."""
+"""Writes the ops of a TensorFlow step as nodes and values, with functions and loops expanded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from portwright.graph.graph import ITEM_BYTES, Kind, Node, Phase, Place, Ref, Value
-from portwright.tensorflow.capturing.literals import Literal, literal_of
+from portwright.graph.graph import ITEM_BYTES, Kind, Node, Phase, Ref, Value
 from portwright.tensorflow.capturing.phases import is_variable, original
 from portwright.tensorflow.capturing.places import OpPlaces
 from portwright.tensorflow.capturing.scopes import Scopes
-from portwright.tensorflow.capturing.shapes import UnknownShape
+from portwright.tensorflow.capturing.shapes import Literal, UnknownShape, literal_of, number_of
+from portwright.watching.place import Place
 
-# What hands its first input on as it is.
+# Ops whose result is their first input, unchanged.
 PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
     RefEnter RefExit RefIdentity"""
 PASSING = frozenset(PASSING_NAMES.split())
@@ -36,35 +36,34 @@ _ACTING = (
     "tf.Scatter",
     "tf.Merge",
 )
-_RESULTS = {
-    "FusedBatchNormV3": 5,
-    "FusedBatchNormGradV3": 3,
-}  # behind these stands scratch of one kind of processor
+# Op type: the number of its results that matter; those after them are scratch memory of one kind of processor.
+_RESULTS = {"FusedBatchNormV3": 5, "FusedBatchNormGradV3": 3}
 
 Key = tuple[Any, int]  # a tensor: its op, and which of its results
-Known = Ref | Literal | None  # what is known of a tensor: a value, a number of the host, nothing (a handle)
+# A tensor's value in the graph, its constant on the host, or None (such as for a handle).
+Known = Ref | Literal | None
 
 
 class TensorFlowTape:
-    """Values and nodes in the order in which they are written."""
+    """Collects values and nodes in the order in which they are written."""
 
     def __init__(self, places: OpPlaces, scopes: Scopes) -> None:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self.notes: list[str] = []
-        self.guesses: dict[str, tuple[int, ...]] = {}  # tensor: the shape that is assumed of it
+        self.guesses: dict[str, tuple[int, ...]] = {}  # tensor: the shape assumed where the graph says none
         self.places, self.scopes = places, scopes
         self.variables: dict[str, int] = {}  # name of the variable's op: its value
         self.layer_of_variable: dict[str, str] = {}
-        self.graphs: list[Any] = []  # of functions that were followed
-        self.turns: dict[str, int] = {}  # loop: how often it turns
-        self.looped: set[int] = set()  # nodes inside a loop, whose next turn may read what they make
+        self.graphs: list[Any] = []  # bodies of the functions that were expanded
+        self.turns: dict[str, int] = {}  # loop: its number of iterations
+        self.looped: set[int] = set()  # nodes inside a loop: the next iteration may read their results
         self._node_of: dict[Any, int] = {}  # op: its node
         self._place_of: dict[Any, Place | None] = {}
         self._layer_of: dict[Any, str] = {}
 
     def shape_of(self, tensor: Any) -> tuple[int, ...] | None:
-        """None where it is not known, and nothing is assumed."""
+        """A tensor's shape, known or assumed; None without either."""
         if tensor.shape.is_fully_defined():
             return tuple(tensor.shape.as_list())
         return self.guesses.get(tensor.name)
@@ -112,14 +111,14 @@ class TensorFlowTape:
         )
 
     def add_constant(self, tensor: Any, phase: Phase, layer: str, place: Place | None) -> Ref:
-        """What the compiler folds into a tensor: made where it is first read."""
+        """Adds a tensor that the compiler folds to a constant, where it is first read."""
         ref = self.add_value(tuple(tensor.shape.as_list()), tensor.dtype.name)
         layer, place = self.layer_of(tensor.op, layer), self.place_of(tensor.op, place)
         self.nodes.append(Node(len(self.nodes), "tf.Const", phase, (), {}, (), (ref.value,), layer, place))
         return ref
 
     def drop_dead(self, wanted: set[int]) -> None:
-        """Takes out what reaches neither an update nor the values `wanted`, such as a gradient of the batch inside a function."""
+        """Removes nodes that neither an update nor a value in `wanted` needs, such as the gradient of the batch inside a function."""
         wanted, live = set(wanted), set()
         for node in reversed(self.nodes):
             made = {self.values[value].base for value in node.outputs} | set(node.outputs)
@@ -136,7 +135,7 @@ class TensorFlowTape:
         ]
 
     def place_of(self, op: Any, around: Place | None) -> Place | None:
-        """The line of an op, of a gradient that of its forward op, inside a function that of the call where it has none."""
+        """The line of an op. A gradient op has its forward op's; an op inside a function that has no line has the call's."""
         if op not in self._place_of:
             first = original(op)
             self._place_of[op] = (
@@ -145,7 +144,7 @@ class TensorFlowTape:
         return self._place_of[op]
 
     def set_place(self, op: Any, place: Place | None) -> None:
-        """For an op that no line of the user's made, such as a copy of one."""
+        """Sets the place of an op that no user line made, such as a copy."""
         self._place_of[op] = place
 
     def layer_of(self, op: Any, around: str) -> str:
@@ -159,11 +158,11 @@ class TensorFlowTape:
         return self._layer_of[op]
 
     def layer_of_update(self, op: Any) -> str:
-        """Of an optimizer's op: that of the weight it is about; what is about none stays with the one before."""
+        """The layer of an optimizer's op: that of the weight it updates, or of the op before it where it updates none."""
         return self.layer_of(op, "") or (self.nodes[-1].module if self.nodes else "")
 
     def _layer_of_weights(self, op: Any) -> str:
-        """An op outside of every scope belongs to the layer whose weight it reads."""
+        """The layer whose weight an op reads, for an op outside of every scope."""
         for tensor in op.inputs:
             source = tensor.op
             if source.type == "ReadVariableOp":
@@ -173,13 +172,23 @@ class TensorFlowTape:
         return ""
 
 
+WriteCall = Callable[["Writer", Any, Phase, tuple[Known, ...]], bool]
+"""Writes a call of a function with the function's own ops; False of an op that calls none."""
+
+
 class Writer:
     """Writes one graph, or the body of a function, onto a tape."""
 
     def __init__(
-        self, tape: TensorFlowTape, env: dict[Key, Known], static: Iterable[Any], trips: int = 1
+        self,
+        tape: TensorFlowTape,
+        env: dict[Key, Known],
+        static: Iterable[Any],
+        write_call: WriteCall,
+        trips: int = 1,
     ) -> None:
         self.tape, self.env, self.static, self.trips = tape, env, frozenset(static), trips
+        self.write_call = write_call
         self.around_layer = ""
         self.around_place: Place | None = None
         self.phase: Phase = "forward"
@@ -209,13 +218,10 @@ class Writer:
             if tensor.dtype.name not in ITEM_BYTES or not tensor.shape.is_fully_defined():
                 return None
             return self.tape.add_constant(tensor, self.phase, self.around_layer, self.around_place)
-        return None  # a loop's way back, or a handle of something that is not a variable
+        return None  # a loop's back edge, or a handle of something other than a variable
 
     def write_op(self, op: Any, phase: Phase) -> None:
         self.phase = phase
-        from portwright.tensorflow.capturing.calls import write_call
-        from portwright.tensorflow.capturing.old_loops import loops_around, write_in_loop
-
         args = tuple(self.known(tensor) for tensor in op.inputs)
         loops = loops_around(op) if self.has_old_loops else []
         if loops and write_in_loop(self, op, phase, args, loops):
@@ -227,7 +233,7 @@ class Writer:
             for tensor, given in zip(op.outputs, args, strict=True):
                 self.env[key_of(tensor)] = given
             return
-        if write_call(self, op, phase, args):
+        if self.write_call(self, op, phase, args):
             return
         self.write_plain(op, phase, args)
 
@@ -265,7 +271,7 @@ class Writer:
         shape = self.tape.shape_of(tensor)
         if shape is None:
             if phase == "optimizer":
-                return None  # what it takes is counted by the parameters' sizes
+                return None  # `count_update` counts it by the parameters' sizes
             raise UnknownShape(tensor, place)
         first = args[0] if args else None
         base = first.value if op.type in _VIEWS and isinstance(first, Ref) else None
@@ -279,7 +285,7 @@ def key_of(tensor: Any) -> Key:
 
 
 def list_value(writer: Writer, op: Any, args: tuple[Known, ...]) -> Known:
-    """What a list of tensors takes: as many elements as the loop around it has turns."""
+    """Adds a value for a list of tensors: one element for each iteration of the loop around it."""
     values = writer.tape.values
     if op.type == "TensorListFromTensor" and isinstance(args[0], Ref):
         whole = values[args[0].value]
@@ -288,7 +294,7 @@ def list_value(writer: Writer, op: Any, args: tuple[Known, ...]) -> Known:
         item = args[1] if op.type == "TensorListPushBack" else args[2]
         if isinstance(item, Ref):
             element = values[item.value]
-            if values[element.base].kind == "parameter":  # the same weight at every turn
+            if values[element.base].kind == "parameter":  # the same weight in every iteration
                 return writer.tape.add_value(element.shape, element.dtype, base=element.base)
             return writer.tape.add_value((writer.trips, *element.shape), element.dtype)
         return args[0]
@@ -301,7 +307,7 @@ def _refs(args: Iterable[Any]) -> Iterable[Ref]:
 
 
 def _keeps_shape(op: Any) -> bool:
-    """A sum over no dimension, as gradients of broadcasting ops have."""
+    """Whether an op is a sum over no dimension, as in gradients of broadcasting ops."""
     before, after = op.inputs[0].shape, op.outputs[0].shape
     return bool(
         before.is_fully_defined()
@@ -312,7 +318,7 @@ def _keeps_shape(op: Any) -> bool:
 
 
 def _attributes(op: Any) -> dict[str, Any]:
-    """The settings that a kernel or a count may depend on."""
+    """The attributes of an op that its kernel or its operation count may depend on."""
     found: dict[str, Any] = {}
     for name in _attribute_names(op):
         value = op.get_attr(name)
@@ -322,10 +328,90 @@ def _attributes(op: Any) -> dict[str, Any]:
     return found
 
 
-_NAMES: dict[str, tuple[str, ...]] = {}  # by op type: asking an op for what it has is slow
+_NAMES: dict[
+    str, tuple[str, ...]
+] = {}  # op type: its attributes; a cache, since asking an op for them is slow
 
 
 def _attribute_names(op: Any) -> tuple[str, ...]:
     if op.type not in _NAMES:
         _NAMES[op.type] = tuple(attr.name for attr in op.op_def.attr if attr.name in _KEPT_ATTRIBUTES)
     return _NAMES[op.type]
+
+
+_COMPARISONS = {"Less": 0, "LessEqual": 1}
+
+
+def loops_around(op: Any) -> list[Any]:
+    """Contexts of the loops that an op lies in, the innermost first."""
+    found = []
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            found.append(context)
+        context = context.outer_context
+    return found
+
+
+def write_in_loop(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...], loops: list[Any]) -> bool:
+    """Writes an op as one node that counts for all iterations of its loops; returns False for an op that needs no such count."""
+    if op.type in ("Merge", "RefMerge"):  # merges the first iteration with the later ones, not two branches
+        writer.env[op, 0] = args[0]
+        return True
+    if op.type in PASSING or op.type in ("Switch", "RefSwitch"):
+        return False
+    turns, is_known = 1, True
+    for loop in loops:
+        found = count_turns(loop)
+        turns, is_known = turns * (found or 1), is_known and found is not None
+    first = _forward(loops[0])
+    place = writer.tape.place_of(first.pivot.op, writer.around_place)
+    if op.type == "LoopCond":
+        writer.tape.set_place(op, place)
+        known = "is counted for one turn" if is_known else "and what it computes is counted for one turn"
+        unknown = "" if is_known else "how often this loop turns is not known from the graph; "
+        writer.tape.notes.append(f"{place}: {unknown}what it keeps for its gradient {known}.")
+    before, writer.trips, writer.is_looping = writer.trips, turns, True
+    try:
+        writer.write_plain(op, phase, args)
+    finally:
+        writer.trips, writer.is_looping = before, False
+    return True
+
+
+def _forward(loop: Any) -> Any:
+    """The forward loop whose gradient a loop computes."""
+    return loop.grad_state.forward_context if loop.grad_state is not None else loop
+
+
+def count_turns(loop: Any) -> int | None:
+    """The number of iterations of a loop that counts up to a known number; None for any other loop."""
+    pending = [_forward(loop).pivot.op.inputs[0].op]
+    while pending:
+        op = pending.pop()
+        if op.type == "LogicalAnd":
+            pending += [tensor.op for tensor in op.inputs]
+        if op.type in _COMPARISONS:
+            counter, limit = op.inputs[0].op, _entered(op.inputs[1])
+            if counter.type == "Merge" and limit is not None:
+                start, step = _entered(counter.inputs[0]), _step(counter)
+                if start is not None and step:
+                    return max(0, -(-(limit - start + _COMPARISONS[op.type]) // step))
+    return None
+
+
+def _entered(tensor: Any) -> int | None:
+    while tensor.op.type in ("Enter", "Identity"):
+        tensor = tensor.op.inputs[0]
+    found = number_of(tensor)
+    return int(found) if found is not None and getattr(found, "ndim", 1) == 0 else None
+
+
+def _step(merge: Any) -> int | None:
+    """By how much a loop's counter grows in one iteration."""
+    again = merge.inputs[1].op
+    made = again.inputs[0].op if again.type == "NextIteration" else again
+    if made.type not in ("Add", "AddV2"):
+        return None
+    amounts = [_entered(tensor) for tensor in made.inputs]
+    return next((amount for amount in amounts if amount is not None), None)

@@ -1,1 +1,1 @@
-"""The input pipeline looked at: which stages the real tf.data graph has, in which order and with which options, and how fast it is."""
+"""Checks input pipelines: the stages of the tf.data graph, their order and options, and their speed."""

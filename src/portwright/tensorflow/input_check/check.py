@@ -1,4 +1,4 @@
-"""An input function called as a run would call it, and its dataset looked at."""
+"""Calls an input function as a run would, and checks its dataset."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import UserError
-from portwright.graph.graph import Place
 from portwright.tensorflow.input_check.findings import InputFinding, Pipeline, look
 from portwright.tensorflow.input_check.stages import Stage, read_stages
+from portwright.watching.place import Place
 
 IDEAL = "shard, interleave, cache, shuffle, repeat, batch with drop_remainder, map, prefetch"
-_TAKEN = (tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int16, tf.uint16, tf.bool)
+_MODEL_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.int16, tf.uint16, tf.bool)
 
 
 @dataclass(frozen=True)
 class InputReport:
-    """The stages of an input function's dataset, and what is wrong with them."""
+    """The stages of an input function's dataset, and the findings about them."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -62,7 +62,7 @@ def check_input(
 
 
 def make_dataset(input_fn: Callable[[], Any], name: str) -> Any:
-    """The dataset that an input function returns; anything else is an error that says what to return."""
+    """Calls an input function, and refuses a result that is no dataset."""
     made = input_fn()
     if isinstance(made, tf.data.Dataset | tf.compat.v1.data.Dataset):
         return made
@@ -75,7 +75,7 @@ def make_dataset(input_fn: Callable[[], Any], name: str) -> Any:
 def look_at(
     dataset: Any, *, name: str, is_training: bool, num_workers: int = 1, root: Path | None = None
 ) -> InputReport:
-    """Reads a dataset that was made in the current graph."""
+    """Reports on a dataset that was made in the current graph."""
     stages = read_stages(dataset, root)
     pipeline = Pipeline(stages, is_training, _num_samples(stages), num_workers)
     place = stages[-1].place
@@ -86,7 +86,7 @@ def look_at(
 
 
 def _num_samples(stages: tuple[Stage, ...]) -> int | None:
-    """Where every stage up to the first shuffle keeps the number."""
+    """The number of samples; None if a stage before the first shuffle may change it."""
     number = stages[0].number("num_elements")
     for stage in stages[1:]:
         if stage.kind in ("shuffle", "shuffle_and_repeat"):
@@ -162,7 +162,7 @@ def _dtypes(dataset: Any, place: Place | None) -> Iterator[InputFinding]:
                 "text-in-batch", "error", place, f"{name} is text, which no accelerator takes.",
                 "Turn it into numbers in the input function.",
             )  # fmt: skip
-        elif dtype is not None and dtype not in _TAKEN:
+        elif dtype is not None and dtype not in _MODEL_DTYPES:
             wide = {tf.int64: "tf.int32", tf.float64: "tf.float32"}.get(dtype, "a type of 16 or 32 bits")
             yield InputFinding(
                 "wide-type", "advice", place, f"{name} is {dtype.name}.",

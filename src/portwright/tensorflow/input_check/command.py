@@ -1,4 +1,4 @@
-"""What `portwright input` does between its command line and its exit status."""
+"""The command `portwright input`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_and_print(
     seconds: float,
     as_json: bool,
 ) -> bool:
-    """Whether the pipeline has no error."""
+    """Prints the report of a pipeline; returns whether it has no error."""
     if mode not in MODES:
         raise UserError(f"unknown mode '{mode}'.", suggest(mode, MODES))
     if num_workers < 1 or seconds <= 0:
@@ -44,7 +44,7 @@ def check_and_print(
 
 
 def look_at_script(script: Script, mode: str, num_workers: int = 1) -> InputReport:
-    """The pipeline that feeds a mode of a folder; with several workers as the first of them would make it."""
+    """Reports on the pipeline of a mode; with several workers, on that of the first one."""
     function = script.parts.input_fn(MODES[mode], script.params.values)
     return check_input(
         _as_worker(function, num_workers),
@@ -79,7 +79,7 @@ def _measure(script: Script, mode: str, seconds: float) -> dict[str, Any]:
 
 
 def _train_op(script: Script, batch: Any) -> Any:
-    from portwright.tensorflow.argument_names import call_with
+    from portwright.tensorflow.arguments import call_with
 
     features, labels = batch if isinstance(batch, tuple | list) and len(batch) == 2 else (batch, None)
     given = {

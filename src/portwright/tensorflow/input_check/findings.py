@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline: one small function a fault, whose docstring is the reason."""
+"""The checks of a pipeline: one function for each kind of fault; its docstring says why it is one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from portwright.graph.graph import Place
 from portwright.tensorflow.input_check.stages import Stage
+from portwright.watching.place import Place
 
 Severity = Literal["error", "warning", "advice"]
 BATCHES = ("batch", "padded_batch", "map_and_batch")
@@ -18,7 +18,7 @@ MAPS = ("map", "map_and_batch")
 
 @dataclass(frozen=True)
 class InputFinding:
-    """A stage that is missing, in the wrong place or without an option it needs."""
+    """A stage that is missing, in the wrong place or lacks an option."""
 
     name: str
     severity: Severity  # error: wrong data or no static shape; warning: slower or weaker than need be; advice: worth a try
@@ -39,7 +39,7 @@ class InputFinding:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of one dataset, and what it is for."""
+    """The stages of one dataset, and how it is used."""
 
     stages: tuple[Stage, ...]
     is_training: bool
@@ -54,7 +54,7 @@ class Pipeline:
 
     @property
     def first_sample(self) -> int:
-        """The number of the last stage that reads files, or of the source: what comes after it handles samples, not file names."""
+        """The index of the last stage that reads files, or of the source; later stages handle samples, not file names."""
         reading = [number for number, stage in enumerate(self.stages) if stage.reads_files]
         return reading[-1] if reading else 0
 
@@ -76,7 +76,7 @@ def _check(function: Check) -> Check:
 
 
 def look(pipeline: Pipeline) -> list[InputFinding]:
-    """All findings, the pipeline's own order first, then what joins it from the side."""
+    """All findings: first of the pipeline itself, then of the pipelines that it merges."""
     found = [finding for check in CHECKS for finding in check(pipeline)]
     for stage in pipeline.stages:
         for branch in stage.branches:
@@ -104,7 +104,7 @@ def missing_batch(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def kept_remainder(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """A last batch that is shorter makes the batch size unknown, and a compiled step has one shape."""
+    """A shorter last batch makes the batch size unknown, but a compiled step has one fixed shape."""
     for number in pipeline.find(*BATCHES):
         stage = pipeline.stages[number]
         after = [later.kind for later in pipeline.stages[number + 1 :]]
@@ -150,7 +150,7 @@ def late_shard(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def late_shuffle(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """Shuffling batches keeps the samples of a batch together for ever."""
+    """Shuffling after batching keeps the same samples together in every epoch."""
     batch = pipeline.first(*BATCHES)
     for number in pipeline.sample_shuffles():
         if (
@@ -180,7 +180,7 @@ def early_repeat(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def misplaced_cache(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """A cache keeps what reaches it in the first epoch: an order, a random draw, or, after repeat, everything for ever."""
+    """A cache stores the first epoch: one order, one random draw, or, after repeat, data without end."""
     for number in pipeline.find("cache"):
         stage, before = pipeline.stages[number], pipeline.stages[:number]
         if any(s.kind in REPEATS for s in before):
@@ -230,7 +230,7 @@ def prefetch_at_the_end(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def training_order(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """Training wants another order each epoch, and data until the last step."""
+    """Training needs another order in each epoch, and data until the last step."""
     if not pipeline.is_training:
         return
     shuffles = pipeline.sample_shuffles()
@@ -264,7 +264,7 @@ def training_order(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def sharing(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """Several workers that all read everything train on every sample several times an epoch."""
+    """If every worker reads all data, each sample is trained on several times in an epoch."""
     shards = [pipeline.stages[number] for number in pipeline.find("shard")]
     if pipeline.num_workers > 1 and pipeline.is_training and not shards:
         yield InputFinding(
@@ -284,7 +284,7 @@ def sharing(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def reading(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """Files on a network disk answer late; several at once hide that."""
+    """Reads from a network disk are slow to start; reading several files at once hides that."""
     for stage in pipeline.stages:
         if stage.kind == "flat_map" and stage.reads_files:
             yield InputFinding(
@@ -300,7 +300,7 @@ def reading(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def mapping(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """A map on one thread is most often what a slow pipeline waits for; over a batch its cost a call is paid once a batch."""
+    """A map on one thread is the usual bottleneck; a map over batches pays its cost of a call once for each batch."""
     batch = pipeline.first(*BATCHES)
     told = False
     for number in pipeline.find("map"):
@@ -336,7 +336,7 @@ def python_code(pipeline: Pipeline) -> Iterator[InputFinding]:
 
 @_check
 def undetermined_order(pipeline: Pipeline) -> Iterator[InputFinding]:
-    """Elements that come as they are ready come in another order each time, and a resumed run is not the same run."""
+    """With a non-deterministic order, a resumed run does not get the data of an uninterrupted one."""
     for stage in pipeline.stages:
         if stage.values.get("deterministic") in ("false", False) or stage.values.get("sloppy") is True:
             yield InputFinding(

@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 def measure_pipeline(
     make_dataset: Callable[[], Any], seconds: float, on_batch: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Draws batches for so long, the first one apart since it fills the buffers; a dataset that ends sooner is drawn to its end."""
+    """Draws batches for `seconds`, or to the end of the data; the first one, which fills the buffers, is timed separately."""
     with tf.Graph().as_default():
         dataset = make_dataset()
         element = v1.data.make_initializable_iterator(dataset)
@@ -60,7 +60,7 @@ def measure_pipeline(
 def measure_step(
     make_dataset: Callable[[], Any], make_train_op: Callable[[Any], Any], seconds: float
 ) -> dict[str, Any]:
-    """Trains on one batch again and again, kept in memory, so that only the step is timed; nothing is saved.
+    """Trains repeatedly on one batch in memory, so that only the step is timed; nothing is saved.
 
     `make_train_op(batch)` builds the model on tensors and returns what a step runs.
     """

@@ -9,61 +9,38 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.graph.graph import Place
 from portwright.tensorflow.capturing.places import OpPlaces
+from portwright.watching.place import Place
 
-_KINDS = {  # how the name of an op begins, the longest first: what it does
-    "MapAndBatch": "map_and_batch",
-    "ParallelMapAndBatch": "map_and_batch",
-    "ParallelMap": "map",
-    "Map": "map",
-    "ParallelFilter": "filter",
-    "Filter": "filter",
-    "PaddedBatch": "padded_batch",
-    "ParallelBatch": "batch",
-    "Batch": "batch",
-    "GroupByWindow": "group",
-    "GroupByReducer": "group",
-    "Unbatch": "unbatch",
-    "ParallelInterleave": "interleave",
-    "LegacyParallelInterleave": "interleave",
-    "Interleave": "interleave",
-    "FlatMap": "flat_map",
-    "ShuffleAndRepeat": "shuffle_and_repeat",
-    "Shuffle": "shuffle",
-    "Repeat": "repeat",
-    "Cache": "cache",
-    "Snapshot": "cache",
-    "Save": "cache",
-    "Shard": "shard",
-    "AutoShard": "shard",
-    "Prefetch": "prefetch",
-    "PrivateThreadPool": "options",
-    "MaxIntraOpParallelism": "options",
-    "Options": "options",
-    "AssertCardinality": "options",
-    "AssertNext": "options",
-    "Model": "options",
-    "Optimize": "options",
-    "Take": "take",
-    "Skip": "skip",
-    "Window": "window",
-    "Zip": "zip",
-    "Concatenate": "concatenate",
-    "DirectedInterleave": "choose",
-    "Generator": "generator",
-    "TFRecord": "files",
-    "TextLine": "files",
-    "FixedLengthRecord": "files",
-    "CSV": "files",
-    "ExperimentalCSV": "files",
-    "LMDB": "files",
-    "TensorSlice": "tensors",
-    "Tensor": "tensors",
-    "SparseTensorSlice": "tensors",
-    "Range": "tensors",
-    "Random": "random",
+_OPS_OF_KIND = {  # kind of a stage: the beginnings of its ops' names
+    "map_and_batch": "MapAndBatch ParallelMapAndBatch",
+    "map": "ParallelMap Map",
+    "filter": "ParallelFilter Filter",
+    "padded_batch": "PaddedBatch",
+    "batch": "ParallelBatch Batch",
+    "group": "GroupByWindow GroupByReducer",
+    "unbatch": "Unbatch",
+    "interleave": "ParallelInterleave LegacyParallelInterleave Interleave",
+    "flat_map": "FlatMap",
+    "shuffle_and_repeat": "ShuffleAndRepeat",
+    "shuffle": "Shuffle",
+    "repeat": "Repeat",
+    "cache": "Cache Snapshot Save",
+    "shard": "Shard AutoShard",
+    "prefetch": "Prefetch",
+    "options": "PrivateThreadPool MaxIntraOpParallelism Options AssertCardinality AssertNext Model Optimize",
+    "take": "Take",
+    "skip": "Skip",
+    "window": "Window",
+    "zip": "Zip",
+    "concatenate": "Concatenate",
+    "choose": "DirectedInterleave",
+    "generator": "Generator",
+    "files": "TFRecord TextLine FixedLengthRecord CSV ExperimentalCSV LMDB",
+    "tensors": "TensorSlice Tensor SparseTensorSlice Range",
+    "random": "Random",
 }
+_KINDS = {op: kind for kind, ops in _OPS_OF_KIND.items() for op in ops.split()}
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CSVDataset", "LMDBDataset")
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal", "SampleDistortedBoundingBox")  # fmt: skip
@@ -77,7 +54,7 @@ class Stage:
     kind: str
     op: str
     place: Place | None
-    values: Mapping[str, Any]  # inputs and attributes that are known before it runs
+    values: Mapping[str, Any]  # inputs and attributes that are known before the pipeline runs
     function_ops: frozenset[str] = frozenset()  # types of the ops in its function, if it has one
     branches: tuple[tuple[Stage, ...], ...] = field(default=())  # other pipelines that join here
 
@@ -149,7 +126,7 @@ def _values(op: Any) -> dict[str, Any]:
 
 
 def _num_elements(op: Any, values: Mapping[str, Any]) -> int | None:
-    """Of a source in memory."""
+    """The number of elements of a source in memory."""
     if op.type == "TensorSliceDataset" and op.inputs[0].shape.rank:
         size = op.inputs[0].shape[0]
         return None if size is None else int(size)
@@ -159,7 +136,7 @@ def _num_elements(op: Any, values: Mapping[str, Any]) -> int | None:
 
 
 def _named_inputs(op: Any) -> Iterator[tuple[str, Any]]:
-    """The inputs by the names of the op's definition; of a list only the number is needed."""
+    """An op's single inputs by their names in its definition; inputs that are lists or no plain tensors are left out."""
     position = 0
     for argument in op.op_def.input_arg:
         if argument.number_attr:

@@ -23,24 +23,22 @@ and `dtype`, a type or a Keras policy ("mixed_float16"); weights are named by la
 | create_autoregressive_mask, create_sliding_window_mask, generate_square_subsequent_mask, make_padding_mask, mask_of_zeros | masks |
 """
 
+# ruff: noqa: E402
+
 from portwright.tensorflow import prepare
 
 prepare()
 
-from portwright.tensorflow.layers.activations import get_activation, is_gated  # noqa: E402
-from portwright.tensorflow.layers.added_embeddings import (  # noqa: E402
-    PositionEmbeddingLayer,
-    SegmentEmbeddingLayer,
-)
-from portwright.tensorflow.layers.attention import MultiheadAttention, MultiQueryAttention  # noqa: E402
-from portwright.tensorflow.layers.base import BaseLayer  # noqa: E402
-from portwright.tensorflow.layers.block_parts import BlockOptions  # noqa: E402
-from portwright.tensorflow.layers.blocks import (  # noqa: E402
+from portwright.tensorflow.layers.activations import get_activation, is_gated
+from portwright.tensorflow.layers.attention import MultiheadAttention, MultiQueryAttention
+from portwright.tensorflow.layers.base import BaseLayer
+from portwright.tensorflow.layers.blocks import (
+    BlockOptions,
     GPTJDecoderLayer,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
-from portwright.tensorflow.layers.conv import (  # noqa: E402
+from portwright.tensorflow.layers.conv import (
     Conv2D,
     Conv2DLayer,
     Conv2DTranspose,
@@ -49,32 +47,43 @@ from portwright.tensorflow.layers.conv import (  # noqa: E402
     MaxPool2DLayer,
     UNetBlock,
 )
-from portwright.tensorflow.layers.dense import (  # noqa: E402
+from portwright.tensorflow.layers.dense import (
+    BertPooler,
     Dense,
     DenseLayer,
+    FeedForwardNetwork,
+    PoolerLayer,
     SharedWeightsDense,
     SharedWeightsDenseLayer,
 )
-from portwright.tensorflow.layers.dropout import Dropout, DropoutLayer, use_stateless_dropout  # noqa: E402
-from portwright.tensorflow.layers.embedding import EmbeddingLayer  # noqa: E402
-from portwright.tensorflow.layers.feed_forward import FeedForwardNetwork  # noqa: E402
-from portwright.tensorflow.layers.initializers import get_initializer  # noqa: E402
-from portwright.tensorflow.layers.linformer import LinformerAttention  # noqa: E402
-from portwright.tensorflow.layers.losses import (  # noqa: E402
+from portwright.tensorflow.layers.embedding import (
+    EmbeddingLayer,
+    PositionEmbeddingLayer,
+    SegmentEmbeddingLayer,
+)
+from portwright.tensorflow.layers.initializers import get_initializer
+from portwright.tensorflow.layers.linformer import LinformerAttention
+from portwright.tensorflow.layers.losses import (
     CrossEntropyFromLogitsLayer,
     masked_cross_entropy,
     token_cross_entropy,
 )
-from portwright.tensorflow.layers.masks import (  # noqa: E402
+from portwright.tensorflow.layers.masks import (
     create_autoregressive_mask,
     create_sliding_window_mask,
     generate_square_subsequent_mask,
     make_padding_mask,
     mask_of_zeros,
 )
-from portwright.tensorflow.layers.norms import LayerNorm, RMSNorm, get_norm  # noqa: E402
-from portwright.tensorflow.layers.pooler import BertPooler, PoolerLayer  # noqa: E402
-from portwright.tensorflow.layers.positions import (  # noqa: E402
+from portwright.tensorflow.layers.norms import (
+    Dropout,
+    DropoutLayer,
+    LayerNorm,
+    RMSNorm,
+    get_norm,
+    use_stateless_dropout,
+)
+from portwright.tensorflow.layers.positions import (
     AlibiPositionEmbedding,
     AlibiPositionEmbeddingLayer,
     FixedPositionEmbedding,
@@ -85,8 +94,8 @@ from portwright.tensorflow.layers.positions import (  # noqa: E402
     relative_position_bucket,
     sinusoids,
 )
-from portwright.tensorflow.layers.rotary import RotaryPositionEmbeddingHelper  # noqa: E402
-from portwright.tensorflow.layers.transformer import (  # noqa: E402
+from portwright.tensorflow.layers.rotary import RotaryPositionEmbeddingHelper
+from portwright.tensorflow.layers.transformer import (
     Transformer,
     TransformerDecoder,
     TransformerEncoder,

@@ -66,7 +66,7 @@ def _gated(value: Any, gate: Any, function: Callable[[Any], Any]) -> Any:
     return value * function(gate)
 
 
-# The value comes before the gate, as on the PyTorch side.
+# The value comes before the gate, as in Portwright's PyTorch layers.
 def liglu(value: Any, gate: Any = None) -> Any:
     """The product of value and gate (arXiv 2002.05202 calls it bilinear)."""
     return _gated(value, gate, linear)

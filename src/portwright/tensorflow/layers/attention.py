@@ -10,7 +10,6 @@ import tensorflow as tf
 from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.base import BaseLayer, check_rate, check_sizes, shape_of, wide_type
 from portwright.tensorflow.layers.dense import Dense
-from portwright.tensorflow.layers.dropout import Dropout
 from portwright.tensorflow.layers.initializers import InitializerSpec, get_initializer
 from portwright.tensorflow.layers.masks import (
     attn_mask_to_4d,
@@ -18,11 +17,11 @@ from portwright.tensorflow.layers.masks import (
     key_padding_mask_to_4d,
     merge_masks,
 )
-from portwright.tensorflow.layers.norms import NormFactory, get_norm
+from portwright.tensorflow.layers.norms import Dropout, NormFactory, get_norm
 
 ATTENTION_TYPES = ("scaled_dot_product", "dot_product", "scaled_cosine")
 
-_MAX_LOG_COSINE_SCALE = math.log(100.0)  # Swin v2, arXiv 2111.09883, keeps the temperature above 0.01
+_MAX_LOG_COSINE_SCALE = math.log(100.0)  # Swin v2 (arXiv 2111.09883) keeps the temperature above 0.01
 
 KeyValue = tuple[Any, Any]
 """Keys and values, each [batch, heads, keys, width]."""
@@ -164,7 +163,7 @@ class MultiheadAttention(BaseLayer):
             masks.append(create_autoregressive_mask(num_queries, num_keys, num_past)[None, None])
         if key_padding_mask is not None:
             masks.append(key_padding_mask_to_4d(key_padding_mask, scores_shape))
-        # A causal mask alone leaves every query its own key, so that no row needs to be looked at.
+        # With a causal mask alone every query sees at least its own key: no row is fully masked.
         all_see = attn_mask is None and key_padding_mask is None
         output, weights = self._attend(q, k, v, masks, position_bias, all_see, training)
         if not need_weights:
@@ -181,13 +180,13 @@ class MultiheadAttention(BaseLayer):
         wide = wide_type(self.compute_dtype)
         if position_bias is not None and position_bias.shape.rank == 3:
             position_bias = position_bias[None]
-        # Queries are scaled before the product, which would else overflow in float16.
+        # Queries are scaled before the product, which could overflow in float16 otherwise.
         scores = tf.cast(tf.matmul(q * tf.cast(self.scale, q.dtype), k, transpose_b=True), wide)
         additive, sees = merge_masks(masks, position_bias, wide)
         weights = self.to_compute(tf.nn.softmax(scores if additive is None else scores + additive, axis=-1))
         heads = tf.matmul(self.attention_dropout(weights, training=training), v)
         if sees is not None and not all_see:
-            # On the heads, which are smaller; the weights are seldom looked at.
+            # The outputs are zeroed rather than the attention weights: they are smaller, and the weights are rarely used.
             heads, weights = heads * self.to_compute(sees), weights * self.to_compute(sees)
         batch, _, length, _ = shape_of(heads)
         merged = tf.reshape(
@@ -232,7 +231,7 @@ class MultiQueryAttention(MultiheadAttention):
 
 
 def _unit(x: Any) -> Any:
-    """Vectors of length 1, by a sum that float16 cannot overflow; a vector of zeros stays one."""
+    """Vectors scaled to length 1, computed so that float16 does not overflow; a vector of zeros stays zero."""
     wide = tf.cast(x, wide_type(x.dtype))
     square = tf.reduce_sum(tf.square(wide), axis=-1, keepdims=True)
     return tf.cast(wide * tf.math.rsqrt(tf.maximum(square, 1e-24)), x.dtype)

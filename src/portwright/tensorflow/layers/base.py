@@ -1,4 +1,4 @@
-"""What all layers have in common: Keras layers that work in a model_fn's graph and eagerly, in any precision."""
+"""The base class of all layers: Keras layers that work in a model_fn's graph and eagerly, in any precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BaseLayer(tf.keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, *, dtype: Dtype = None, **kwargs: Any) -> None:
         if dtype is None:
             policy = tf.keras.mixed_precision.global_policy()
-            # TensorFlow 1's behaviour takes the type of whatever comes in first.
+            # With TensorFlow 1's behaviour Keras would take the dtype of the first input.
             dtype = tf.keras.backend.floatx() if policy.name == "_infer" else policy
         super().__init__(dtype=dtype, **kwargs)
 
@@ -33,26 +33,26 @@ class BaseLayer(tf.keras.layers.Layer):  # type: ignore[misc]
         if "call" in cls.__dict__:
             cls.call = _as_written(cls.__dict__["call"])
         if "__init__" in cls.__dict__:
-            cls.__init__ = _remembering(cls.__dict__["__init__"])  # type: ignore[method-assign]
+            cls.__init__ = _storing_arguments(cls.__dict__["__init__"])  # type: ignore[method-assign]
 
     def clone(self, name: str) -> Any:
-        """Another layer made with the same arguments and weights of its own."""
+        """A new layer with the same arguments and its own weights."""
         args, kwargs = self._made_with
         return type(self)(*args, **{**kwargs, "name": name, "dtype": self.policy})
 
     @property
     def policy(self) -> Any:
-        """The precision, to be handed to the layers that this one is made of."""
+        """The precision policy, to be passed to the layers in this one."""
         return self._dtype_policy
 
     def to_compute(self, x: Any) -> Any:
-        """The tensor in the type that the layer computes in."""
+        """The tensor, cast to the dtype that the layer computes in."""
         return tf.cast(x, self.compute_dtype)
 
     def add_parameter(
         self, name: str, shape: tuple[int, ...], initializer: Callable[..., Any], *, trainable: bool = True
     ) -> Any:
-        """A weight that is cast where it is used, so that what is gathered from it is cast, not the whole."""
+        """Adds a weight that is cast where it is used: a lookup then casts the rows found, not the whole table."""
         return self.add_weight(
             name=name,
             shape=shape,
@@ -63,22 +63,21 @@ class BaseLayer(tf.keras.layers.Layer):  # type: ignore[misc]
         )
 
 
-def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Keeps the arguments that a layer was made with; those of its own class, not of the classes below."""
+def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Makes `__init__` store its arguments for `clone`: those of the layer's own class, not of its base classes."""
 
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if "_made_with" not in self.__dict__:
-            object.__setattr__(
-                self, "_made_with", (args, kwargs)
-            )  # past Keras, which would track what is in it
+            # Not by `self._made_with = ...`: Keras would track the layers among the arguments.
+            object.__setattr__(self, "_made_with", (args, kwargs))
         init(self, *args, **kwargs)
 
     return wrapped
 
 
 def _as_written(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps AutoGraph from rewriting a `call`, and Keras from writing over our errors."""
+    """Keeps AutoGraph from rewriting a `call`, and Keras from changing the text of its errors."""
 
     @functools.wraps(call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +87,7 @@ def _as_written(call: Callable[..., Any]) -> Callable[..., Any]:
             error._keras_call_info_injected = True  # type: ignore[attr-defined]
             raise
 
-    # Keras reads from it whether there is a `training`, and does not look through wrappers.
+    # Keras reads from this attribute whether `call` takes `training`; it does not follow __wrapped__.
     wrapped.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
     return tf.autograph.experimental.do_not_convert(wrapped)  # type: ignore[no-any-return]
 
@@ -119,7 +118,7 @@ def last_width(x: Any, what: str) -> int:
 
 
 def check_rate(name: str, rate: float) -> float:
-    """Refuses what is no probability; 1 would leave nothing."""
+    """Refuses a dropout rate outside of [0, 1)."""
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
         raise UserError(f"{name} is {rate!r}.", "Give a probability from 0 to below 1.")
     return float(rate)

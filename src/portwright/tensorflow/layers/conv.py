@@ -58,12 +58,14 @@ class Conv2D(BaseLayer):
         self.bias = None
 
     def build(self, input_shape: Any) -> None:
-        channels = _channels(input_shape)
-        shape = (*self.kernel_size, channels, self.filters)
+        shape = self._kernel_shape(_channels(input_shape))
         self.kernel = self.add_parameter("kernel", shape, self.kernel_initializer)
         if self.use_bias:
             self.bias = self.add_parameter("bias", (self.filters,), self.bias_initializer)
         super().build(input_shape)
+
+    def _kernel_shape(self, channels: int) -> tuple[int, ...]:
+        return (*self.kernel_size, channels, self.filters)
 
     def call(self, inputs: Any) -> Any:
         x = tf.nn.conv2d(
@@ -76,7 +78,7 @@ class Conv2D(BaseLayer):
         return self.activation(x if self.bias is None else tf.nn.bias_add(x, self.to_compute(self.bias)))
 
 
-class Conv2DTranspose(BaseLayer):
+class Conv2DTranspose(Conv2D):
     """The transpose of a convolution, which makes images larger; `kernel` is [height, width, out, in] as in Keras."""
 
     def __init__(
@@ -86,27 +88,13 @@ class Conv2DTranspose(BaseLayer):
         strides: Size = 1,
         padding: str = "valid",
         activation: str | Activation | None = None,
-        use_bias: bool = True,
-        kernel_initializer: InitializerSpec = "glorot_uniform",
-        bias_initializer: InitializerSpec = "zeros",
+        *given: Any,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        check_sizes(filters=filters)
-        self.filters, self.use_bias = filters, use_bias
-        self.kernel_size, self.strides = _pair("kernel_size", kernel_size), _pair("strides", strides)
-        self.padding = _padding(padding)
-        self.activation = get_activation(activation)
-        self.kernel_initializer = get_initializer(kernel_initializer)
-        self.bias_initializer = get_initializer(bias_initializer)
-        self.bias = None
+        super().__init__(filters, kernel_size, strides, padding, 1, activation, *given, **kwargs)
 
-    def build(self, input_shape: Any) -> None:
-        shape = (*self.kernel_size, self.filters, _channels(input_shape))
-        self.kernel = self.add_parameter("kernel", shape, self.kernel_initializer)
-        if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.filters,), self.bias_initializer)
-        super().build(input_shape)
+    def _kernel_shape(self, channels: int) -> tuple[int, ...]:
+        return (*self.kernel_size, self.filters, channels)
 
     def call(self, inputs: Any) -> Any:
         batch, *sizes, _ = shape_of(inputs)

@@ -1,15 +1,17 @@
-"""Dense layers: one with weights of its own, one that uses those of another layer."""
+"""Dense layers, feed-forward networks and poolers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from portwright.errors import UserError
+from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.activations import ACTIVATIONS, Activation, get_activation, is_gated, linear
-from portwright.tensorflow.layers.base import BaseLayer, check_sizes, last_width, shape_of
+from portwright.tensorflow.layers.base import BaseLayer, check_sizes, last_width, shape_of, wide_type
 from portwright.tensorflow.layers.initializers import InitializerSpec, get_initializer, in_parts
+from portwright.tensorflow.layers.norms import Dropout
 
 
 class Dense(BaseLayer):
@@ -108,9 +110,135 @@ def multiply(
     product = tf.matmul(rows, kernel, transpose_b=transpose)
     if bias is not None:
         product = tf.nn.bias_add(product, bias)
-    # What follows the product directly is computed in the same kernel; a function of the user's gets the real shape.
+    # A known activation is applied to the flat product, in the same kernel; a user's function is given the real shape.
     is_known = activation in ACTIVATIONS.values()
     product = activation(product) if is_known else product
     if x.shape.rank != 2:
         product = tf.reshape(product, [*shape_of(x)[:-1], product.shape[-1]])
     return product if is_known else activation(product)
+
+
+T = TypeVar("T")
+
+
+class FeedForwardNetwork(BaseLayer):
+    """Dense layers of `layers_units` units, one after another, named dense_0, dense_1, ...
+
+    Activations and dropout rates are given one a layer, None where there is none.
+    """
+
+    def __init__(
+        self,
+        layers_units: Sequence[int],
+        layers_activation: Sequence[str | Activation | None] | None = None,
+        layers_dropout_rates: Sequence[float | None] | None = None,
+        use_bias: bool = True,
+        kernel_initializer: InitializerSpec = "glorot_uniform",
+        bias_initializer: InitializerSpec = "zeros",
+        output_layer_initializer: InitializerSpec | None = None,
+        dropout_seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        count = len(layers_units)
+        if count == 0:
+            raise UserError("layers_units is empty.", "Give at least one layer.")
+        activations: Sequence[str | Activation | None] = _one_each(
+            "layers_activation", layers_activation, count
+        )
+        rates = _one_each("layers_dropout_rates", layers_dropout_rates, count)
+        self.dense_layers, self.dropouts = [], []
+        for index, (units, activation, rate) in enumerate(zip(layers_units, activations, rates, strict=True)):
+            is_last = index == count - 1
+            self.dense_layers.append(
+                Dense(
+                    units,
+                    activation,
+                    use_bias,
+                    (output_layer_initializer if is_last else None) or kernel_initializer,
+                    bias_initializer,
+                    name=f"dense_{index}",
+                    dtype=self.policy,
+                )
+            )
+            self.dropouts.append(
+                Dropout(rate or 0.0, seed=dropout_seed, name=f"dropout_{index}", dtype=self.policy)
+            )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = inputs
+        for dense, dropout in zip(self.dense_layers, self.dropouts, strict=True):
+            outputs = dropout(dense(outputs), training=training)
+        return outputs
+
+
+def _one_each(name: str, given: Sequence[T | None] | None, count: int) -> Sequence[T | None]:
+    if given is None:
+        return [None] * count
+    if isinstance(given, str) or len(given) != count:
+        raise UserError(f"{name}={given!r} was given for {count} layers.", f"Give a list of {count}.")
+    return given
+
+
+POOLER_TYPES = ("mean", "max", "first", "last", "sum")
+
+
+class PoolerLayer(BaseLayer):
+    """Reduces an axis, 1 unless given: mean, max, first, last, sum, or None for no pooling.
+
+    `padding_mask`, 1 for tokens and 0 for padding, keeps padding out of mean, max and sum, and lets `last` take the
+    last token of each sequence. A sequence of padding alone gives zeros.
+    """
+
+    def __init__(self, pooler_type: str | None = "mean", axis: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if pooler_type is not None and pooler_type not in POOLER_TYPES:
+            raise UserError(f"Unknown pooler_type {pooler_type!r}.", suggest(str(pooler_type), POOLER_TYPES))
+        self.pooler_type, self.axis = pooler_type, axis
+
+    def call(self, inputs: Any, padding_mask: Any = None) -> Any:
+        x = tf.cast(inputs, wide_type(self.compute_dtype))
+        kind, axis = self.pooler_type, self.axis
+        if kind is None:
+            return self.to_compute(inputs)
+        if kind == "first":
+            return self.to_compute(tf.gather(x, 0, axis=axis))
+        if padding_mask is None:
+            if kind == "last":
+                return self.to_compute(tf.gather(x, x.shape[axis] - 1, axis=axis))
+            reduce = {"mean": tf.reduce_mean, "max": tf.reduce_max, "sum": tf.reduce_sum}[kind]
+            return self.to_compute(reduce(x, axis=axis))
+        counted = tf.cast(padding_mask, x.dtype)
+        while counted.shape.rank < x.shape.rank:
+            counted = counted[..., None]
+        if kind == "max":
+            hidden = tf.where(counted > 0, x, tf.constant(x.dtype.min, x.dtype))
+            any_token = tf.reduce_max(counted, axis=axis) > 0
+            return self.to_compute(tf.where(any_token, tf.reduce_max(hidden, axis=axis), 0.0))
+        if kind == "last":
+            # The last token has weight 1: the one after which no token follows.
+            after = tf.cumsum(counted, axis=axis, exclusive=True, reverse=True)
+            counted = counted * tf.cast(tf.equal(after, 0.0), x.dtype)
+        total = tf.reduce_sum(x * counted, axis=axis)
+        if kind == "mean":
+            total = tf.math.divide_no_nan(total, tf.reduce_sum(counted, axis=axis))
+        return self.to_compute(total)
+
+
+class BertPooler(BaseLayer):
+    """The first token through a dense layer and tanh, as BERT's classifiers read it."""
+
+    def __init__(
+        self,
+        units: int,
+        activation: str | Activation = "tanh",
+        kernel_initializer: InitializerSpec = "glorot_uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.dense = Dense(
+            units, activation, kernel_initializer=kernel_initializer, name="dense", dtype=self.policy
+        )
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs[:, 0])

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.base import BaseLayer, check_rate, check_sizes
-from portwright.tensorflow.layers.dropout import Dropout
 from portwright.tensorflow.layers.initializers import Initializer, InitializerSpec, get_initializer
-from portwright.tensorflow.layers.look_up import as_ids, look_up_few
+from portwright.tensorflow.layers.norms import Dropout
 from portwright.tensorflow.layers.positions import (
     AlibiPositionEmbedding,
     FixedPositionEmbedding,
@@ -22,17 +21,35 @@ from portwright.tensorflow.layers.positions import (
 )
 from portwright.tensorflow.layers.rotary import RotaryLayout, RotaryPositionEmbeddingHelper
 
+
+def look_up_few(layer: BaseLayer, table: Any, ids: Any) -> Any:
+    """Looks up rows by a product with one-hot vectors: faster for small tables, and the gradient is dense."""
+    one_hot = tf.one_hot(as_ids("segment_ids", ids), table.shape[0], dtype=table.dtype)
+    return layer.to_compute(tf.tensordot(one_hot, tf.convert_to_tensor(table), 1))
+
+
+def as_ids(name: str, ids: Any) -> Any:
+    """Ids cast to an integer type that all lookup kernels support."""
+    ids = tf.convert_to_tensor(ids)
+    if not ids.dtype.is_integer or ids.shape.rank in (None, 0):
+        raise UserError(
+            f"{name} is {ids.dtype.name} of shape {ids.shape}.",
+            "Give integer ids of shape [batch, sequence].",
+        )
+    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+
+
 PositionEmbeddingType = Literal["learned", "fixed", "rotary", "relative", "alibi"]
 _POSITION_TYPES = ("learned", "fixed", "rotary", "relative", "alibi")
 
 
 class EmbeddingLayer(BaseLayer):
-    """Word embeddings, plus learned or fixed positions and segments where asked for.
+    """Word embeddings, with learned or fixed positions and segments as options.
 
-    Rotary, relative and ALiBi positions belong into the attention: `get_rope_helper` and `compute_position_bias` give
-    it what it needs. `embedding_scale` multiplies the word embedding alone, `output_scale` the sum of all parts, and
-    dropout comes last. The weights are `word_embeddings`,
-    `position_embeddings` and `segment_embeddings`; what is looked up is cast, not the tables.
+    Rotary, relative and ALiBi positions are used in the attention: `get_rope_helper` and `compute_position_bias` return its
+    arguments. `embedding_scale` multiplies the word embedding alone, `output_scale` the sum of all parts, and dropout
+    comes last. The weights are `word_embeddings`, `position_embeddings` and `segment_embeddings`; the rows that are looked
+    up are cast, not the tables.
     """
 
     def __init__(
@@ -259,3 +276,75 @@ def _with_zero_row(initializer: Initializer, row: int) -> Initializer:
         return table * kept[:, None]
 
     return initialize
+
+
+_TYPES = ("learned", "fixed")
+
+
+class PositionEmbeddingLayer(BaseLayer):
+    """Adds learned or fixed positions to embeddings [batch, sequence, width]; the model zoo's layer and weight name."""
+
+    def __init__(
+        self,
+        max_position_embeddings: int | None = None,
+        embedding_type: str = "fixed",
+        embeddings_initializer: InitializerSpec = "uniform",
+        *,
+        sinusoid_variant: SinusoidVariant = "modelzoo",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if embedding_type not in _TYPES:
+            raise UserError(
+                f"Unknown position embedding type {embedding_type!r}.",
+                suggest(str(embedding_type), _TYPES),
+            )
+        self.max_position_embeddings = max_position_embeddings
+        self.embedding_type, self.sinusoid_variant = embedding_type, sinusoid_variant
+        self.embeddings_initializer = get_initializer(embeddings_initializer)
+
+    def build(self, input_shape: Any) -> None:
+        _, length, width = tf.TensorShape(input_shape).as_list()
+        count = self.max_position_embeddings or length
+        check_positions(0, length, count or 0)
+        self._num_positions = count
+        if self.embedding_type == "learned":
+            self.position_embeddings = self.add_parameter(
+                "position_embedding_weights", (count, width), self.embeddings_initializer
+            )
+        else:
+            self._fixed = FixedPositionEmbedding(count, width, variant=self.sinusoid_variant)
+        super().build(input_shape)
+
+    def call(self, inputs: Any, position_ids: Any = None) -> Any:
+        x = self.to_compute(inputs)
+        length = x.shape[1]
+        if self.embedding_type == "fixed":
+            return x + self._fixed(length, position_ids, x.dtype)
+        if position_ids is not None:
+            ids = as_ids("position_ids", position_ids)
+            return x + self.to_compute(tf.gather(self.position_embeddings, ids))
+        check_positions(0, length, self._num_positions)
+        return x + self.to_compute(tf.convert_to_tensor(self.position_embeddings)[:length])
+
+
+class SegmentEmbeddingLayer(BaseLayer):
+    """Adds the embeddings of segments to embeddings [batch, sequence, width]; the model zoo's layer and weight name."""
+
+    def __init__(
+        self, num_segments: int = 2, embeddings_initializer: InitializerSpec = "uniform", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        check_sizes(num_segments=num_segments)
+        self.num_segments = num_segments
+        self.embeddings_initializer = get_initializer(embeddings_initializer)
+
+    def build(self, input_shape: Any) -> None:
+        shape = (self.num_segments, tf.TensorShape(input_shape)[-1])
+        self.segment_embeddings = self.add_parameter(
+            "segment_embedding_weights", shape, self.embeddings_initializer
+        )
+        super().build(input_shape)
+
+    def call(self, inputs: Any, segment_ids: Any) -> Any:
+        return self.to_compute(inputs) + look_up_few(self, self.segment_embeddings, segment_ids)

@@ -1,7 +1,7 @@
 """Initializers by name, drawn from the graph's own seed.
 
-Keras's own take their seed from Python when none is given, so that tf_random_seed does not repeat a run; these draw
-with tf.random. Names, options and defaults are those of the PyTorch layers.
+Keras's initializers without a seed take one from Python's generator, so that tf_random_seed does not make runs equal; these
+draw with tf.random. Names, options and defaults are those of the PyTorch layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ InitializerSpec = str | Mapping[str, Any] | Initializer
 
 # Standard deviation of a standard normal cut off at two standard deviations.
 _CUT_NORMAL_STD = 0.87962566103423978
-_GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
+_GAINS = {
+    "linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75,
+    "leaky_relu": math.sqrt(2.0 / (1 + 0.01**2)),
+}  # fmt: skip
 
 
 def _number(option: str, value: Any) -> float:
@@ -87,10 +90,25 @@ def _normal(shape: Sequence[int], dtype: Any, seed: int | None, mean: float, std
 def _truncated(
     shape: Sequence[int], dtype: Any, seed: int | None, mean: float, std: float, a: Any, b: Any
 ) -> Any:
-    drawn = tf.random.truncated_normal(shape, mean, std, dtype=_drawn_in(dtype), seed=seed)
-    if a is not None or b is not None:
-        drawn = tf.clip_by_value(drawn, -math.inf if a is None else a, math.inf if b is None else b)
-    return tf.cast(drawn, dtype)
+    if (a is None and b is None) or std == 0:
+        drawn = tf.random.truncated_normal(shape, mean, std, dtype=_drawn_in(dtype), seed=seed)
+        return tf.cast(drawn, dtype)
+    low, high = mean - 2 * std if a is None else a, mean + 2 * std if b is None else b
+    # As in torch: uniform numbers between the bounds' probabilities, through the inverse of the distribution function.
+    below, above = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (low, high))
+    even = tf.random.uniform(shape, below, above, dtype=tf.float64, seed=seed)
+    drawn = mean + std * math.sqrt(2) * tf.math.erfinv(even)
+    return tf.cast(tf.clip_by_value(drawn, low, high), dtype)
+
+
+def _check_reach(*, mean: float, std: float, a: float | None, b: float | None, **_: Any) -> None:
+    # Further out the inverse of the distribution function loses all digits, and every value is one of the bounds.
+    low, high = -math.inf if a is None else a, math.inf if b is None else b
+    if mean < low - 2 * std or mean > high + 2 * std:
+        raise UserError(
+            f"Initializer 'truncated_normal' has mean={mean:g}, std={std:g} and the bounds {low:g} and {high:g}.",
+            "Give bounds within two standard deviations of the mean.",
+        )
 
 
 def _drawn_in(dtype: Any) -> Any:
@@ -153,7 +171,7 @@ _GAIN: Options = {"gain": (1.0, _gain)}
 _OF_KAIMING: Options = {
     "a": (0.0, _number),
     "mode": ("fan_in", _one_of("fan_in", "fan_out")),
-    "nonlinearity": ("leaky_relu", _one_of("leaky_relu", *_GAINS)),
+    "nonlinearity": ("leaky_relu", _one_of(*_GAINS)),
 }
 
 _KINDS: dict[str, tuple[Callable[..., Any], Options]] = {
@@ -190,7 +208,7 @@ _SPELLINGS = {"stddev": "std", "minval": "a", "maxval": "b", "value": "val"}  # 
 
 
 def get_initializer(spec: InitializerSpec) -> Initializer:
-    """Makes an initializer, called as Keras calls its own: `initializer(shape, dtype=...)`.
+    """Makes an initializer with the signature of Keras's: `initializer(shape, dtype=...)`.
 
     The spec is a name, a mapping with the name under `name` and its options beside it (an option that is None takes
     its default; every kind takes a `seed`), or a callable, which is returned as it is.
@@ -225,6 +243,8 @@ def get_initializer(spec: InitializerSpec) -> Initializer:
             f"Initializer {key!r} has the bounds a={options['a']:g} and b={options['b']:g}.",
             "Give an a that is below b.",
         )
+    if key == "truncated_normal":
+        _check_reach(**options)
 
     def initialize(shape: Any, dtype: Any = None, **_: Any) -> Any:
         sizes = tf.TensorShape(shape).as_list()
@@ -234,7 +254,7 @@ def get_initializer(spec: InitializerSpec) -> Initializer:
 
 
 def in_parts(initializer: Initializer, num_parts: int) -> Initializer:
-    """Draws a kernel as several beside each other: value and gate are two to an initializer, though one product."""
+    """Draws a kernel as several kernels side by side: value and gate are one product, but are initialised as two."""
     if num_parts == 1:
         return initializer
 

@@ -14,14 +14,14 @@ from portwright.tensorflow.layers.masks import key_padding_mask_to_4d
 
 SHARE_STYLES = ("no-share", "share-headwise", "share-kv", "share-layerwise")
 
-_MASKED_BELOW = -100.0  # of a float mask: no score comes back from there
+_MASKED_BELOW = -100.0  # values of a float mask below this count as masked
 
 
 class LinformerAttention(MultiheadAttention):
     """Attention over `reduced_kv_len_dim` mixtures of up to `kv_len` keys and values.
 
-    A mixture has no position: attn_mask, causal masks, position biases and caches have no meaning here and are
-    refused. Padding is kept out of the mixtures; shorter sequences use the first columns of the mixing matrices,
+    A mixture has no position: attn_mask, causal masks, position biases and caches are refused. Padding does not enter
+    the mixtures; shorter sequences use the first columns of the mixing matrices,
     [matrices, reduced_kv_len_dim, kv_len].
 
     `param_share_style` says which share a mixing matrix: none, the heads, also keys with values, or also all layers,
@@ -86,7 +86,7 @@ class LinformerAttention(MultiheadAttention):
         expected = (1, self.reduced_kv_len_dim, self.kv_len)
         if tuple(kernel.shape) != expected:
             raise UserError(f"The kernel has shape {kernel.shape}.", f"Give {expected}.")
-        # In a list that Keras does not look into: the weight belongs to whoever made it.
+        # Stored so that Keras does not track it: the weight belongs to the layer that made it.
         object.__setattr__(self, "_tied", kernel)
 
     def call(
@@ -126,7 +126,8 @@ class LinformerAttention(MultiheadAttention):
             padding = key_padding_mask_to_4d(
                 key_padding_mask, (q.shape[0], self.num_heads, q.shape[2], length)
             )
-            if padding.dtype != tf.bool:  # added to scores elsewhere; here a key is either there or not
+            # Other layers add a float mask to scores; here a key is either kept or left out.
+            if padding.dtype != tf.bool:
                 padding = padding < _MASKED_BELOW
             padding = tf.transpose(padding, [0, 1, 3, 2])
             k, v = (tf.where(padding, tf.zeros([], x.dtype), x) for x in (k, v))

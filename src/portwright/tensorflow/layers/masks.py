@@ -1,4 +1,4 @@
-"""From masks to what is added to attention scores, and which queries see nothing at all.
+"""Makes attention masks, and turns them into values to add to the scores, and into the queries that see any key.
 
 A mask is True (bool) where nothing may be attended to, or is added to the scores (float, where the lowest number of
 its type and -inf mean masked). Shapes are [batch, heads, queries, keys] with 1 where they repeat.
@@ -15,14 +15,14 @@ import tensorflow as tf
 from portwright.errors import UserError
 from portwright.tensorflow.layers.base import check_sizes, shape_of
 
-# Far below every score, and yet finite: a row of nothing else must not become NaN on its way to being zeroed.
+# Far below every score, but finite: the softmax of a fully masked row must not be NaN before the row is zeroed.
 LOWEST = -1e30
 
 
 def create_autoregressive_mask(num_queries: int, num_keys: int | None = None, num_past: int = 0) -> Any:
     """The bool mask [queries, keys] that hides the keys after each query; the first query stands at `num_past`."""
     num_keys = num_past + num_queries if num_keys is None else num_keys
-    # Computed, not a constant: one of 2,048 x 2,048 in each layer makes a graph large and slow to build.
+    # Computed, not a constant: constants of 2,048 x 2,048 in each layer would make the graph large and slow to build.
     return tf.range(num_queries)[:, None] + num_past < tf.range(num_keys)[None, :]
 
 

@@ -59,7 +59,7 @@ def _read_options(scaling_type: str, given: Mapping[str, Any] | None) -> dict[st
 
 
 def _scaled(inverse: Any, rotary_dim: int, base: float, factor: float, kind: str, options: Any) -> Any:
-    """Frequencies for a longer context: all of them slower, or only those that turn seldom."""
+    """Frequencies scaled for a longer context: all of them (linear), or mostly the low ones (yarn, llama3)."""
     if kind == "linear":
         return inverse / np.float32(factor)
     length = options["original_max_position_embeddings"]
@@ -68,7 +68,9 @@ def _scaled(inverse: Any, rotary_dim: int, base: float, factor: float, kind: str
         kept = np.clip((length * inverse / (2 * math.pi) - low) / (high - low), 0, 1)
     else:
 
-        def pair_of(num_turns: float) -> float:  # the pair that turns so often in the trained length
+        def pair_of(
+            num_turns: float,
+        ) -> float:  # the pair of dimensions with this number of turns in the trained length
             return rotary_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(base))
 
         first, last = pair_of(options["beta_fast"]), pair_of(options["beta_slow"])
@@ -84,8 +86,8 @@ def _scaled(inverse: Any, rotary_dim: int, base: float, factor: float, kind: str
 class RotaryPositionEmbeddingHelper:
     """Rotates queries and keys by their positions, computing in float32; there is nothing to train.
 
-    `rotary_dim` is how many of a head's leading dimensions turn; the rest pass through. The layout says which
-    dimensions turn together: `interleaved` pairs neighbours (GPT-J, the model zoo), `half` pairs the first half
+    `rotary_dim` is the number of a head's leading dimensions that are rotated; the rest are unchanged. The layout says
+    which dimensions form a pair: `interleaved` pairs neighbours (GPT-J, the model zoo), `half` pairs the first half
     with the second (GPT-NeoX, Llama). `scaling_type` is linear, yarn or llama3; `scaling_extra_args` its options.
     """
 

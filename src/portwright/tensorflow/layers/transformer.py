@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Unpack
@@ -10,21 +11,29 @@ from portwright.errors import UserError
 from portwright.tensorflow.layers.activations import Activation
 from portwright.tensorflow.layers.attention import KeyValue
 from portwright.tensorflow.layers.base import BaseLayer, check_sizes
-from portwright.tensorflow.layers.block_parts import BlockOptions
-from portwright.tensorflow.layers.blocks import TransformerDecoderLayer, TransformerEncoderLayer
+from portwright.tensorflow.layers.blocks import BlockOptions, TransformerDecoderLayer, TransformerEncoderLayer
 from portwright.tensorflow.layers.norms import LayerNorm
 
 
-class TransformerEncoder(BaseLayer):
+class _Stack(BaseLayer):
     """Layers like the one given, each with weights of its own, named layers_0, layers_1, ..., and a norm at the end."""
+
+    def __init__(
+        self, layer: BaseLayer, num_layers: int, norm: BaseLayer | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**{"dtype": layer.policy, **kwargs})
+        check_sizes(num_layers=num_layers)
+        self.layers = [layer.clone(f"layers_{index}") for index in range(num_layers)]
+        self.norm = norm
+
+
+class TransformerEncoder(_Stack):
+    """A stack of encoder layers; further keywords of a call are passed to each layer."""
 
     def __init__(
         self, encoder_layer: BaseLayer, num_layers: int, norm: BaseLayer | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**{"dtype": encoder_layer.policy, **kwargs})
-        check_sizes(num_layers=num_layers)
-        self.layers = [encoder_layer.clone(f"layers_{index}") for index in range(num_layers)]
-        self.norm = norm
+        super().__init__(encoder_layer, num_layers, norm, **kwargs)
 
     def call(
         self,
@@ -33,79 +42,44 @@ class TransformerEncoder(BaseLayer):
         src_key_padding_mask: Any = None,
         is_causal: bool = False,
         *,
-        rotary_position_embedding_helper: Any = None,
-        self_attn_position_bias: Any = None,
-        position_ids: Any = None,
         training: bool = False,
+        **of_layer: Any,
     ) -> Any:
         """Encodes [batch, sequence, width]."""
         x = src
         for layer in self.layers:
-            x = layer(
-                x,
-                src_mask=mask,
-                src_key_padding_mask=src_key_padding_mask,
-                is_causal=is_causal,
-                rotary_position_embedding_helper=rotary_position_embedding_helper,
-                self_attn_position_bias=self_attn_position_bias,
-                position_ids=position_ids,
-                training=training,
-            )
+            x = layer(x, mask, src_key_padding_mask, is_causal, training=training, **of_layer)
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerDecoder(BaseLayer):
-    """Layers like the one given, each with weights of its own, named layers_0, layers_1, ..., and a norm at the end."""
+class TransformerDecoder(_Stack):
+    """A stack of decoder layers; further keywords of a call are passed to each layer."""
 
     def __init__(
         self, decoder_layer: BaseLayer, num_layers: int, norm: BaseLayer | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**{"dtype": decoder_layer.policy, **kwargs})
-        check_sizes(num_layers=num_layers)
-        self.layers = [decoder_layer.clone(f"layers_{index}") for index in range(num_layers)]
-        self.norm = norm
+        super().__init__(decoder_layer, num_layers, norm, **kwargs)
 
     def call(
         self,
         tgt: Any,
         memory: Any = None,
-        tgt_mask: Any = None,
-        memory_mask: Any = None,
-        tgt_key_padding_mask: Any = None,
-        memory_key_padding_mask: Any = None,
-        tgt_is_causal: bool = False,
-        *,
+        *masks: Any,
         past_kv: list[KeyValue] | None = None,
         cache_present_kv: bool = False,
-        rotary_position_embedding_helper: Any = None,
-        self_attn_position_bias: Any = None,
-        cross_attn_position_bias: Any = None,
-        position_ids: Any = None,
         training: bool = False,
+        **of_layer: Any,
     ) -> Any:
         """Decodes; with `cache_present_kv` a pair comes back, of the output and of what to give as `past_kv` next."""
         if past_kv is not None and len(past_kv) != len(self.layers):
             raise UserError(
                 f"past_kv has {len(past_kv)} entries for {len(self.layers)} layers.", "Give one a layer."
             )
-        x = tgt
-        presents = []
-        for index, layer in enumerate(self.layers):
+        x, presents = tgt, []
+        pasts: Sequence[KeyValue | None] = past_kv or [None] * len(self.layers)
+        for layer, past in zip(self.layers, pasts, strict=True):
             x, present = layer(
-                x,
-                memory,
-                tgt_mask=tgt_mask,
-                memory_mask=memory_mask,
-                tgt_key_padding_mask=tgt_key_padding_mask,
-                memory_key_padding_mask=memory_key_padding_mask,
-                tgt_is_causal=tgt_is_causal,
-                past_kv=None if past_kv is None else past_kv[index],
-                cache_present_kv=True,
-                rotary_position_embedding_helper=rotary_position_embedding_helper,
-                self_attn_position_bias=self_attn_position_bias,
-                cross_attn_position_bias=cross_attn_position_bias,
-                position_ids=position_ids,
-                training=training,
+                x, memory, *masks, past_kv=past, cache_present_kv=True, training=training, **of_layer
             )
             presents.append(present)
         x = x if self.norm is None else self.norm(x)

@@ -21,9 +21,8 @@ from portwright.tensorflow.layers import (
     token_cross_entropy,
 )
 from portwright.tensorflow.mode_keys import ModeKeys
-from portwright.tensorflow.models_common import metrics
-from portwright.tensorflow.models_common.mode_spec import make_spec
-from portwright.tensorflow.models_common.precision import policy_of
+from portwright.tensorflow.models_common import model_parts
+from portwright.tensorflow.models_common.model_parts import make_spec, policy_of
 
 
 class Bert:
@@ -106,7 +105,7 @@ class Bert:
         return self.nsp_output(self.pooler(hidden))
 
     def _positions(self, input_ids: Any) -> Any:
-        """RoBERTa counts tokens after padding's own position; BERT simply counts."""
+        """Position ids as RoBERTa counts them, from `pad_id` + 1 on; None for BERT, whose positions start at 0."""
         if not self.params["positions_after_padding"]:
             return None
         pad_id = self.params["pad_token_id"]
@@ -143,9 +142,9 @@ def _eval_metrics(
     truth: Any, tokens: Any, weights: Any, losses: Any, nsp_truth: Any = None, nsp_found: Any = None
 ) -> dict[str, Any]:
     found = {
-        "eval/mlm_accuracy": metrics.accuracy(truth, tokens, weights),
-        "eval/mlm_perplexity": metrics.perplexity(losses, weights),
+        "eval/mlm_accuracy": model_parts.accuracy(truth, tokens, weights),
+        "eval/mlm_perplexity": model_parts.perplexity(losses, weights),
     }
     if nsp_truth is not None:
-        found["eval/nsp_accuracy"] = metrics.accuracy(nsp_truth, nsp_found)
+        found["eval/nsp_accuracy"] = model_parts.accuracy(nsp_truth, nsp_found)
     return found

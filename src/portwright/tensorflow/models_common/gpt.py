@@ -20,13 +20,12 @@ from portwright.tensorflow.layers import (
     token_cross_entropy,
 )
 from portwright.tensorflow.mode_keys import ModeKeys
-from portwright.tensorflow.models_common import metrics
-from portwright.tensorflow.models_common.mode_spec import make_spec
-from portwright.tensorflow.models_common.precision import policy_of
+from portwright.tensorflow.models_common import model_parts
+from portwright.tensorflow.models_common.model_parts import make_spec, policy_of
 
 
 class Gpt:
-    """Layers that norm first, with learned positions; with `rotary_dim` in params, GPT-J's layers and positions."""
+    """Pre-norm layers and learned positions; with `rotary_dim` in params, GPT-J's layers and positions."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self.params = params
@@ -43,7 +42,7 @@ class Gpt:
                 "Take no more than that.",
             )
         first = {"name": "normal", "std": params["initializer_range"]}
-        # GPT-2 starts what is added to the residual stream smaller, the deeper the model.
+        # In GPT-2 the initial weights of outputs to the residual stream are smaller in deeper models.
         last = {"name": "normal", "std": params["initializer_range"] / (2 * depth) ** 0.5}
         embedding_rate = params["embedding_dropout_rate"]
         self.embeddings = EmbeddingLayer(
@@ -134,6 +133,27 @@ def language_model_spec(network: Gpt, features: Any, labels: Any, mode: str, par
 
 def next_token_metrics(truth: Any, tokens: Any, weights: Any, losses: Any) -> dict[str, Any]:
     return {
-        "eval/accuracy": metrics.accuracy(truth, tokens, weights),
-        "eval/lm_perplexity": metrics.perplexity(losses, weights),
+        "eval/accuracy": model_parts.accuracy(truth, tokens, weights),
+        "eval/lm_perplexity": model_parts.perplexity(losses, weights),
     }
+
+
+def sequence_to_sequence_spec(
+    logits: Any, features: Any, labels: Any, mode: str, params: dict[str, Any]
+) -> Any:
+    """The spec for logits of the tokens after those of decoder_input_ids; perplexity is without label smoothing."""
+    model = params["model"]
+    tokens = tf.argmax(logits, -1, output_type=tf.int32)
+    if mode == ModeKeys.PREDICT:
+        return make_spec(mode, params, predictions={"next_tokens": tokens})
+    weights = features["decoder_mask"]
+    loss = masked_cross_entropy(
+        logits,
+        labels,
+        weights,
+        label_smoothing=model["label_smoothing"],
+        loss_scaling=model["loss_scaling"],
+        loss_weight=model["loss_weight"],
+    )
+    measured = [labels, tokens, weights, token_cross_entropy(logits, labels)]
+    return make_spec(mode, params, loss=loss, host_call=(next_token_metrics, measured))

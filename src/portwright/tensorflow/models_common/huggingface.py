@@ -1,4 +1,4 @@
-"""Weights of HuggingFace's torch models under the names of ours.
+"""Converts weights of HuggingFace's torch models to Portwright's names.
 
 weights = from_huggingface("bert", torch_model.state_dict())
 write_checkpoint(weights, "pretrained/model.ckpt")   # an Estimator warm-starts from it
@@ -17,9 +17,8 @@ import tensorflow as tf
 from portwright.errors import UserError, suggest
 
 Array = np.ndarray[Any, Any]
-Rule = tuple[
-    str, str
-]  # a pattern of their names, and our name; a kernel is turned over, [out, in] to [in, out]
+# A pattern of HuggingFace's names, and our name. Kernels are transposed from [out, in] to [in, out].
+Rule = tuple[str, str]
 
 _ENCODER: tuple[Rule, ...] = (
     (r"embeddings\.(word|position)_embeddings\.weight", r"embeddings/\1_embeddings"),
@@ -91,13 +90,13 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }
 _PREFIX = re.compile(r"^(bert|roberta|transformer)\.")
-# Weights that stand there twice, and constants of older versions.
+# HuggingFace's second names of the same weights, and constants of older versions.
 _LEFT_OUT = re.compile(
     r"cls\.predictions\.decoder\..*|lm_head\.decoder\..*|.*\.embed_tokens\.weight|.*\.position_ids"
     r"|h\.\d+\.attn\.(masked_)?bias"
 )
 _T5_PARTS = {"q": "query", "k": "key", "v": "value", "o": "output"}
-_IN_OUT = ("gpt2",)  # its kernels are [in, out] already
+_IN_OUT = ("gpt2",)  # models whose kernels are [in, out] in HuggingFace too
 
 
 def from_huggingface(model: str, state_dict: Mapping[str, Any]) -> dict[str, Array]:
@@ -169,7 +168,7 @@ def _is_tied_output(model: str, name: str, theirs: Mapping[str, Any]) -> bool:
 
 
 def _join_gates(weights: dict[str, Array]) -> dict[str, Array]:
-    """T5 1.1 has gate and value apart; ours is one kernel, the value first."""
+    """Joins T5 1.1's separate gate and value kernels into one, the value first."""
     joined = {name: array for name, array in weights.items() if "/gated" not in name}
     for name, gate in weights.items():
         if "/gated0/" in name:

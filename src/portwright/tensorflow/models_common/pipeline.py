@@ -1,4 +1,4 @@
-"""Input pipelines in the order that costs least: shard, interleave, cache, shuffle, repeat, batch, map, prefetch."""
+"""Input pipelines in the fastest order of stages: shard, interleave, cache, shuffle, repeat, batch, map, prefetch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import tensorflow as tf
 from portwright.errors import UserError
 
 Batch = Any  # what model_fn receives: features, or (features, labels)
-MakeBatch = Callable[
-    [dict[str, tf.Tensor], tf.Tensor], Batch
-]  # given what was read, and the batch's number from 0
+# Takes the data read, and the number of the batch, from 0.
+MakeBatch = Callable[[dict[str, tf.Tensor], tf.Tensor], Batch]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-_LARGEST_ARRAYS_BYTES = 1 << 30  # they lie in the graph, whose largest size is 2 GiB
+_LARGEST_ARRAYS_BYTES = 1 << 30  # the graph holds the arrays, and must stay below 2 GiB
 
 
 def dataset_of_arrays(
@@ -74,7 +73,7 @@ def dataset_of_records(
         tf.data.TFRecordDataset,
         cycle_length=min(options["n_parallel_reads"], len(files)),
         num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,  # else a resumed run could not go on where it stopped
+        deterministic=True,  # so that a resumed run gets the same batches
     )
     if num_pipelines > len(files):
         dataset = dataset.shard(num_pipelines, input_context.input_pipeline_id)
@@ -107,7 +106,7 @@ def has_records(data_dir: str | list[str]) -> bool:
 
 
 def check_first_record(path: str, spec: Mapping[str, Any]) -> None:
-    """Tells at once, by name, what a file lacks, where parsing would fail in the middle of a run."""
+    """Names the features that a file's first record lacks; without this check parsing would fail in the middle of a run."""
     with tf.io.gfile.GFile(path, "rb") as file:
         header = file.read(12)  # length, and its checksum
         length = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else 0
@@ -150,7 +149,7 @@ def _finish(
     if _repeats(options, training):
         dataset = dataset.repeat()
     dataset = dataset.batch(options["batch_size"], drop_remainder=True)
-    # The number lets a map draw anew for each batch without a state of its own, which no checkpoint would hold.
+    # From the number a map derives its random draws for each batch; a random state of its own would be in no checkpoint.
     numbers = tf.data.Dataset.range(tf.int64.max)
     dataset = tf.data.Dataset.zip((dataset, numbers))
     dataset = dataset.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

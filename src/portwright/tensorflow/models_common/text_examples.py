@@ -1,22 +1,70 @@
-"""Samples of fixed length out of documents, as arrays."""
+"""Makes samples of fixed length from documents, as arrays."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from portwright.errors import UserError
-from portwright.tensorflow.models_common.documentation_text import (
-    Document,
-    python_documentation,
-    read_text_files,
-)
 from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
 from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
+
+Document = list[str]  # its sentences
+
+_SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*])")
+_HAS_WORD = re.compile(r"[A-Za-z]{2}")
+
+
+def python_documentation() -> list[Document]:
+    """About 100,000 words in some 80 documents; the text is that of the running Python."""
+    from pydoc_data import topics
+
+    documents = [split_sentences(text) for _, text in sorted(topics.topics.items())]
+    return [document for document in documents if document]
+
+
+def read_text_files(folders: list[str]) -> list[Document]:
+    """Reads the *.txt files of folders (UTF-8): each line is a sentence or paragraph, an empty line separates documents."""
+    documents: list[Document] = []
+    files = [path for folder in folders for path in sorted(Path(folder).glob("*.txt"))]
+    if not files:
+        raise UserError(
+            f"data_dir {', '.join(repr(folder) for folder in folders)} has neither *.tfrecord* nor *.txt files.",
+            "Name a folder that has some, or leave data_dir out to use Python's documentation.",
+        )
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path} is not UTF-8 (byte {error.start}).", "Convert it, for instance with iconv."
+            ) from error
+        for block in re.split(r"\n\s*\n", text):
+            sentences = [line.strip() for line in block.splitlines() if line.strip()]
+            if sentences:
+                documents.append(sentences)
+    if not documents:
+        raise UserError(f"The *.txt files in {', '.join(folders)} have no text.", "Give files with text.")
+    return documents
+
+
+def split_sentences(text: str) -> Document:
+    """Splits text into sentences; underlines and other lines without a word are left out."""
+    lines = [line for line in text.splitlines() if not line.strip() or _HAS_WORD.search(line)]
+    sentences = []
+    for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+        sentences += [
+            " ".join(part.split()) for part in _SENTENCE_END.split(paragraph) if _HAS_WORD.search(part)
+        ]
+    return sentences
+
 
 MakeSamples = Callable[[Sequence[Document], Vocabulary, int], Arrays]
 
@@ -35,7 +83,7 @@ def load_documents(params: Mapping[str, Any], section: str) -> list[Document]:
 
 
 def load_vocabulary(params: Mapping[str, Any], size: int) -> Vocabulary:
-    """vocab_file, or `size` tokens at most of the training text: the same for training and evaluation."""
+    """The vocabulary of vocab_file, or one of at most `size` tokens from the training text, also for evaluation."""
     options = params["train_input"]
     pad_id = params["model"].get("pad_token_id", 0)
     if options["vocab_file"] is None:
@@ -69,7 +117,7 @@ def _learn(documents: Sequence[Document], size: int, lower_case: bool, pad_id: i
 def text_samples(
     params: Mapping[str, Any], section: str, make: MakeSamples, vocab_size: int, length: int
 ) -> tuple[Arrays, Vocabulary]:
-    """What `make` makes of a section's text, those of training or of evaluation; and the vocabulary."""
+    """The samples that `make` makes from a section's text, for training or for evaluation; and the vocabulary."""
     vocabulary = load_vocabulary(params, vocab_size)
     documents = load_documents(params, section)
     if params[section]["data_dir"] is None and params["train_input"]["vocab_file"] is None:
@@ -79,13 +127,13 @@ def text_samples(
     return take_split(arrays, params, section), vocabulary
 
 
-@cache  # training, evaluation and tests ask for it again and again
+@cache  # called repeatedly by training, evaluation and tests
 def _documentation_samples(make: MakeSamples, vocabulary: Vocabulary, length: int) -> Arrays:
     return make(python_documentation(), vocabulary, length)
 
 
 def take_split(arrays: Arrays, params: Mapping[str, Any], section: str) -> Arrays:
-    """Of generated samples those of training or of evaluation, no more than num_samples."""
+    """At most num_samples of the samples; of those of Python's documentation, only the ones for training or evaluation."""
     options = params[section]
     if options["data_dir"] is None:
         held_out = np.arange(len(next(iter(arrays.values())))) % HELD_OUT == 0
@@ -96,7 +144,7 @@ def take_split(arrays: Arrays, params: Mapping[str, Any], section: str) -> Array
 
 
 def pack_sequences(documents: Sequence[Document], vocabulary: Vocabulary, length: int) -> Arrays:
-    """Running text in pieces of `length`, documents apart by the end token; labels are the tokens that follow."""
+    """Cuts the text, with the end token after each document, into pieces of `length`; labels are the next tokens."""
     stream: list[int] = []
     for document in documents:
         for sentence in document:
@@ -161,7 +209,7 @@ def sentence_pairs(
 
 
 def pad(samples: Sequence[Sequence[int]], length: int, pad_id: int) -> tuple[Any, Any]:
-    """Samples as rows of one length, and 1 where a token stands, 0 where padding does."""
+    """Pads samples to one length; the second array is 1 for tokens and 0 for padding."""
     ids = np.full((len(samples), length), pad_id, np.int32)
     mask = np.zeros((len(samples), length), np.int32)
     for row, sample in enumerate(samples):
@@ -171,7 +219,7 @@ def pad(samples: Sequence[Sequence[int]], length: int, pad_id: int) -> tuple[Any
 
 
 def _fill(document: Document, vocabulary: Vocabulary, length: int) -> list[list[int]]:
-    """Whole sentences together up to `length` tokens; a longer sentence is cut."""
+    """Joins whole sentences to texts of at most `length` tokens; a longer sentence is cut."""
     if length < 1:
         raise UserError(
             f"max_sequence_length leaves {length} tokens for text.", "Take a longer max_sequence_length."
@@ -185,3 +233,55 @@ def _fill(document: Document, vocabulary: Vocabulary, length: int) -> list[list[
             current = []
         current = current + tokens
     return [*pieces, current] if current else pieces
+
+
+NOISE_FRACTION = 0.15
+MEAN_SPAN_LENGTH = 3
+
+
+def lengths_after(raw_length: int) -> tuple[int, int]:
+    """The lengths of input and target, with their end tokens, for a text of `raw_length` tokens."""
+    num_noise, num_spans = noise_of(raw_length)
+    return raw_length - num_noise + num_spans + 1, num_noise + num_spans + 1
+
+
+def raw_length_for(input_length: int) -> int:
+    """The longest text whose corrupted form has no more than `input_length` tokens."""
+    raw_length = input_length
+    while lengths_after(raw_length + 1)[0] <= input_length:
+        raw_length += 1
+    while raw_length > 1 and lengths_after(raw_length)[0] > input_length:
+        raw_length -= 1
+    return raw_length
+
+
+def corrupt(
+    tokens: Sequence[int], sentinels: Sequence[int], end_id: int, random: Random
+) -> tuple[list[int], list[int]]:
+    """Returns the text with spans replaced by sentinels, and the spans, each after its sentinel; both end in `end_id`."""
+    num_noise, num_spans = noise_of(len(tokens))
+    if len(sentinels) < num_spans:
+        raise ValueError(f"{num_spans} spans and {len(sentinels)} sentinels")
+    kept = _random_parts(len(tokens) - num_noise, num_spans, random)
+    noise = _random_parts(num_noise, num_spans, random)
+    source: list[int] = []
+    target: list[int] = []
+    place = 0
+    for sentinel, num_kept, num_gone in zip(sentinels, kept, noise, strict=False):
+        source += [*tokens[place : place + num_kept], sentinel]
+        target += [sentinel, *tokens[place + num_kept : place + num_kept + num_gone]]
+        place += num_kept + num_gone
+    return [*source, end_id], [*target, end_id]
+
+
+def noise_of(length: int) -> tuple[int, int]:
+    """The number of tokens to remove from a text of `length`, and the number of spans that they form."""
+    num_noise = min(max(1, round(length * NOISE_FRACTION)), max(1, length - 1))
+    num_spans = max(1, min(round(num_noise / MEAN_SPAN_LENGTH), length - num_noise))
+    return num_noise, num_spans
+
+
+def _random_parts(total: int, num_parts: int, random: Random) -> list[int]:
+    """`num_parts` sizes of at least 1 that add up to `total`."""
+    cuts = [0, *sorted(random.sample(range(1, total), num_parts - 1)), total]
+    return [after - before for before, after in pairwise(cuts)]

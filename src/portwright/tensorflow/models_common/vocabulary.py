@@ -13,11 +13,11 @@ PAD, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"  #
 SPECIAL_TOKENS = (PAD, UNKNOWN, START, END, MASK)
 
 _WORD = re.compile(r"[^\W_]+|[^\w\s]|_")
-_LONGEST_WORD = 100  # as in BERT: longer ones are no words
+_LONGEST_WORD = 100  # as in BERT: a longer word becomes the unknown token
 
 
 class Vocabulary:
-    """Tokens by number; a word that it lacks is cut into the longest pieces that it has ("##" marks a later one)."""
+    """Numbered tokens; an unknown word is cut into the longest known pieces ("##" marks all but the first)."""
 
     def __init__(self, tokens: Sequence[str], *, lower_case: bool = True) -> None:
         self.tokens = list(tokens)
@@ -38,7 +38,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: str | Path, *, lower_case: bool = True) -> Vocabulary:
-        """From a file with a token a line, such as BERT's vocab.txt."""
+        """Reads a file with one token in each line, such as BERT's vocab.txt."""
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -51,7 +51,7 @@ class Vocabulary:
     def learn(
         cls, texts: Iterable[str], size: int, *, lower_case: bool = True, pad_id: int = 0
     ) -> Vocabulary:
-        """The special tokens, the letters that occur, then the most frequent words: `size` tokens or fewer.
+        """Makes a vocabulary of at most `size` tokens: the special tokens, the letters that occur, then the most frequent words.
 
         `pad_id` is where among the special tokens padding stands.
         """
@@ -81,7 +81,7 @@ class Vocabulary:
         return [number for word in split_words(text, self.lower_case) for number in self._word_ids(word)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Words apart by blanks; padding is left out."""
+        """The words, separated by blanks, without padding."""
         tokens = [self.tokens[number] for number in ids]
         return " ".join(token for token in tokens if token != PAD).replace(" ##", "")
 
@@ -106,5 +106,5 @@ class Vocabulary:
 
 
 def split_words(text: str, lower_case: bool) -> list[str]:
-    """Words and single signs of punctuation."""
+    """Splits text into words and single punctuation marks."""
     return _WORD.findall(text.lower() if lower_case else text)

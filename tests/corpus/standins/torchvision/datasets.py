@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -28,7 +29,7 @@ class _Generated(Dataset):
         return len(self.targets)
 
     def __getitem__(self, index):
-        image, target = Image.fromarray(self.data[index]), int(self.targets[index])
+        image, target = Image.fromarray(np.asarray(self.data[index])), int(self.targets[index])
         return (
             self.transform(image) if self.transform else image,
             self.target_transform(target) if self.target_transform else target,
@@ -36,7 +37,30 @@ class _Generated(Dataset):
 
 
 class MNIST(_Generated):
-    size, channels = 28, 1
+    size, channels, num_test = 28, 1, 640
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.data, self.targets = torch.from_numpy(self.data), torch.tensor(self.targets)
+
+
+class FakeData(Dataset):
+    """Noise by the number of the sample; of a long set only the first samples are there."""
+
+    def __init__(self, size=1000, image_size=(3, 224, 224), num_classes=10, transform=None, **_):
+        self.size, self.image_size, self.num_classes = min(size, 256), image_size, num_classes
+        self.transform = transform
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if index >= len(self):
+            raise IndexError(index)
+        rng = np.random.RandomState(index)
+        channels, height, width = self.image_size
+        image = Image.fromarray(rng.randint(0, 256, (height, width, channels)).astype(np.uint8))
+        return (self.transform(image) if self.transform else image), int(rng.randint(self.num_classes))
 
 
 class FashionMNIST(MNIST):

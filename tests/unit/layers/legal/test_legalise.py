@@ -21,9 +21,8 @@ from unit.layers.legal.legal_cases import CASES, Case, SubclassedLSTM
 
 from portwright.errors import UnsupportedError, UserError
 from portwright.layers import legal
-from portwright.layers.legal.forms import FORMS
-from portwright.layers.legal.legalise import _MODULES
-from portwright.layers.legal.redirects import _FUNCTIONS, redirects_for
+from portwright.layers.legal.redirects import _FUNCTIONS, LAYERS, redirects_for
+from portwright.legal_forms import FORMS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
@@ -412,7 +411,7 @@ def test_no_cure() -> None:
 def test_the_table_of_forms_and_the_code_agree() -> None:
     names = [form.name for form in FORMS]
     assert len(names) == len(set(names))
-    known = {*_FUNCTIONS, *(f"nn.{kind.__name__}" for kind in _MODULES)}
+    known = {*_FUNCTIONS, *(f"nn.{kind.__name__}" for kind in LAYERS)}
     by_other_means = {"F.upsample", "torch.utils.checkpoint.checkpoint"}
     named = {name for form in FORMS for name in form.replaces}
     assert named - known - by_other_means == set()

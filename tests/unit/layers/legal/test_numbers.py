@@ -108,6 +108,25 @@ def test_masked_reductions():
     assert legal.masked_sum(x, torch.zeros(4, 5, dtype=torch.bool)) == 0
 
 
+def test_masked_mean_of_many_halves_is_finite_as_torch_has_it() -> None:
+    x = torch.ones(300, 300, dtype=torch.float16)
+    mean = legal.masked_mean(x, x > 0)
+    assert mean == x.masked_select(x > 0).mean() == 1
+    assert mean.dtype == torch.float16
+
+
+def test_einsum_of_two_batches_of_matrices() -> None:
+    for equation, *shapes in (
+        ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)), ("b h i d, b h j d -> b h i j", (2, 2, 3, 4), (2, 2, 5, 4)),
+        ("ji,kj->ik", (4, 3), (5, 4)), ("bij,bjk->bik", (1, 3, 1), (2, 4, 5)), ("bij,bkj->bik", (2, 3, 4), (2, 5, 1)),
+        ("bij,bjk->bik", (2, 3, 0), (2, 1, 5)), ("bji,bjk->bik", (2, 1, 3), (1, 1, 5)),
+    ):  # fmt: skip
+        assert_equal_calls(
+            lambda a, b, e=equation: torch.einsum(e, a, b), lambda a, b, e=equation: legal.einsum(e, a, b),
+            values(*shapes[0]), values(*shapes[1], seed=1),
+        )  # fmt: skip
+
+
 def test_masked_sum_lets_no_infinity_through_the_mask():
     x = torch.tensor([1.0, math.inf, math.nan], requires_grad=True)
     total = legal.masked_sum(x, torch.tensor([True, False, False]))

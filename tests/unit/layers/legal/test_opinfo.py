@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from portwright.errors import UserError
 from portwright.layers.legal.calls import CallLog
-from portwright.layers.legal.forms import FORMS
+from portwright.legal_forms import FORMS
 
 NAMES = {
     name.replace("F.", "nn.functional.").removeprefix("torch.").removeprefix("Tensor.").rstrip("_")

@@ -120,7 +120,7 @@ ADAM = PLAIN.replace(
 )
 
 
-@pytest.mark.parametrize(("settings", "is_taken"), [("", True), (", weight_decay=0.0", True), (", weight_decay=0.1", False), (", (0.9, 0.99), 1e-8, 0.1", False)])  # fmt: skip
+@pytest.mark.parametrize(("settings", "is_taken"), [("", True), (", weight_decay=0.0", True), (", weight_decay=0.1", False), (", amsgrad=True", False), (", (0.9, 0.99), 1e-8, 0.1", False)])  # fmt: skip
 def test_adam_on_the_rdu_is_adamw_as_long_as_nothing_decays(
     settings: str, is_taken: bool, tmp_path: Path
 ) -> None:
@@ -225,3 +225,40 @@ def test_a_device_chosen_before_the_arguments_are_known_is_left_alone(tmp_path: 
     for target in ("ipu", "rdu"):
         assert f'parser.add_argument("--{target}", action="store_true"' in text
         assert text.index("def main(args)") < text.index(f"if args.{target}")
+
+
+def test_data_made_before_the_loop_are_inputs_of_the_graph(tmp_path: Path) -> None:
+    """A graph takes no tensor of the host that stands around it."""
+    whole = PLAIN.replace(
+        "for x, y in data:", "x, y = torch.randn(6, 3), torch.randint(2, (6,))\nfor epoch in range(3):"
+    )
+    for target in ("ipu", "rdu"):
+        text, left = port_text(tmp_path, whole, target)
+        assert f"{target}_training(x, y)" in text
+        assert left == []
+
+
+def test_data_of_other_shapes_are_evaluated_on_the_host(tmp_path: Path) -> None:
+    """PopTorch compiles an executor for one shape."""
+    one = PLAIN + "out = model(held_out)\n"
+    assert "ipu_inference)(held_out)" in port_text(tmp_path, one, "ipu")[0]
+    two = port_text(tmp_path, one + "out = model(x_test)\n", "ipu")[0]
+    assert "ipu_inference)(held_out)" in two
+    assert "ipu_training.copyWeightsToHostIfNeeded()\nout = model(x_test)\n" in two
+    asked = "def score(rows):\n    return model(rows)\n"
+    text = port_text(
+        tmp_path,
+        PLAIN.replace("optimizer =", asked + "optimizer =") + "score(held_out)\nscore(x_test)\n",
+        "ipu",
+    )[0]
+    assert "ipu_inference" not in text
+
+
+def test_a_name_that_hides_one_of_pythons_is_no_trap_for_the_branch(tmp_path: Path) -> None:
+    hidden = PLAIN.replace("for x, y in data:", "for NAME in range(3):\n    x, y = data[NAME]")
+    assert "RduTraining(" in port_text(tmp_path, hidden.replace("NAME", "iter"), "rdu")[0]
+    text, left = port_text(tmp_path, hidden.replace("NAME", "type"), "rdu")
+    assert "RduTraining(" not in text
+    assert left == [
+        "no RDU branch was added: 'type' is no longer Python's own here, and the branch needs that"
+    ]

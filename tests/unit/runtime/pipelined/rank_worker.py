@@ -18,13 +18,13 @@ import torch
 import yaml
 from pipelined_models import MODELS, Samples, eval_data, train_data
 
+from portwright.base_model import LossModule
 from portwright.errors import PortwrightError
 from portwright.job.params import load_params
 from portwright.runtime import metrics
-from portwright.runtime.base_model import LossModule
 from portwright.runtime.pipelined.recorder import record
 from portwright.runtime.pipelined.session import PipelinedSession
-from portwright.runtime.pipelined.stand_ins import StandIns
+from portwright.runtime.pipelined.weights import StandIns
 from portwright.runtime.session import TorchSession
 from portwright.runtime.world import Launch, World
 from portwright.target import JobSpec, Shard, Stretch

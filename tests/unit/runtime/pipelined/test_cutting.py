@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipelined_models import MODELS, Samples
 from torch import nn
 
+from portwright.base_model import LossModule, split_loss
 from portwright.errors import UserError
-from portwright.runtime.base_model import LossModule, split_loss
 from portwright.runtime.pipelined.cuts import _balance, choose_cuts, locate
 from portwright.runtime.pipelined.micro_batches import (
     Run,
@@ -24,10 +24,10 @@ from portwright.runtime.pipelined.micro_batches import (
     signature_of,
     split_batch,
 )
-from portwright.runtime.pipelined.program import Program, make_programs, weights_of
+from portwright.runtime.pipelined.program import Program, make_programs
 from portwright.runtime.pipelined.recorder import record
-from portwright.runtime.pipelined.stand_ins import StandIns
 from portwright.runtime.pipelined.tape import Place, Tape
+from portwright.runtime.pipelined.weights import StandIns, weights_of
 
 CPU = torch.device("cpu")
 
@@ -145,7 +145,7 @@ def trace(net: Any, batch: Any, *, training: bool = True) -> tuple[LossModule, T
 
 def run_stages(programs: list[Program], batch: Any, net: nn.Module) -> torch.Tensor:
     """Forward and backward through the stages, each with leaves of its own at its beginning."""
-    weights, inputs, outputs = dict(weights_of(net)), [], []
+    weights, inputs, outputs = weights_of(net), [], []
     given: Any = ()
     for program in programs:
         taken = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]

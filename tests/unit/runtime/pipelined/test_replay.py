@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from portwright.base_model import LossModule
 from portwright.errors import UserError
-from portwright.runtime.base_model import LossModule
 from portwright.runtime.pipelined.layout import Layout
 from portwright.runtime.pipelined.pipeline import Pipeline
 

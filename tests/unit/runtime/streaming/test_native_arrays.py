@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from native_cases import USUAL, Case, bits, load
+from native_cases import bits, load
 
 from portwright.errors import UserError
 from portwright.runtime.streaming.native import NativeAdam, measure_bandwidth
@@ -62,59 +62,6 @@ def test_any_floats_narrow_and_widen_as_in_torch(source: np.ndarray, dtype: torc
     native.narrow(half, tensor)
     native.widen(wide, half)
     torch.testing.assert_close(wide, tensor.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_masters_split_and_join_bit_for_bit(native: NativeAdam) -> None:
-    made = torch.Generator().manual_seed(1)
-    anything = torch.randint(-(2**31), 2**31, (2**20,), generator=made, dtype=torch.int64).to(torch.int32)
-    highs = torch.arange(-(2**15), 2**15, dtype=torch.int32) * 2**16
-    edges = torch.cat([highs + low for low in (0, 1, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
-    master = torch.cat([anything, edges]).view(torch.float32)
-    high, low = torch.empty(len(master), dtype=torch.bfloat16), torch.empty(len(master), dtype=torch.int16)
-    back = torch.empty_like(master)
-    native.split(high, low, master, num_threads=2)
-    native.join(back, high, low, num_threads=2)
-    is_nan = master.isnan()
-    assert torch.equal(bits(back)[~is_nan], bits(master)[~is_nan])
-    assert back[is_nan].isnan().all()
-    assert high[is_nan].isnan().all()
-    is_tie = (bits(master) & 0xFFFF) == 0x8000
-    nearest = master.bfloat16()
-    assert torch.equal(bits(high)[~is_nan & ~is_tie], bits(nearest)[~is_nan & ~is_tie])
-    tie = is_tie & ~is_nan & high.float().isfinite()
-    away = (high.float()[tie].abs() - master[tie].abs()).double()
-    assert (away > 0).all()
-    assert torch.equal(away, (master[tie].double() - nearest[tie].double()).abs())  # a nearest one too
-
-
-@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=["moments-fp32", "moments-bf16"])
-@pytest.mark.parametrize("n", [0, 1, 17, 513, 40_003])
-def test_a_step_on_halves_is_the_step_on_the_whole(native: NativeAdam, n: int, moments: torch.dtype) -> None:
-    case = Case(n, moments=moments, grad_dtype=torch.bfloat16)
-    high, low = torch.empty(n, dtype=torch.bfloat16), torch.empty(n, dtype=torch.int16)
-    native.split(high, low, case.weight)
-    halves = [high, low, case.exp_avg.clone(), case.exp_avg_sq.clone()]
-    names = ("high", "low", "exp_avg", "exp_avg_sq")
-    for step in range(1, 8):
-        options = {**USUAL, "step": step, "decoupled": bool(step % 2)}
-        case.grad = torch.randn(n, generator=torch.Generator().manual_seed(step)).bfloat16()
-        whole = case.apart(native, torch.bfloat16, **options, want_squares=True)
-        is_in_place = step % 3 == 0
-        outs = halves if is_in_place else [torch.empty_like(part) for part in halves]
-        squares = native.step_split(
-            **dict(zip(names, halves, strict=True)),
-            **{f"{name}_out": out for name, out in zip(names, outs, strict=True)},
-            grad=case.grad, **options, num_threads=step, stream=bool(step % 2), want_squares=True,
-        )  # fmt: skip
-        halves = outs
-        master = torch.empty(n)
-        native.join(master, outs[0], outs[1])
-        assert torch.equal(bits(master), bits(whole.weight))
-        assert torch.equal(outs[0].float().isfinite(), whole.half.float().isfinite())  # type: ignore[union-attr]
-        assert torch.equal(bits(outs[2]), bits(whole.exp_avg))
-        assert torch.equal(bits(outs[3]), bits(whole.exp_avg_sq))
-        assert squares == whole.squares
-        case.weight, case.exp_avg, case.exp_avg_sq = whole.weight, whole.exp_avg, whole.exp_avg_sq
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
@@ -171,8 +118,6 @@ def test_bandwidth_is_a_positive_number_of_bytes(native: NativeAdam) -> None:
         (lambda n: n.narrow(torch.zeros(3).long(), torch.zeros(3)), "out is int64"),
         (lambda n: n.sum_squares(torch.zeros(3, 4).t()), "grad has gaps"),
         (lambda n: n.sum_squares(torch.zeros(3).long()), "grad is int64"),
-        (lambda n: n.split(torch.zeros(3), torch.zeros(3).short(), torch.zeros(3)), "high_out is float32"),
-        (lambda n: n.join(torch.zeros(3), torch.zeros(3).bfloat16(), torch.zeros(3)), "low is float32. Pass int16"),
         (lambda n: n.touch(torch.zeros(3, device="meta")), "array is on meta"),
     ],
 )  # fmt: skip

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _ledger, _state
-from portwright.emulate.sambaflow._model import convert
+from portwright.emulate.sambaflow._model import from_torch_model_
+from portwright.emulate.sambaflow._no_effect import is_internal, patched_torch
 from portwright.emulate.sambaflow._refusal import SambaFlowError, not_emulated
-from portwright.emulate.sambaflow.samba import directives, optim, sambatensor, utils
 from portwright.emulate.sambaflow.samba import nn as nn_
+from portwright.emulate.sambaflow.samba import optim, sambatensor, utils
 from portwright.emulate.sambaflow.samba.nn.parameter import SambaParameter
 from portwright.emulate.sambaflow.samba.sambatensor import (
     SambaTensor,
@@ -25,43 +25,17 @@ from portwright.emulate.sambaflow.samba.sambatensor import (
 )
 from portwright.emulate.sambaflow.samba.session import SambaSession, session
 
+directives = import_module(f"{__name__}.directives")  # has no file: _modules.py makes it
+
 __all__ = [
-    "SambaParameter",
-    "SambaSession",
-    "SambaTensor",
-    "addmm",
-    "directives",
-    "from_named_dict",
-    "from_torch",
-    "from_torch_",
-    "from_torch_model_",
-    "from_torch_tensor",
-    "groupby",
-    "is_internal",
-    "ones",
-    "optim",
-    "patched_torch",
-    "rand",
-    "randint",
-    "randn",
-    "randn_like",
-    "sambatensor",
-    "session",
-    "to_torch",
-    "triu_fill",
-    "utils",
-    "zeros",
-]
+    "SambaParameter", "SambaSession", "SambaTensor", "addmm", "directives", "from_named_dict",
+    "from_torch", "from_torch_", "from_torch_model_", "from_torch_tensor", "groupby", "is_internal",
+    "ones", "optim", "patched_torch", "rand", "randint", "randn", "randn_like", "sambatensor", "session",
+    "to_torch", "triu_fill", "utils", "zeros",
+]  # fmt: skip
 
 
-def from_torch_model_(model: nn.Module, parent_module_prefix: str | None = None) -> None:
-    """Converts a model in place: its parameters become SambaParameters, and the host stops training it."""
-    convert(model, parent_module_prefix)
-
-
-def from_torch_(model: nn.Module) -> None:
-    """The older name of from_torch_model_."""
-    convert(model)
+from_torch_ = from_torch_model_  # its older name
 
 
 def from_torch(
@@ -73,24 +47,18 @@ def from_torch(
     return from_torch_tensor(torch_tensor, name=name, batch_dim=batch_dim, **options)
 
 
-def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], tuple | list | torch.Size) else size
+def _of_size(make: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
+    """What a function of torch makes of a size, as a SambaTensor."""
+
+    def made(
+        *size: Any, name: str | None = None, batch_dim: int | None = None, **options: Any
+    ) -> SambaTensor:
+        return from_torch_tensor(make(*size, **options), name, batch_dim)
+
+    return made
 
 
-def randn(*size: Any, name: str | None = None, batch_dim: int | None = None, **options: Any) -> SambaTensor:
-    return from_torch_tensor(torch.randn(_size(size), **options), name, batch_dim)
-
-
-def rand(*size: Any, name: str | None = None, batch_dim: int | None = None, **options: Any) -> SambaTensor:
-    return from_torch_tensor(torch.rand(_size(size), **options), name, batch_dim)
-
-
-def zeros(*size: Any, name: str | None = None, batch_dim: int | None = None, **options: Any) -> SambaTensor:
-    return from_torch_tensor(torch.zeros(_size(size), **options), name, batch_dim)
-
-
-def ones(*size: Any, name: str | None = None, batch_dim: int | None = None, **options: Any) -> SambaTensor:
-    return from_torch_tensor(torch.ones(_size(size), **options), name, batch_dim)
+randn, rand, zeros, ones = map(_of_size, (torch.randn, torch.rand, torch.zeros, torch.ones))
 
 
 def randint(
@@ -123,27 +91,7 @@ def addmm(
     return bias + mat1 @ (mat2.transpose(-1, -2) if is_transposed else mat2)
 
 
-@contextmanager
-def patched_torch() -> Iterator[None]:
-    """Accepted: SambaTensors are torch's here, so that nothing has to be patched."""
-    yield
-
-
-def is_internal() -> bool:
-    return False
-
-
-triu_fill = not_emulated(
-    "samba.triu_fill", "no public document says what it fills.", "Use a mask and masked_fill."
-)
-groupby = not_emulated("samba.groupby", "it belongs to parallel patterns, which are not emulated.")
-
-
-def _start_again() -> None:
-    """A process with nothing compiled and nothing parsed, for tests."""
-    session.__init__()  # type: ignore[misc]
-    _ledger.forget_all()
-    _state.command = None
+triu_fill, groupby = not_emulated("samba.triu_fill"), not_emulated("samba.groupby")
 
 
 class _Samba(ModuleType):

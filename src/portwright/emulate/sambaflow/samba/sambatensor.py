@@ -22,7 +22,7 @@ _KEEP_NAME = frozenset(
 class SambaTensor(Tensor):
     """A tensor that an RDU is to see; `name` is what inputs are matched by, `batch_dim` the dimension that is the batch."""
 
-    _sn_name: str | None
+    sn_name: str | None = None
     _batch_dim: int | None
     sn_grad: Tensor | None
     host_memory: bool
@@ -87,14 +87,6 @@ class SambaTensor(Tensor):
         return copied
 
     @property
-    def sn_name(self) -> str | None:
-        return self.__dict__.get("_sn_name")
-
-    @sn_name.setter
-    def sn_name(self, name: str | None) -> None:
-        self.__dict__["_sn_name"] = name
-
-    @property
     def batch_dim(self) -> int | None:
         return self.__dict__.get("_batch_dim")
 
@@ -105,8 +97,7 @@ class SambaTensor(Tensor):
     @property
     def sn_data(self) -> Tensor:
         """The values as they are on the device: for inputs and outputs, those of the last run."""
-        data: Tensor = to_torch(self)
-        return data
+        return self.torch()
 
     def torch(self) -> Tensor:
         """The tensor inside; both share their memory."""
@@ -126,7 +117,7 @@ def _marked(tensor: SambaTensor, name: str | None, batch_dim: int | None) -> Sam
                 "Give the number of the dimension that counts samples.",
             )
         batch_dim %= tensor.ndim
-    tensor.__dict__.update(_sn_name=name, _batch_dim=batch_dim, sn_grad=None, host_memory=True)
+    tensor.__dict__.update(sn_name=name, _batch_dim=batch_dim, sn_grad=None, host_memory=True)
     return tensor
 
 

@@ -17,20 +17,18 @@
 struct adam {
     const void *grad, *weight, *exp_avg, *exp_avg_sq;
     void *weight_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
-    const void *low; /* of a weight that is split: its high half is `weight` */
-    void *low_out;
     double *squares; /* of the gradient, one sum a chunk */
     int64_t n, num_tail; /* the last elements that torch computes one by one */
     int32_t grad_dtype, moment_dtype, half_dtype;
     int32_t stream_half, stream_state; /* whether what is written goes past the caches */
-    int32_t decay, is_split, wants_squares, only_traffic;
+    int32_t decay, wants_squares, only_traffic;
     int32_t num_ahead; /* blocks by which memory is asked for before it is used, beyond what the processor does by itself */
     uint32_t salt; /* of the stochastic rounding: another one each step */
     float grad_factor, decay_factor, lerp_weight, beta2, one_minus_beta2, bias_correction2_sqrt, eps, negative_step_size;
 };
 
 enum { PLAIN, COUPLED, DECOUPLED }; /* weight decay */
-enum { WHOLE, WITH_HALF, SPLIT };   /* weight: fp32; fp32 and a bf16 copy of the new one; two halves */
+enum { WHOLE, WITH_HALF };          /* weight: fp32; fp32 and a bf16 copy of the new one */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -63,8 +61,8 @@ static inline uint32_t noise_of(float weight, float grad, uint32_t salt)
 }
 
 struct block { /* where one block's arrays begin; an output may be its own input */
-    const void *grad, *weight, *low, *exp_avg, *exp_avg_sq;
-    void *weight_out, *low_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
+    const void *grad, *weight, *exp_avg, *exp_avg_sq;
+    void *weight_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
     int64_t n;
 };
 
@@ -74,14 +72,14 @@ INLINE void block_loop(const struct adam *all, const struct block *b, const int 
 {
     const struct adam a = *all;
     const int64_t n = b->n;
-    const void *grad = b->grad, *weight = b->weight, *low = b->low, *exp_avg = b->exp_avg, *exp_avg_sq = b->exp_avg_sq;
-    void *weight_out = b->weight_out, *low_out = b->low_out, *exp_avg_out = b->exp_avg_out, *exp_avg_sq_out = b->exp_avg_sq_out;
+    const void *grad = b->grad, *weight = b->weight, *exp_avg = b->exp_avg, *exp_avg_sq = b->exp_avg_sq;
+    void *weight_out = b->weight_out, *exp_avg_out = b->exp_avg_out, *exp_avg_sq_out = b->exp_avg_sq_out;
     uint16_t *half_out = b->half_out;
 #define GET(array, dtype) ((dtype) == FP32 ? ((const float *)(array))[i] : float_of_bf16(((const uint16_t *)(array))[i]))
     ELEMENTWISE
     for (int64_t i = 0; i < n; i++) {
         float g = GET(grad, grad_dtype), m = GET(exp_avg, moment_dtype), v = GET(exp_avg_sq, moment_dtype);
-        float w = weight_kind == SPLIT ? joined(((const uint16_t *)weight)[i], ((const uint16_t *)low)[i]) : ((const float *)weight)[i];
+        float w = ((const float *)weight)[i];
         uint32_t noise = moment_dtype == BF16 ? noise_of(w, g, a.salt) : 0;
         update(a, decay, is_small, is_tail, g, &w, &m, &v);
         if (moment_dtype == BF16) {
@@ -91,12 +89,7 @@ INLINE void block_loop(const struct adam *all, const struct block *b, const int 
             ((float *)exp_avg_out)[i] = m;
             ((float *)exp_avg_sq_out)[i] = v;
         }
-        if (weight_kind == SPLIT) {
-            uint32_t bits = one_nan(bits_of(w));
-            ((uint16_t *)weight_out)[i] = high_of(bits);
-            ((uint16_t *)low_out)[i] = (uint16_t)bits;
-        } else
-            ((float *)weight_out)[i] = w;
+        ((float *)weight_out)[i] = w;
         if (weight_kind == WITH_HALF)
             half_out[i] = bf16_nearest(w);
     }
@@ -121,7 +114,7 @@ static void compute_block(const struct adam *a, const struct block *b, int is_ta
     const int is_small = fabsf(a->lerp_weight) < 0.5f, is_usual = is_small && !is_tail;
     /* Flags of what is rare or short are looked at in the loop; nothing decays when it is multiplied by 1. */
 #define LOOP(grad_kind, kind, moments)                                                                                                    \
-    case ((grad_kind)*3 + (kind)) * 2 + (moments):                                                                                         \
+    case ((grad_kind)*2 + (kind)) * 2 + (moments):                                                                                         \
         if (!is_usual)                                                                                                                     \
             block_loop(a, b, a->decay, is_small, is_tail, grad_kind, kind, moments);                                                       \
         else if (a->decay == COUPLED)                                                                                                      \
@@ -130,13 +123,11 @@ static void compute_block(const struct adam *a, const struct block *b, int is_ta
             block_loop(a, b, DECOUPLED, 1, 0, grad_kind, kind, moments);                                                                   \
         break;
 #define LOOPS(grad_kind, kind) LOOP(grad_kind, kind, FP32) LOOP(grad_kind, kind, BF16)
-    switch ((grad_dtype * 3 + weight_kind) * 2 + a->moment_dtype) {
+    switch ((grad_dtype * 2 + weight_kind) * 2 + a->moment_dtype) {
         LOOPS(FP32, WHOLE)
         LOOPS(FP32, WITH_HALF)
-        LOOPS(FP32, SPLIT)
         LOOPS(BF16, WHOLE)
         LOOPS(BF16, WITH_HALF)
-        LOOPS(BF16, SPLIT)
     }
 }
 
@@ -154,9 +145,7 @@ static void ask_for_block(const struct adam *a, int64_t start)
     if (n <= 0)
         return;
     ask_for(a->grad, a->grad_dtype, start, n);
-    ask_for(a->weight, a->is_split ? BF16 : FP32, start, n);
-    if (a->is_split)
-        ask_for(a->low, BF16, start, n);
+    ask_for(a->weight, FP32, start, n);
     ask_for(a->exp_avg, a->moment_dtype, start, n);
     ask_for(a->exp_avg_sq, a->moment_dtype, start, n);
 }
@@ -165,20 +154,18 @@ static void ask_for_block(const struct adam *a, int64_t start)
 static void step_block(const struct adam *a, int64_t start, int64_t n, int is_tail)
 {
     float wide_grad[BLOCK], new_w[BLOCK], new_m[BLOCK], new_v[BLOCK];
-    uint16_t new_low[BLOCK], half[BLOCK];
-    const int weight_kind = a->is_split ? SPLIT : a->half_dtype == BF16 ? WITH_HALF : WHOLE;
-    const int weight_dtype = a->is_split ? BF16 : FP32, weight_bytes = a->is_split ? 2 : 4, moment_bytes = a->moment_dtype == FP32 ? 4 : 2;
+    uint16_t half[BLOCK];
+    const int weight_kind = a->half_dtype == BF16 ? WITH_HALF : WHOLE;
+    const int moment_bytes = a->moment_dtype == FP32 ? 4 : 2;
     void *grad = AT(a->grad, a->grad_dtype, start), *half_place = AT(a->half_out, a->half_dtype, start);
-    void *w_place = AT(a->weight_out, weight_dtype, start), *low_place = AT(a->low_out, BF16, start);
+    void *w_place = AT(a->weight_out, FP32, start);
     void *m_place = AT(a->exp_avg_out, a->moment_dtype, start), *v_place = AT(a->exp_avg_sq_out, a->moment_dtype, start);
     struct block b = {
         .grad = grad,
-        .weight = AT(a->weight, weight_dtype, start),
-        .low = AT(a->low, BF16, start),
+        .weight = AT(a->weight, FP32, start),
         .exp_avg = AT(a->exp_avg, a->moment_dtype, start),
         .exp_avg_sq = AT(a->exp_avg_sq, a->moment_dtype, start),
         .weight_out = a->stream_state ? new_w : w_place,
-        .low_out = a->stream_state ? new_low : low_place,
         .exp_avg_out = a->stream_state ? new_m : m_place,
         .exp_avg_sq_out = a->stream_state ? new_v : v_place,
         .half_out = a->stream_half ? half : half_place,
@@ -201,11 +188,9 @@ static void step_block(const struct adam *a, int64_t start, int64_t n, int is_ta
     } else if (a->half_dtype == BF16 && a->stream_half)
         stream_out(half_place, half, 2 * n);
     if (a->stream_state) {
-        stream_out(w_place, new_w, weight_bytes * n);
+        stream_out(w_place, new_w, 4 * n);
         stream_out(m_place, new_m, moment_bytes * n);
         stream_out(v_place, new_v, moment_bytes * n);
-        if (a->is_split)
-            stream_out(low_place, new_low, 2 * n);
     }
 }
 

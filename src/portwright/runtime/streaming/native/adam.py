@@ -26,7 +26,6 @@ from portwright.runtime.streaming.native.library import (
 
 _FP32 = (torch.float32,)
 _MOMENTS = (torch.float32, torch.bfloat16)
-_HALVES = {"high": (torch.bfloat16,), "low": (torch.int16,)}
 # Below this the caches hold what is written until it is read again, and writing past them would only lose it.
 _STREAM_FROM_BYTES = 4 << 20
 # What is left of a tensor after vectors of eight goes through another loop of torch's: the same under AVX2 and AVX-512, torch 2.4 and 2.13.
@@ -151,74 +150,6 @@ class NativeAdam:
         )
         total = self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
         return _squares(total) if want_squares else None
-
-    def step_split(
-        self,
-        *,
-        high: Tensor,
-        low: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        high_out: Tensor,
-        low_out: Tensor,
-        exp_avg_out: Tensor,
-        exp_avg_sq_out: Tensor,
-        grad: Tensor,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        step: int,
-        grad_factor: float = 1.0,
-        num_threads: int | None = None,
-        stream: bool | None = None,
-        num_tail: int | None = None,
-        want_squares: bool = False,
-    ) -> float | None:
-        """`step` on a master held as `split` makes it: the same master bit for bit, for two bytes a parameter less traffic.
-
-        `high` is the bf16 weight for the device. It is the nearest, as `half_out` would be; but a tie goes away from zero.
-        """
-        arrays = {
-            "high": high, "low": low, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "grad": grad,
-            "high_out": high_out, "low_out": low_out, "exp_avg_out": exp_avg_out, "exp_avg_sq_out": exp_avg_sq_out,
-        }  # fmt: skip
-        halves = {**_HALVES, "high_out": _HALVES["high"], "low_out": _HALVES["low"]}
-        n = check_arrays(arrays, {**halves, **_moment_dtypes(exp_avg)})
-        call = AdamCall(
-            **{name.replace("high", "weight"): array.data_ptr() for name, array in arrays.items()},
-            n=n,
-            num_tail=_tail(num_tail, n),
-            wants_squares=want_squares,
-            num_ahead=self.num_ahead,
-            grad_dtype=DTYPE_CODES[grad.dtype],
-            moment_dtype=DTYPE_CODES[exp_avg.dtype],
-            half_dtype=NO_ARRAY,
-            stream_state=high.data_ptr() != high_out.data_ptr() and _should_stream(stream, high_out),
-            is_split=True,
-            **_scalars(lr, beta1, beta2, eps, weight_decay, decoupled, step, grad_factor),
-        )
-        total = self._library.portwright_adam_step(ctypes.byref(call), _threads(num_threads))
-        return _squares(total) if want_squares else None
-
-    def split(
-        self, high_out: Tensor, low_out: Tensor, master: Tensor, num_threads: int | None = None
-    ) -> None:
-        """An fp32 master as its nearest bf16 and the 16 bits (int16) that are missing from it; all NaNs become one."""
-        arrays = {"high_out": high_out, "low_out": low_out, "master": master}
-        n = check_arrays(arrays, {"master": _FP32, "high_out": _HALVES["high"], "low_out": _HALVES["low"]})
-        pointers = (master.data_ptr(), high_out.data_ptr(), low_out.data_ptr())
-        self._library.portwright_split(*pointers, n, _threads(num_threads))
-
-    def join(self, master_out: Tensor, high: Tensor, low: Tensor, num_threads: int | None = None) -> None:
-        """The fp32 master from what `split` made of it."""
-        n = check_arrays(
-            {"master_out": master_out, "high": high, "low": low}, {"master_out": _FP32, **_HALVES}
-        )
-        pointers = (master_out.data_ptr(), high.data_ptr(), low.data_ptr())
-        self._library.portwright_join(*pointers, n, _threads(num_threads))
 
     def add(self, accumulator: Tensor, grad: Tensor, num_threads: int | None = None) -> None:
         """accumulator += grad, in fp32."""

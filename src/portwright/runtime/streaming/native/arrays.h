@@ -49,37 +49,6 @@ static void convert_chunk(void *job, int64_t chunk)
 
 int portwright_convert(struct convert *c, int num_threads) { return share_out(convert_chunk, c, num_chunks_of(c->n), num_threads); }
 
-struct halves {
-    void *whole, *high, *low;
-    int64_t n;
-};
-
-static void split_chunk(void *job, int64_t chunk)
-{
-    const struct halves *h = job;
-    BLOCKS_OF_CHUNK(chunk, h->n, start, count)
-    split_block(AT(h->high, BF16, start), AT(h->low, BF16, start), AT(h->whole, FP32, start), count);
-}
-
-static void join_chunk(void *job, int64_t chunk)
-{
-    const struct halves *h = job;
-    BLOCKS_OF_CHUNK(chunk, h->n, start, count)
-    join_block(AT(h->whole, FP32, start), AT(h->high, BF16, start), AT(h->low, BF16, start), count);
-}
-
-int portwright_split(void *whole, void *high, void *low, int64_t n, int num_threads)
-{
-    struct halves job = {whole, high, low, n};
-    return share_out(split_chunk, &job, num_chunks_of(n), num_threads);
-}
-
-int portwright_join(void *whole, void *high, void *low, int64_t n, int num_threads)
-{
-    struct halves job = {whole, high, low, n};
-    return share_out(join_chunk, &job, num_chunks_of(n), num_threads);
-}
-
 static void add_chunk(void *job, int64_t chunk)
 {
     const struct convert *c = job;

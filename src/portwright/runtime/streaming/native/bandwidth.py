@@ -1,4 +1,4 @@
-"""How fast host memory is, asked with the loads and stores of the optimizer's own step."""
+"""Measures the speed of host memory with the loads and stores of the optimizer's own step."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def cache_folder() -> Path:
 
 
 def _key() -> str:
-    """Of all that the compiled code depends on: home directories are shared by machines with other processors."""
+    """A hash of all that the compiled code depends on: machines with other processors may share the home directory."""
     digest = hashlib.sha256()
     for source in _SOURCES:
         digest.update(_source(source))
@@ -181,7 +181,7 @@ def _load(path: Path, version: int) -> ctypes.CDLL:
 
 
 def _temporary_folders() -> Iterator[Path]:
-    """One for this process alone in each place for what is temporary, some of which may not be run from."""
+    """Makes a private folder in each temporary place, since some of them do not allow to run code."""
     with contextlib.suppress(OSError):
         for place in dict.fromkeys((tempfile.gettempdir(), "/dev/shm", "/var/tmp")):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What C takes on trust is looked at first: memory, dtypes, lengths, overlaps and hyperparameters."""
+"""Checks the arguments before C code uses them: memory, dtypes, lengths, overlaps and hyperparameters."""
 
 from __future__ import annotations
 

@@ -121,29 +121,4 @@ static void narrow_block(uint16_t *out, const float *source, int dtype, int64_t 
 #endif
 }
 
-/* A master as two halves, bit for bit: `high` is the nearest bf16 and `low` what is missing from it, in the master's last places. A tie goes
- * away from zero: to even, two masters would share one pair. NaN is one value, since its high half must be NaN too. */
-static inline uint32_t one_nan(uint32_t bits) { return is_nan_bits(bits) ? 0x7fc00000u : bits; }
-
-static inline uint16_t high_of(uint32_t bits) { return (uint16_t)((bits + 0x8000u) >> 16); }
-
-static inline float joined(uint16_t high, uint16_t low) { return float_of(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low); }
-
-static void split_block(uint16_t *high, uint16_t *low, const float *source, int64_t n)
-{
-    ELEMENTWISE
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = one_nan(bits_of(source[i]));
-        high[i] = high_of(bits);
-        low[i] = (uint16_t)bits;
-    }
-}
-
-static void join_block(float *out, const uint16_t *high, const uint16_t *low, int64_t n)
-{
-    ELEMENTWISE
-    for (int64_t i = 0; i < n; i++)
-        out[i] = joined(high[i], low[i]);
-}
-
 #endif

@@ -22,10 +22,10 @@ class AdamCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("grad", "weight", "exp_avg", "exp_avg_sq")),
         *((name, ctypes.c_void_p) for name in ("weight_out", "exp_avg_out", "exp_avg_sq_out", "half_out")),
-        *((name, ctypes.c_void_p) for name in ("low", "low_out", "squares")),
+        *((name, ctypes.c_void_p) for name in ("squares",)),
         *((name, ctypes.c_int64) for name in ("n", "num_tail")),
         *((name, ctypes.c_int32) for name in ("grad_dtype", "moment_dtype", "half_dtype")),
-        *((name, ctypes.c_int32) for name in ("stream_half", "stream_state", "decay", "is_split", "wants_squares", "only_traffic")),
+        *((name, ctypes.c_int32) for name in ("stream_half", "stream_state", "decay", "wants_squares", "only_traffic")),
         ("num_ahead", ctypes.c_int32),
         ("salt", ctypes.c_uint32),
         *((name, ctypes.c_float) for name in ("grad_factor", "decay_factor", "lerp_weight", "beta2")),
@@ -49,8 +49,6 @@ _ARGUMENTS = {
     "portwright_adam_step": (ctypes.POINTER(AdamCall), _THREADS),
     "portwright_convert": (ctypes.POINTER(ConvertCall), _THREADS),
     "portwright_add": (ctypes.POINTER(ConvertCall), _THREADS),
-    "portwright_split": (_POINTER, _POINTER, _POINTER, _LENGTH, _THREADS),
-    "portwright_join": (_POINTER, _POINTER, _POINTER, _LENGTH, _THREADS),
     "portwright_sum_squares": (_POINTER, _LENGTH, ctypes.c_int32, _THREADS),
     "portwright_touch": (_POINTER, _LENGTH, _THREADS),
     "portwright_copy": (_POINTER, _POINTER, _LENGTH, _THREADS),
@@ -62,7 +60,7 @@ _loading = threading.Lock()
 
 
 def process_library(note: Callable[[str], None]) -> ctypes.CDLL:
-    """One a process, since its threads are."""
+    """The library, loaded once a process, since its threads belong to the process."""
     with _loading:
         if not _loaded:
             library = load_library(ctypes.sizeof(AdamCall) * 1000 + ctypes.sizeof(ConvertCall), note)

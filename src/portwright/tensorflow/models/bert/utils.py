@@ -10,7 +10,7 @@ from pydantic import PositiveFloat
 from portwright.job.model_params import BertParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import fill_defaults
-from portwright.tensorflow.models_common.masked_lm_input import MaskedInputParams
+from portwright.tensorflow.models_common.text_input import MaskedInputParams
 
 
 class InputParams(MaskedInputParams):

@@ -23,7 +23,7 @@ ACTIVATIONS = {
 def model_fn(
     features: tf.Tensor, labels: tf.Tensor | None, mode: str, params: dict[str, Any]
 ) -> EstimatorSpec:
-    """The network, and with it what the mode asks for: a loss and an update, metrics, or predictions."""
+    """Builds the network and the parts that the mode needs: a loss and an update, metrics, or predictions."""
     logits = build_mlp(features, params["model"], is_training=mode == ModeKeys.TRAIN)
     digit = tf.argmax(logits, axis=-1)
     if mode == ModeKeys.PREDICT:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.models_common.language_model_input import language_model_dataset
+from portwright.tensorflow.models_common.text_input import language_model_dataset
 
 
 def train_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:

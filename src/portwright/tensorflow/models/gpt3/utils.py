@@ -15,7 +15,7 @@ class InputParams(TextInputParams):
 
 
 class ModelParams(GptParams):
-    """A decoder of layers that norm first, with learned positions."""
+    """A decoder of pre-norm layers, with learned positions."""
 
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.

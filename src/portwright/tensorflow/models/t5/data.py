@@ -1,4 +1,4 @@
-"""Text with spans taken out, for the model to tell what stood there."""
+"""Text with spans removed, which the model must predict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from portwright.tensorflow.models_common.pipeline import (
     dataset_of_records,
     has_records,
 )
-from portwright.tensorflow.models_common.span_corruption import (
+from portwright.tensorflow.models_common.text_examples import (
     corrupt,
     lengths_after,
     noise_of,
+    pack_sequences,
+    pad,
     raw_length_for,
+    text_samples,
 )
-from portwright.tensorflow.models_common.text_examples import pack_sequences, pad, text_samples
 from portwright.tensorflow.models_common.vocabulary import END, PAD
 
 Features = dict[str, tf.Tensor]
@@ -53,7 +55,7 @@ def make_dataset(params: dict[str, Any], section: str, input_context: Any) -> tf
 
 
 def corrupted_text(params: dict[str, Any], section: str) -> Arrays:
-    """Each piece of text `corruptions` times, with other spans taken out each time."""
+    """Each piece of text `corruptions` times, each time with other spans removed."""
     options, num_sentinels = params[section], params["train_input"]["extra_ids"]
     vocab_size = params["model"]["vocab_size"]
     raw_length = raw_length_for(options["src_max_sequence_length"])
@@ -84,9 +86,8 @@ def corrupted_text(params: dict[str, Any], section: str) -> Arrays:
         [source for source, _ in pairs], options["src_max_sequence_length"], pad_id
     )
     labels, decoder_mask = pad([target for _, target in pairs], options["tgt_max_sequence_length"], pad_id)
-    decoder_ids = np.concatenate(
-        [np.full_like(labels[:, :1], pad_id), labels[:, :-1]], 1
-    )  # T5 starts with padding
+    # T5's decoder starts with the padding token.
+    decoder_ids = np.concatenate([np.full_like(labels[:, :1], pad_id), labels[:, :-1]], 1)
     return {
         "encoder_input_ids": encoder_ids,
         "encoder_mask": encoder_mask,

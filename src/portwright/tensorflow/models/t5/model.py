@@ -18,8 +18,8 @@ from portwright.tensorflow.layers import (
     TransformerEncoderLayer,
     mask_of_zeros,
 )
-from portwright.tensorflow.models_common.precision import policy_of
-from portwright.tensorflow.models_common.sequence_to_sequence import sequence_to_sequence_spec
+from portwright.tensorflow.models_common.gpt import sequence_to_sequence_spec
+from portwright.tensorflow.models_common.model_parts import policy_of
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ class T5:
             )
 
     def logits(self, features: dict[str, Any], training: bool) -> Any:
-        """Of the token after each of decoder_input_ids."""
+        """Logits of the token after each of decoder_input_ids."""
         padding = mask_of_zeros(features["encoder_mask"])
         memory = self.dropout(self.embeddings(features["encoder_input_ids"]), training=training)
         length = memory.shape[1]
@@ -102,7 +102,7 @@ class T5:
                 attention_type="dot_product",
                 attention_initializer=self._normal(width**-0.5),
                 attention_output_layer_initializer=self._normal(inner**-0.5),
-                # The query's scale takes the place of the division by the root of the head's width.
+                # The smaller initial weights of the query replace the division of scores by the root of the head's width.
                 extra_attention_params={
                     "inner_dim": inner,
                     "attention_q_initializer": self._normal((width * params["d_kv"]) ** -0.5),

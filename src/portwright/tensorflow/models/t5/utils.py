@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from portwright.job.model_params import PrecisionParams
-from portwright.job.model_params_seq2seq import T5NetworkParams
+from portwright.job.model_params import PrecisionParams, T5NetworkParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
 

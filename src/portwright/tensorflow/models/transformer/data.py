@@ -44,7 +44,7 @@ def make_dataset(params: dict[str, Any], section: str, input_context: Any) -> tf
 def read_pairs(
     params: dict[str, Any], section: str
 ) -> tuple[list[str], list[str], dict[str, int], dict[str, int]]:
-    """Sentences of both languages, and the numbers of their words."""
+    """Reads the sentences and the vocabularies of both languages."""
     options = params[section]
     given = [name for name in FILES if options[name] is not None]
     if not given:
@@ -102,7 +102,7 @@ def to_arrays(
     target_words: dict[str, int],
     options: dict[str, Any],
 ) -> Arrays:
-    """Pairs in numbers; those that are empty or longer than a sample are left out."""
+    """Pairs as arrays of token numbers, without those that are empty or longer than a sample."""
     encoder, decoder, labels = [], [], []
     for source, target in zip(sources, targets, strict=True):
         source_ids = [source_words.get(word, source_words["<unk>"]) for word in source.split()]

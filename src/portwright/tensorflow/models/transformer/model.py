@@ -15,8 +15,8 @@ from portwright.tensorflow.layers import (
     TransformerEncoderLayer,
     mask_of_zeros,
 )
-from portwright.tensorflow.models_common.precision import policy_of
-from portwright.tensorflow.models_common.sequence_to_sequence import sequence_to_sequence_spec
+from portwright.tensorflow.models_common.gpt import sequence_to_sequence_spec
+from portwright.tensorflow.models_common.model_parts import policy_of
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
@@ -26,7 +26,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
 
 
 def longest(params: dict[str, Any]) -> int:
-    """Positions that training and evaluation need: one number, so that they share learned ones."""
+    """The longest sample of training and evaluation: both use one table of positions."""
     sections = [params["train_input"], params["eval_input"]]
     return max(s[f"{side}_max_sequence_length"] for s in sections for side in ("src", "tgt"))
 
@@ -58,7 +58,7 @@ class Transformer:
         self.output = kind(sizes[1], use_bias=False, name="output", dtype=self.policy)
 
     def logits(self, features: dict[str, Any], training: bool) -> Any:
-        """Of the token after each of decoder_input_ids."""
+        """Logits of the token after each of decoder_input_ids."""
         source_padding = mask_of_zeros(features["encoder_mask"])
         memory = self.encoder_embeddings(features["encoder_input_ids"], training=training)
         for layer in self.encoder:

@@ -57,7 +57,7 @@ def make_dataset(params: dict[str, Any], section: str, input_context: Any) -> tf
 
 
 def flip(image: tf.Tensor, mask: tf.Tensor, seed: int, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each sample turned over left to right with probability one half; the draw is a batch's own."""
+    """Flips each sample left to right with probability one half."""
     draw = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     turned = tf.random.stateless_uniform([image.shape[0]], draw) < 0.5
     image = tf.where(turned[:, None, None, None], tf.reverse(image, [2]), image)

@@ -1,4 +1,4 @@
-"""U-Net: an encoder that halves an image again and again, a decoder that doubles it, and what passes between them."""
+"""U-Net: an encoder that halves an image repeatedly, a decoder that doubles it, and skip connections between them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from portwright import UserError
 from portwright.tensorflow import ModeKeys
 from portwright.tensorflow.layers.activations import get_activation
 from portwright.tensorflow.layers.initializers import get_initializer
-from portwright.tensorflow.models_common import metrics
-from portwright.tensorflow.models_common.mode_spec import make_spec
-from portwright.tensorflow.models_common.precision import policy_of
+from portwright.tensorflow.models_common import model_parts
+from portwright.tensorflow.models_common.model_parts import make_spec, policy_of
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
@@ -121,8 +120,8 @@ def probabilities_of(logits: Any) -> Any:
 
 def eval_metrics(labels: Any, classes: Any, num_classes: int) -> dict[str, Any]:
     return {
-        "eval/accuracy": metrics.accuracy(labels, classes),
-        "eval/dice": metrics.dice(labels, classes),
-        "eval/mean_iou": metrics.mean_iou(labels, classes, num_classes),
-        "eval/mean_per_class_accuracy": metrics.mean_per_class_accuracy(labels, classes, num_classes),
+        "eval/accuracy": model_parts.accuracy(labels, classes),
+        "eval/dice": model_parts.dice(labels, classes),
+        "eval/mean_iou": model_parts.mean_iou(labels, classes, num_classes),
+        "eval/mean_per_class_accuracy": model_parts.mean_per_class_accuracy(labels, classes, num_classes),
     }

@@ -21,12 +21,11 @@ class SambaOptimizer(torch.optim.Optimizer):
     _bring_state: Callable[[], None] | None = None  # set where the optimizer was traced
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        for name, value in defaults.items():
-            if name in self.hyperparameters and (
-                isinstance(value, bool) or not isinstance(value, int | float)
-            ):
+        for name in self.hyperparameters:
+            value = defaults[name]
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SambaFlowError(f"{type(self).__name__}: {name}={value!r}.", "Give a number.")
-            if name in self.hyperparameters and not value >= 0:
+            if not value >= 0:
                 raise SambaFlowError(
                     f"{type(self).__name__}: {name}={value}.", "Give a number that is not negative."
                 )

@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError, not_emulated
 from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, to_torch
+from portwright.emulate.sambaflow.samba.session import session
 from portwright.errors import suggest
 
-_ONE_GRAPH = "programs of several graphs are not emulated."
-_NO_TIMES = "an emulated run has no times worth measuring."
-trace_multigraph = not_emulated("samba.utils.trace_multigraph", _ONE_GRAPH, "Use trace_graph.")
-measure_sections = not_emulated("samba.utils.measure_sections", _NO_TIMES)
-create_mac_resource_report = not_emulated(
-    "samba.utils.create_mac_resource_report", "there is no compiler behind this."
-)
+trace_multigraph = not_emulated("samba.utils.trace_multigraph")
+measure_sections = not_emulated("samba.utils.measure_sections")
+create_mac_resource_report = not_emulated("samba.utils.create_mac_resource_report")
 
 
 class SNType(Enum):
@@ -88,8 +85,6 @@ def trace_graph(
 
     `config_dict` is how older scripts hand over the PEF.
     """
-    from portwright.emulate.sambaflow.samba.session import session
-
     if mapping != "section":
         raise SambaFlowError(
             f"mapping='{mapping}' is not emulated by Portwright: sections alone are.",
@@ -107,7 +102,6 @@ def trace_graph(
         pef=pef or str((config_dict or {}).get("pef") or ""),
         init_output_grads=init_output_grads,
         loss_indices=loss_indices,
-        transfer_device=transfer_device,
     )
 
 
@@ -162,8 +156,6 @@ def measure_performance(
     **options: Any,
 ) -> None:
     """Runs the program so often; it says nothing about speed, since none of an RDU's was seen."""
-    from portwright.emulate.sambaflow.samba.session import session
-
     for _ in range(n_iterations):
         session.run(inputs)
     print(

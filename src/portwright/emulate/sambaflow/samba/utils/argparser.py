@@ -16,6 +16,7 @@ from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow._systems import SYSTEMS
 
 COMMANDS = ("compile", "run", "test", "measure-performance", "measure-sections")
+_NO_EFFECT = "accepted, no effect"
 AddFlags = Callable[[argparse.ArgumentParser], Any]
 
 
@@ -48,65 +49,47 @@ def parse_app_args(
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-b", "--batch-size", type=int, default=1, help="samples of a batch")
-    parser.add_argument("--microbatch-size", type=int, default=None, help="accepted, no effect")
-    parser.add_argument("--inference", action="store_true", help="forward alone")
-    parser.add_argument("--num-tiles", type=int, default=None, help="tiles of the RDU to use")
-    parser.add_argument(
-        "--num-chips", "--n-chips", dest="n_chips", type=int, default=1, help="accepted, no effect"
-    )
-    parser.add_argument(
-        "--data-parallel", action="store_true", help="refused when it is run: one process is one RDU here"
-    )
-    parser.add_argument("--reduce-on-rdu", action="store_true", help="accepted, no effect")
-    parser.add_argument("-ws", "--world-size", type=int, default=1, help="accepted, no effect")
-    parser.add_argument(
-        "--mapping", default="section", choices=("section", "spatial"), help="section alone is emulated"
-    )
-    parser.add_argument("--num-spatial-batches", type=int, default=1, help="1 alone is emulated")
-    parser.add_argument("--debug", action="store_true", help="accepted, no effect")
-    parser.add_argument("-v", "--verbose", action="store_true", help="accepted, no effect")
-    parser.add_argument("--log-level", default=None, help="accepted, no effect")
-    parser.add_argument("--visualize", action="store_true", help="accepted, no effect")
+    add = parser.add_argument
+    add("-b", "--batch-size", type=int, default=1, help="samples of a batch")
+    add("--microbatch-size", type=int, help=_NO_EFFECT)
+    add("--inference", action="store_true", help="forward alone")
+    add("--num-tiles", type=int, help="tiles of the RDU to use")
+    add("--num-chips", "--n-chips", dest="n_chips", type=int, default=1, help=_NO_EFFECT)
+    add("--data-parallel", action="store_true", help="refused when it is run: one process is one RDU here")
+    add("--reduce-on-rdu", action="store_true", help=_NO_EFFECT)
+    add("-ws", "--world-size", type=int, default=1, help=_NO_EFFECT)
+    add("--mapping", default="section", choices=("section", "spatial"), help="section alone is emulated")
+    add("--num-spatial-batches", type=int, default=1, help="1 alone is emulated")
+    add("--debug", action="store_true", help=_NO_EFFECT)
+    add("-v", "--verbose", action="store_true", help=_NO_EFFECT)
+    add("--log-level", help=_NO_EFFECT)
+    add("--visualize", action="store_true", help=_NO_EFFECT)
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pef-name", default=None, help="name of the PEF and of its folder")
-    parser.add_argument("--output-folder", default="out", help="folder that the PEF's folder goes into")
-    parser.add_argument(
-        "--arch", default="native", choices=("native", *SYSTEMS), help="the system to compile for"
-    )
-    parser.add_argument(
-        "--graphamp-preset", default=None, help="mp0: the types of the model; else everything in BF16"
-    )
+    add = parser.add_argument
+    add("--pef-name", help="name of the PEF and of its folder")
+    add("--output-folder", default="out", help="folder that the PEF's folder goes into")
+    add("--arch", default="native", choices=("native", *SYSTEMS), help="the system to compile for")
+    add("--graphamp-preset", help="mp0: the types of the model; else everything in BF16")
     for mode in ("o0", "o1", "o3"):
-        parser.add_argument(
-            f"-{mode}", f"-{mode.upper()}", dest="optimization", action="store_const", const=mode, default=None,
-            help="how ops are fused: accepted, no effect",
-        )  # fmt: skip
-    parser.add_argument(
-        "--unlisted-ops",
-        default=None,
-        choices=STRICTNESS,
-        help="the emulator's own: ops that no public document shows",
-    )
-    parser.add_argument("--mac-v2", action="store_true", help="accepted, no effect")
-    parser.add_argument("--compiler-mode", default=None, help="accepted, no effect")
-    parser.add_argument("--compiler-configs-file", default=None, help="accepted, no effect")
-    parser.add_argument("--mac-human-decision", default=None, help="accepted, no effect")
-    parser.add_argument(
-        "--resources-scaling-factors", nargs="+", type=float, default=None, help="accepted, no effect"
-    )
-    parser.add_argument("--tensor-parallel", default=None, help="accepted, no effect")
+        flags, how = (f"-{mode}", f"-{mode.upper()}"), f"how ops are fused: {_NO_EFFECT}"
+        add(*flags, dest="optimization", action="store_const", const=mode, help=how)
+    add("--unlisted-ops", choices=STRICTNESS, help="the emulator's own: ops that no public document shows")
+    add("--mac-v2", action="store_true", help=_NO_EFFECT)
+    add("--resources-scaling-factors", nargs="+", type=float, help=_NO_EFFECT)
+    for flag in ("--compiler-mode", "--compiler-configs-file", "--mac-human-decision", "--tensor-parallel"):
+        add(flag, help=_NO_EFFECT)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--pef", default="", help="the PEF that was compiled")
-    parser.add_argument("-n", "--num-iterations", type=int, default=100, help="of measure-performance")
-    parser.add_argument("--run-graph-only", action="store_true", help="accepted, no effect")
-    parser.add_argument("--json", default=None, help="accepted, no effect")
-    parser.add_argument("--compiled-stats-json", default=None, help="accepted, no effect")
-    parser.add_argument("--min-duration", type=float, default=0.0, help="accepted, no effect")
+    add = parser.add_argument
+    add("-p", "--pef", default="", help="the PEF that was compiled")
+    add("-n", "--num-iterations", type=int, default=100, help="of measure-performance")
+    add("--run-graph-only", action="store_true", help=_NO_EFFECT)
+    add("--json", help=_NO_EFFECT)
+    add("--compiled-stats-json", help=_NO_EFFECT)
+    add("--min-duration", type=float, default=0.0, help=_NO_EFFECT)
 
 
 def parse_yaml_to_args(path: str, args: argparse.Namespace) -> argparse.Namespace:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from portwright.emulate.sambaflow.samba.session import session
 from portwright.emulate.sambaflow.samba.utils import measure_performance, measure_sections, trace_graph
 from portwright.emulate.sambaflow.samba.utils.pef_utils import get_pefmeta
 
@@ -24,8 +25,6 @@ def common_app_driver(
     **options: Any,
 ) -> None:
     """Serves `compile`, `measure-performance` and `measure-sections`; `run` and `test` are the script's own."""
-    from portwright.emulate.sambaflow.samba.session import session
-
     if args.command == "compile":
         session.compile(
             model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portwright.emulate.sambaflow.samba.utils import (
+from portwright.emulate.sambaflow.samba.utils import (  # noqa: F401
     assert_close,
     get_file_dir,
     init_output_grads,
@@ -10,12 +10,3 @@ from portwright.emulate.sambaflow.samba.utils import (
     set_seed,
     trace_graph,
 )
-
-__all__ = [
-    "assert_close",
-    "get_file_dir",
-    "init_output_grads",
-    "measure_performance",
-    "set_seed",
-    "trace_graph",
-]

@@ -24,6 +24,4 @@ def dataset_transform(args: Any = None) -> Callable[[Any], Tensor]:
     return transform
 
 
-prepare_dataloader = not_emulated(
-    "samba.utils.dataset.mnist.prepare_dataloader", "it fetches data.", "Make a torch DataLoader."
-)
+prepare_dataloader = not_emulated("samba.utils.dataset.mnist.prepare_dataloader")

@@ -1,0 +1,5 @@
+"""`python -m portwright.cli`."""
+
+from portwright.cli import main
+
+main()

@@ -1,1 +1,0 @@
-"""sambaflow.mac: the compiler."""

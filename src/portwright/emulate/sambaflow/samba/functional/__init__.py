@@ -1,1 +1,0 @@
-"""sambaflow.samba.functional."""

@@ -1,0 +1,1 @@
+"""`portwright plan`: a subject is loaded in its own framework, captured, matched and planned."""

@@ -1,0 +1,1 @@
+"""Makes HTML pages, with one set of templates, one style sheet and one module for drawings."""

@@ -1,0 +1,1 @@
+"""Generated pages of docs/ that need more than a table."""
