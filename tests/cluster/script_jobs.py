@@ -34,6 +34,8 @@ for step in range(first, goal if name == "train" else 0):
             time.sleep(1)  # the others have ended, and must not take this one with them
             (model_dir / f"checkpoint_{step}").mkdir(exist_ok=True)
         print("saved at", step, "for", asked, flush=True)
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # one that comes again would kill Python while it ends
         sys.exit(85)
     if rank == 0:
         (model_dir / "at").write_text(str(step))

@@ -153,10 +153,10 @@ def told_to_end(
     job.wait_at(5)
 
     def is_told() -> bool:
-        """A busy SLURM may list a step and refuse the signal to it in the same second."""
+        """A busy SLURM may list a step and refuse the signal to it, or refuse it after some tasks had it."""
         listed = cluster.run("squeue", "--noheader", "--steps", f"--jobs={job.id}", "--format=%i").stdout
         steps = [step for step in listed.split() if step.split(".")[1].isdecimal()]
-        return any(
+        return "saved at" in job.log or any(
             cluster.run("scancel", "--signal=TERM", step, check=False).returncode == 0 for step in steps
         )
 
