@@ -512,7 +512,7 @@ def test_no_findings_is_said_with_the_first_verdict_alone() -> None:
     assert render(checked("from portwright import run\nrun(1)\n"), "text").startswith(
         "No findings.\ntrain.py: looked at"
     )
-    assert render(checked("x = 1\n"), "text").startswith("0 findings.\n")
+    assert render(checked("x = 1\n"), "text").startswith("The rules name no line here; the verdict says the rest.\n")
 
 
 def test_text_does_not_steer_a_terminal() -> None:
