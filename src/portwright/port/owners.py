@@ -23,7 +23,7 @@ class Owner:
     """Who calls backward() and step(); `name` is for messages."""
 
     name: str
-    framework: str  # torch or tensorflow
+    framework: str  # torch, tensorflow or jax
     signs: str = ""  # pattern of the dotted names whose use shows this owner
     package: str = ""  # of a vendor's software: its target runs this loop as it is
     is_ported: bool = False  # a style of `port` can port this loop
@@ -65,6 +65,7 @@ OWNERS = (
         signs=r"ignite\.engine\.(?:\w+\.)*(?:Engine|create_supervised_trainer)",
     ),
     Owner("DeepSpeed", "torch", r"deepspeed\.(?:\w+\.)*(?:initialize|PipelineModule)", in_script=True),
+    Owner("timm's loss scaler", "torch", r"timm\.utils\.(?:\w+\.)*(?:NativeScaler|ApexScaler)", in_script=True),
     Owner("Composer's Trainer", "torch", r"composer\.(?:\w+\.)*Trainer"),
     Owner("fastai's Learner", "torch", r"fastai\.(?:\w+\.)*(?:Learner|\w+_learner)"),
     Owner("skorch", "torch", r"skorch\.(?:\w+\.)*Neural\w+"),
@@ -77,6 +78,7 @@ OWNERS = (
         _TF + r"(?:\w*Estimator|train_and_evaluate|model_to_estimator|(?:DNN|Linear|BoostedTrees|Baseline)\w*)",
     ),
     Owner("a loop around GradientTape", "tensorflow", r"tensorflow\.(?:\w+\.)*GradientTape"),
+    Owner("a loop around JAX's gradients", "jax", r"(?:jax|flax|haiku|equinox|optax)\.(?:\w+\.)*(?:grad|value_and_grad|filter_grad|filter_value_and_grad|apply_updates)"),
 )  # fmt: skip
 _COMPILED = [(owner, re.compile(owner.signs + r"\Z")) for owner in OWNERS if owner.signs]
 _SESSIONS = re.compile(r"tensorflow\.(?:\w+\.)*(?:Session|InteractiveSession|MonitoredTrainingSession)\Z")

@@ -101,7 +101,7 @@ def find_strangers(
     paths: Sequence[Path],
     files: Sequence[Path],
     selection: Selection,
-    frameworks: Sequence[str] = ("torch", "tensorflow"),
+    frameworks: Sequence[str] = ("torch", "tensorflow", "jax"),
 ) -> list[Finding]:
     """A finding for each training loop in the files that edits cannot port to the target."""
     looked = Looked(paths, files, selection, read_config(paths[0].absolute()).exclude, True)

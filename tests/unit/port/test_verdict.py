@@ -137,6 +137,17 @@ OWNERS: dict[str, tuple[dict[str, str], str, int]] = {  # files, the owner's nam
         {"train.py": "import tensorflow as tf\n@tf.function\ndef step(x):\n    with tf.GradientTape() as t:\n        return x\nfor x in []: step(x)\n"},
         "a loop around GradientTape", 4,
     ),
+    "timm's scaler, which an imported file calls": (
+        {
+            "engine.py": "def epoch(loader, scale, opt):\n    for loss in loader:\n        scale(loss, opt)\n",
+            "train.py": "from timm.utils import NativeScaler\nimport engine\nscale = NativeScaler()\nengine.epoch([], scale, 1)\n",
+        },
+        "timm's loss scaler", 3,
+    ),
+    "JAX": (
+        {"train.py": "import jax\nfrom jax import numpy as np\nstep = jax.jit(jax.value_and_grad(np.sum))\nfor x in []: step(x)\n"},
+        "a loop around JAX's gradients", 3,
+    ),
     "an Estimator of a Keras model": (
         {"train.py": "import tensorflow as tf\ne = tf.keras.estimator.model_to_estimator(keras_model=1)\ne.train(1)\n"},
         "a TensorFlow Estimator", 2,
@@ -512,7 +523,9 @@ def test_no_findings_is_said_with_the_first_verdict_alone() -> None:
     assert render(checked("from portwright import run\nrun(1)\n"), "text").startswith(
         "No findings.\ntrain.py: looked at"
     )
-    assert render(checked("x = 1\n"), "text").startswith("The rules name no line here; the verdict says the rest.\n")
+    assert render(checked("x = 1\n"), "text").startswith(
+        "The rules name no line here; the verdict says the rest.\n"
+    )
 
 
 def test_text_does_not_steer_a_terminal() -> None:

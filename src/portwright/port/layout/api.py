@@ -71,7 +71,7 @@ def port_layout(
         return port_keras(files[0], selection, allow, out, try_out=try_out, only_plan=only_plan)
     script = _find_script(paths[0], files)
     # TensorFlow's loops are refused below
-    if strange := find_strangers([script], [script], selection, ("torch",)):
+    if strange := find_strangers([script], [script], selection, ("torch", "jax")):
         return no_layout([replace(f, code=REFUSED, message=f"no layout: {f.message}") for f in strange])
     rules = of_part(selection, part) if part is not None else selection
     root = find_root(script)
