@@ -116,7 +116,7 @@ def _is_taken(owner: Owner, machine: Target | None) -> bool:
     """Whether a target runs the owner's loop as it is."""
     if machine is None:
         return owner.is_run
-    if machine.torch_device is not None and not owner.package:
+    if machine.torch_device is not None and not owner.package and owner.framework != "jax":
         return True
     return owner.is_run or (owner.package != "" and owner.package == machine.package)
 
