@@ -255,14 +255,23 @@ def origin(file: File, node: ast.expr, seen: frozenset[ast.AST] = frozenset()) -
 
 
 def _same(origins: Iterable[Origin | None]) -> Origin:
-    found = set(origins) - {None}
-    return found.pop() or "unknown" if len(found) == 1 else "unknown"
+    """The one origin of all; what can no longer change the answer is not asked, since each may ask many more."""
+    found: Origin | None = None
+    for each in origins:
+        if each == "unknown" or (found and each and each != found):
+            return "unknown"
+        found = each or found
+    return found or "unknown"
 
 
 def _mixed(origins: Iterable[Origin | None]) -> Origin:
     """The origin of an operation's result: placed if one operand is, since operands share a device."""
-    found = set(origins) - {None}
-    return "placed" if "placed" in found else "made" if found == {"made"} else "unknown"
+    found = set()
+    for each in origins:
+        if each == "placed":
+            return "placed"
+        found.add(each)
+    return "made" if found - {None} == {"made"} else "unknown"
 
 
 def _origin_of_binding(file: File, binding: Binding, seen: frozenset[ast.AST]) -> Origin | None:
