@@ -31,6 +31,8 @@ from portwright.port.tree import FUNCTIONS, Binding, is_name
 # placed: a model or batch, which the target places; made: a tensor made on the host.
 Origin = Literal["placed", "made", "unknown"]
 _MAX_DEPTH = 10
+# Looked at to answer one question: where each name comes from two others, the ways back are without number.
+_MOST_VALUES = 2000
 _DEVICE = re.compile(rb"cuda|device|\.to\(")
 _MAKERS = words(
     """zeros ones full arange linspace logspace eye tensor empty rand randn randint randperm normal from_numpy
@@ -225,33 +227,72 @@ def _is_own_binding(file: File, binding: Binding, depth: int) -> bool:
     return binding.value is not None and binding.kind == "assign" and is_own(file, binding.value, depth)
 
 
-def origin(file: File, node: ast.expr, seen: frozenset[ast.AST] = frozenset()) -> Origin | None:
+def origin(file: File, node: ast.expr) -> Origin | None:
     """Where a value comes from; None if it depends only on itself."""
-    if node in seen:
-        return None  # a value that depends on itself
-    if len(seen) > 4 * _MAX_DEPTH:
+    return _Search(file).origin(node, frozenset())
+
+
+class _Search:
+    """Follows a value back through assignments, calls and arguments; gives up where these are too many."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.left = _MOST_VALUES
+
+    def origin(self, node: ast.expr, seen: frozenset[ast.AST]) -> Origin | None:
+        file = self.file
+        if node in seen:
+            return None  # a value that depends on itself
+        self.left -= 1
+        if self.left < 0 or len(seen) > 4 * _MAX_DEPTH:
+            return "unknown"
+        seen = seen | {node}
+        if file.flow.kind(node) == "module":
+            return "placed"
+        if isinstance(node, ast.Name):
+            found = file.tree.scope_of(node).lookup(node.id)
+            loops = (loop for loop in file.tree.loops_of(node) if isinstance(loop, ast.For))
+            loop = next((loop for loop in loops if node.id in _items(loop)), None)
+            if found and loop is not None:  # the loop variable, and its assignments in the body
+                return _same(self._of_binding(b, seen) for b in found[1] if file.tree.is_within(b.node, loop))
+            return _same(self._of_binding(b, seen) for b in found[1]) if found else "unknown"
+        if isinstance(node, (ast.Subscript, ast.Attribute, ast.Starred)):
+            return self.origin(node.value, seen)
+        if isinstance(node, ast.BinOp):
+            return _mixed(self.origin(side, seen) for side in (node.left, node.right))
+        if isinstance(node, ast.UnaryOp):
+            return self.origin(node.operand, seen)
+        if isinstance(node, ast.Call):
+            return self._of_call(node, seen)
         return "unknown"
-    seen = seen | {node}
-    if file.flow.kind(node) == "module":
-        return "placed"
-    if isinstance(node, ast.Name):
-        found = file.tree.scope_of(node).lookup(node.id)
-        loops = (loop for loop in file.tree.loops_of(node) if isinstance(loop, ast.For))
-        loop = next((loop for loop in loops if node.id in _items(loop)), None)
-        if found and loop is not None:  # the loop variable, and its assignments in the body
-            return _same(
-                _origin_of_binding(file, b, seen) for b in found[1] if file.tree.is_within(b.node, loop)
-            )
-        return _same(_origin_of_binding(file, b, seen) for b in found[1]) if found else "unknown"
-    if isinstance(node, (ast.Subscript, ast.Attribute, ast.Starred)):
-        return origin(file, node.value, seen)
-    if isinstance(node, ast.BinOp):
-        return _mixed(origin(file, side, seen) for side in (node.left, node.right))
-    if isinstance(node, ast.UnaryOp):
-        return origin(file, node.operand, seen)
-    if isinstance(node, ast.Call):
-        return _origin_of_call(file, node, seen)
-    return "unknown"
+
+    def _of_binding(self, binding: Binding, seen: frozenset[ast.AST]) -> Origin | None:
+        file = self.file
+        if binding.kind in ("assign", "unpack") and binding.value is not None:
+            return self.origin(binding.value, seen)
+        if binding.kind == "iterate":
+            return "placed" if _gives_batches(file, binding) else "unknown"
+        if binding.kind == "parameter":
+            if _is_model_input(file, file.tree.parents[file.tree.parents[binding.node]]):
+                return "placed"
+            given = given_to(file, binding)
+            return _same(self.origin(g, seen) for g in given) if given else "unknown"
+        return "unknown"
+
+    def _of_call(self, call: ast.Call, seen: frozenset[ast.AST]) -> Origin | None:
+        file = self.file
+        name = file.resolve(call.func) or ""
+        head, _, last = name.rpartition(".")
+        given = [*call.args, *(k.value for k in call.keywords)]
+        if name.startswith("numpy.") or (head == "torch" and (last in _MAKERS or last.endswith("Tensor"))):
+            return "made"
+        if name.startswith("torch."):
+            return _mixed(self.origin(g, seen) for g in given if file.flow.kind(g) != "number")
+        if is_name(call.func, "next") or file.flow.kind(call.func) == "module":
+            return "placed"
+        if isinstance(call.func, ast.Attribute) and not name:
+            return self.origin(call.func.value, seen)
+        return "unknown"
 
 
 def _same(origins: Iterable[Origin | None]) -> Origin:
@@ -274,19 +315,6 @@ def _mixed(origins: Iterable[Origin | None]) -> Origin:
     return "made" if found - {None} == {"made"} else "unknown"
 
 
-def _origin_of_binding(file: File, binding: Binding, seen: frozenset[ast.AST]) -> Origin | None:
-    if binding.kind in ("assign", "unpack") and binding.value is not None:
-        return origin(file, binding.value, seen)
-    if binding.kind == "iterate":
-        return "placed" if _gives_batches(file, binding) else "unknown"
-    if binding.kind == "parameter":
-        if _is_model_input(file, file.tree.parents[file.tree.parents[binding.node]]):
-            return "placed"
-        given = given_to(file, binding)
-        return _same(origin(file, g, seen) for g in given) if given else "unknown"
-    return "unknown"
-
-
 def _gives_batches(file: File, binding: Binding) -> bool:
     """Whether a loop iterates over a loader."""
     over = binding.value
@@ -295,21 +323,6 @@ def _gives_batches(file: File, binding: Binding) -> bool:
     if file.flow.kind(over) == "loader" or binding.node in file.flow.step_regions:
         return not isinstance(over, (ast.List, ast.Tuple)) and file.flow.kind(over) != "tensor"
     return isinstance(over, (ast.Name, ast.Attribute)) and bool(_LOADERS.search(file.segment(over)))
-
-
-def _origin_of_call(file: File, call: ast.Call, seen: frozenset[ast.AST]) -> Origin | None:
-    name = file.resolve(call.func) or ""
-    head, _, last = name.rpartition(".")
-    given = [*call.args, *(k.value for k in call.keywords)]
-    if name.startswith("numpy.") or (head == "torch" and (last in _MAKERS or last.endswith("Tensor"))):
-        return "made"
-    if name.startswith("torch."):
-        return _mixed(origin(file, g, seen) for g in given if file.flow.kind(g) != "number")
-    if is_name(call.func, "next") or file.flow.kind(call.func) == "module":
-        return "placed"
-    if isinstance(call.func, ast.Attribute) and not name:
-        return origin(file, call.func.value, seen)
-    return "unknown"
 
 
 def tensor_at_hand(file: File, node: ast.AST, unlike: ast.expr | None = None) -> str | None:

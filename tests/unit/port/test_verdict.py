@@ -528,6 +528,14 @@ def test_no_findings_is_said_with_the_first_verdict_alone() -> None:
     )
 
 
+def test_names_that_come_from_names_more_than_once_are_not_followed_without_end() -> None:
+    lines = [f"    y{n} = y{n - 1} + y{n - 1}" for n in range(1, 60)]
+    function = "\n".join(
+        ["import torch", "def f(device):", "    y0 = torch.zeros(2)", *lines, "    return y59.to(device)"]
+    )
+    assert checked(f"{function}\n{LOOP}").entries
+
+
 def test_text_does_not_steer_a_terminal() -> None:
     result = checked({"train.py": "import a\x1b\n", "pkg/\x1b[31m.py": LOOP}, entry="pkg/\x1b[31m.py")
     assert "\x1b" not in render(result, "text")
