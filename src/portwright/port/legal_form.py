@@ -49,10 +49,11 @@ class LegalForm(Rule):
     reason: ClassVar[str]
     unsafe_beside: ClassVar[tuple[str, ...]] = ()  # texts that make rewrites of their file unsafe
     conditions = (
-        "As of all legal forms: values and gradients are equal up to rounding, state_dict has the same keys, and the form may take what\n"
-        "torch refuses. Unsafe where code can tell it from torch's: in a file that asks for exactly this class (`type(m) == ...`), that\n"
+        "As of all legal forms: values, and gradients where torch's are numbers, are equal up to rounding, state_dict has the same keys, and\n"
+        "the form may take what torch refuses. Unsafe where code can tell it from torch's: in a file that asks for exactly this class (`type(m) == ...`), that\n"
         "torch.jit or torch.fx reads, or that writes in place where torch gives a view; and where the receiver of a method may be\n"
-        "something else than a tensor."
+        "something else than a tensor. Under no_grad(), torch's view of a tensor that requires a gradient says that it requires one too, and\n"
+        "the form's copy does not; neither passes a gradient on."
     )
 
     def __init_subclass__(cls) -> None:

@@ -176,6 +176,7 @@ IN_STEP = "import torch, numpy\nfrom torch import nn\nimport torch.nn.functional
         # What is written in place can tell a copy from a view, and a tensor from a view of it.
         ("PW302", IN_STEP.format("x.transpose(0, 1).transpose(1, 0)"), "safe"),
         ("PW302", IN_STEP.format("x.transpose(0, 1).transpose(1, 0)") + "        x.unsqueeze_(0)\n", "unsafe"),
+        ("PW302", IN_STEP.format("x.transpose(0, 1).transpose(1, 0)") + "@torch.no_grad()\ndef f(y):\n    return y\n", "unsafe"),
         ("PW302", "import torch\ndef f(a):\n    return a.transpose(0, 1).transpose(1, 0)\n", "unsafe"),
         ("PW303", IN_STEP.format("x.contiguous().view(-1)"), "safe"),
         ("PW303", IN_STEP.format("x.contiguous().view(-1)") + "\ndef f(y):\n    y += 1\n", "unsafe"),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rewrite import const, text_of, writes_in_place
 from portwright.port.rule import File, Rule
+
+_STOPS_GRADIENTS = re.compile(rb"no_grad|inference_mode|set_grad_enabled|enable_grad")
 
 
 def _order(call: ast.Call) -> tuple[str, list[int]] | None:
@@ -57,7 +60,8 @@ class CancellingTransposes(Rule):
     ## Safety
     Safe where the dimensions are fixed and the receiver is a tensor: the second change undoes the first, so values, strides and
     gradients are those of the tensor itself. Unsafe where it may be an array of numpy's, whose transpose() takes a
-    whole order, and in a file that changes tensors in place, which could tell the tensor from a view of it.
+    whole order, in a file that changes tensors in place, which could tell the tensor from a view of it, and in a file that
+    stops gradients (no_grad and its kin), where the view of a tensor passes none on and the tensor itself does.
     """
 
     code = "PW302"
@@ -76,10 +80,11 @@ class CancellingTransposes(Rule):
                 continue
             edits = [file.replace(outer, text_of(file, inner.func.value))]
             is_tensor = first[0] == "permute" or file.flow.is_tensor(inner.func.value)
+            is_view_alike = not writes_in_place(file) and not _STOPS_GRADIENTS.search(file.source.data)
             yield self.report(
                 file,
                 outer,
                 "these two changes of layout cancel each other",
                 edits,
-                safety="safe" if is_tensor and not writes_in_place(file) else "unsafe",
+                safety="safe" if is_tensor and is_view_alike else "unsafe",
             )
