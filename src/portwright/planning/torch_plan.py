@@ -9,7 +9,7 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.graph.capturing.capture import capture
-from portwright.graph.capturing.factory import converting_fakes
+from portwright.graph.capturing.hosts import converting_fakes
 from portwright.graph.graph import Graph
 from portwright.graph.match import MatchReport, match, match_needs
 from portwright.graph.plans.files import Planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ from torch.utils.data import DataLoader
 from portwright.data import loader as loaders
 from portwright.data.source import Numbered, Shared, Source
 from portwright.data.split import count_samples
+from portwright.discover import peek_target
+from portwright.patched import in_place_of
 from portwright.runtime import optimizer_state
 from portwright.runtime.inputs import Inputs
-from portwright.verify.record_refusal import refuse
+from portwright.verify.launch import refuse
 from portwright.verify.record_steps import Watch
 
 
@@ -44,17 +45,15 @@ class _PlainOrder:
 def hook_portwright(watch: Watch, scratch: Path) -> None:
     _keep_inputs(watch)
     _leave_out_stand_ins(watch)
-    opened = loaders.open_source
 
-    def open_source(data: Any, shared: Shared) -> Any:
+    @in_place_of(loaders, "open_source")
+    def open_source(opened: Any, data: Any, shared: Shared) -> Any:
         source = opened(data, shared)
         return _PlainOrder(data, source) if isinstance(data, DataLoader) else source
 
-    loaders.open_source = open_source
     import portwright.job.command
     import portwright.runtime.run
 
-    command: Any = portwright.job.command
     run: Any = portwright.runtime.run
 
     def stay_local(environment: Any, words: Sequence[str], note: Any) -> None:
@@ -66,45 +65,9 @@ def hook_portwright(watch: Watch, scratch: Path) -> None:
             "Verify the port on the CPU: python run.py CPU --mode train ...",
         )
 
-    command.hand_over_if_elsewhere = stay_local
-    run.continue_in_target_environment = _check_target(run.continue_in_target_environment, stay_local)
-    run.find_model_dir = lambda arguments, params: scratch / "model_dir"
-
-
-def _keep_inputs(watch: Watch) -> None:
-    """Keeps the inputs of the run, to read its evaluation data and learning rates after the steps."""
-    made = Inputs.__init__
-
-    @functools.wraps(made)
-    def kept_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        watch.inputs = self
-
-    Inputs.__init__ = kept_init  # type: ignore[method-assign]
-
-
-def _leave_out_stand_ins(watch: Watch) -> None:
-    """Pauses recording during the step on stand-in tensors by which a checkpoint learns the optimizer's state."""
-    module: Any = optimizer_state
-    step = module._step_on_stand_in
-
-    @functools.wraps(step)
-    def unseen_step(*args: Any) -> Any:
-        before, watch.is_paused = watch.is_paused, True
-        try:
-            return step(*args)
-        finally:
-            watch.is_paused = before
-
-    module._step_on_stand_in = unseen_step
-
-
-def _check_target(go: Any, stay_local: Any) -> Any:
-    """Checks the target here: the command line is the recorder's, so run() takes itself for a call inside a program."""
-
-    def check(argv: Sequence[str]) -> None:
-        from portwright.discover import peek_target
-
+    # The target is checked here: the command line is the recorder's, so run() takes itself for a call inside a program.
+    @in_place_of(run, "continue_in_target_environment")
+    def check_target(go: Any, argv: Sequence[str]) -> None:
         target = peek_target(argv)
         if target is not None:
             on_host = [name for flag in target.flags if flag.runs_on_host for name in flag.names]
@@ -116,4 +79,26 @@ def _check_target(go: Any, stay_local: Any) -> Any:
             stay_local(target.environment, argv, None)
         go(argv)
 
-    return check
+    portwright.job.command.hand_over_if_elsewhere = stay_local
+    run.find_model_dir = lambda arguments, params: scratch / "model_dir"
+
+
+def _keep_inputs(watch: Watch) -> None:
+    """Keeps the inputs of the run, to read its evaluation data and learning rates after the steps."""
+
+    @in_place_of(Inputs, "__init__")
+    def kept_init(made: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        watch.inputs = self
+
+
+def _leave_out_stand_ins(watch: Watch) -> None:
+    """Pauses recording during the step on stand-in tensors by which a checkpoint learns the optimizer's state."""
+
+    @in_place_of(optimizer_state, "_step_on_stand_in")
+    def unseen_step(step: Any, *args: Any) -> Any:
+        before, watch.is_paused = watch.is_paused, True
+        try:
+            return step(*args)
+        finally:
+            watch.is_paused = before

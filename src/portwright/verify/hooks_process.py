@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing.process
 import os
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as torch_processes
 
-from portwright.verify.record_refusal import refuse
+from portwright.patched import in_place_of
+from portwright.verify.launch import refuse
 from portwright.verify.record_run import describe_saved
 from portwright.verify.record_steps import Watch
 
@@ -23,14 +23,11 @@ def hook_processes(watch: Watch) -> None:
         watch.is_paused = True
 
     os.register_at_fork(after_in_child=pause)
-    start: Any = multiprocessing.process.BaseProcess.start
 
-    @functools.wraps(start)
-    def counted_start(self: Any) -> Any:
+    @in_place_of(multiprocessing.process.BaseProcess, "start")
+    def counted_start(start: Any, self: Any) -> Any:
         watch.num_processes += 1
         return start(self)
-
-    multiprocessing.process.BaseProcess.start = counted_start  # type: ignore[method-assign]
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> None:
         if nprocs != 1:
@@ -45,11 +42,10 @@ def hook_processes(watch: Watch) -> None:
 
 def hook_saving(watch: Watch, scratch: Path) -> None:
     """Redirects saved files to a scratch folder, so that a recording overwrites no checkpoint."""
-    save, load = torch.save, torch.load
     saved: dict[str, Path] = {}
 
-    @functools.wraps(save)
-    def save_aside(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(torch, "save")
+    def save_aside(save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(f, str | os.PathLike):
             path = str(Path(f).resolve())
             if path not in saved:
@@ -62,11 +58,8 @@ def hook_saving(watch: Watch, scratch: Path) -> None:
             watch.saved.append(keys)
         save(obj, f, *args, **kwargs)
 
-    @functools.wraps(load)
-    def load_aside(f: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(torch, "load")
+    def load_aside(load: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike):
             f = saved.get(str(Path(f).resolve()), f)
         return load(f, *args, **kwargs)
-
-    torch.save = save_aside
-    torch.load = load_aside

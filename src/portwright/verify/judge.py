@@ -13,11 +13,10 @@ from portwright.verify.compare_run import Part, compare_runs
 from portwright.verify.diagnose import first_difference
 from portwright.verify.difference import Difference
 from portwright.verify.launch import ScriptFailed
-from portwright.verify.measure import EPSILON, QUANTITIES, TELLING, epsilon
+from portwright.verify.measure import EPSILON, QUANTITIES, TELLING, VAGUE, epsilon
 from portwright.verify.proof import Settled
 from portwright.verify.recording import Recording
 from portwright.verify.runs import Dropout, Runs
-from portwright.verify.tolerance import VAGUE
 
 DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")

@@ -17,13 +17,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple, NoReturn
 
 import portwright
 from portwright.errors import UserError
 from portwright.verify.command import Command, parse_command
-from portwright.verify.record_refusal import MARK
 from portwright.verify.recording import Recording, load
+
+MARK = "CannotRecord: "  # `launch` reads the reason after it
+
+
+def refuse(message: str, cure: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"{MARK}{message} | {cure}", file=sys.stderr, flush=True)
+    os._exit(3)
+
 
 PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
 FAILED_AT = "failed_at"  # also there: the line of the user's code that failed
@@ -88,16 +96,17 @@ def record(
         outcome = _watch(parsed, into, options, folder, Path(scratch))
     if (into / "recording.json").exists():
         recording = load(into)
-        if (outcome.failure is None and outcome.status == 0) or recording.run["rest"]:
+        if (not outcome.hung and outcome.status == 0) or recording.run["rest"]:
             return recording  # the steps are whole even if the process failed after them
     raise _explain(outcome, parsed, into)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
+    """How a recorded process ended, and the end of what it printed."""
+
     status: int
     tail: str
-    failure: str | None  # "hung", or None where the process ended by itself
+    hung: bool  # it made no step for too long, and was ended
 
 
 def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratch: Path) -> _Outcome:
@@ -130,13 +139,15 @@ def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratc
 def _follow(process: subprocess.Popen[bytes], into: Path, timeout_seconds: float) -> _Outcome:
     assert process.stdout is not None
     tail = _Tail(process.stdout)
-    failure = None
     try:
-        if not _wait(process, into / PROGRESS, timeout_seconds):
-            failure = "hung"
+        hung = not _wait(process, into / PROGRESS, timeout_seconds)
     finally:
-        _end_group(process)
-    return _Outcome(process.returncode, tail.text(), failure)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # with the processes that it started, which share its session
+        process.wait()
+    return _Outcome(process.returncode, tail.text(), hung)
 
 
 @contextmanager
@@ -187,13 +198,6 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: flo
                 return False
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills the script with the processes that it started, which share its session."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 class _Tail:
     """Reads all that a script prints, and keeps the end."""
 
@@ -233,7 +237,7 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     last = _last_words(outcome.tail)
     shown = command.shown
     is_refused = False
-    if outcome.failure == "hung":
+    if outcome.hung:
         message = f"'{shown}' made no step for too long, {where}; the last it said: {last}"
         cure = "Give a longer --timeout, or a command that trains at once on little data."
     elif outcome.status < 0:

@@ -20,15 +20,14 @@ from portwright.discover import peek_target
 from portwright.emulate import PACKAGES, is_emulated, lend
 from portwright.job.main_script import run_as_main
 from portwright.verify.hooks import install, is_users
-from portwright.verify.hooks_dtype import compute_in_float64, hook_float64, widen
+from portwright.verify.hooks_dtype import compute_in_float64, widen
 from portwright.verify.hooks_poptorch import count_real, record_emulated, record_when_loaded
 from portwright.verify.hooks_portwright import hook_portwright
 from portwright.verify.hooks_process import hook_processes, hook_saving
-from portwright.verify.launch import FAILED_AT, PROGRESS
+from portwright.verify.launch import FAILED_AT, PROGRESS, refuse
 from portwright.verify.record_data import Loading, hook_loaders
 from portwright.verify.record_links import Links
 from portwright.verify.record_names import Names
-from portwright.verify.record_refusal import refuse
 from portwright.verify.record_rest import speed_up_clocks
 from portwright.verify.record_run import describe_run, describe_schedulers, hook_run
 from portwright.verify.record_seeds import Streams
@@ -54,8 +53,6 @@ def main() -> NoReturn:
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
         compute_in_float64()
-    if options.dtype == "float64":
-        hook_float64()
     watch.rest.hook_printing()
     if options.perturb:
         speed_up_clocks()

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from portwright.verify.devices_apart import on_the_cpu
-from portwright.verify.read_numbers import follow_number, iter_read_numbers
-from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.verify.tensor_trees import follow_number, iter_read_numbers, iter_tensors, replace_tensors
 from portwright.watching.place import Place
 from portwright.watching.places import PlaceFinder
 

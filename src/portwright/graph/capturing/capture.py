@@ -23,15 +23,12 @@ from torch.nn.parameter import is_lazy
 
 from portwright.base_model import LossModule, split_loss
 from portwright.errors import UserError
-from portwright.graph.capturing.factory import ConstructionMode, lend_fakes
-from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.hosts import ConstructionMode, Hosts, lend_fakes
 from portwright.graph.capturing.tape import Tape
 from portwright.graph.capturing.trace import Recorder
-from portwright.graph.capturing.trace_calls import CallWatch, watch_lists
-from portwright.graph.capturing.trace_modules import watch_modules
-from portwright.graph.graph import Graph, Module, Stop
+from portwright.graph.capturing.trace_calls import CallWatch, watch_lists, watch_modules
+from portwright.graph.graph import Graph, Module, Stop, mark_repeats
 from portwright.graph.inputs import TensorSpec, map_tensors
-from portwright.graph.repeats import mark_repeats
 from portwright.layers.plain_ops import plain_ops
 from portwright.watching.places import PlaceFinder
 from portwright.watching.random_states import untouched_rng

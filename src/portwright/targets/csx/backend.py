@@ -14,12 +14,12 @@ from portwright.errors import UnsupportedError
 from portwright.job.vendor_env import find_known
 from portwright.target import JobSpec
 from portwright.targets.csx.cluster import (
+    ENVIRONMENT,
     ClusterSettings,
     apply_backend_keys,
     make_cluster_config,
     read_settings,
 )
-from portwright.targets.csx.environment import ENVIRONMENT
 
 if TYPE_CHECKING:
     from portwright.targets.csx.session import CsxSession

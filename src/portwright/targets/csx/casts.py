@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.patched import patched
+
 HALF = torch.float16  # the SDK's default; cbfloat16 and bfloat16 are settings
 
 _HALF_NN = [
@@ -158,7 +160,7 @@ def mixed_precision() -> Iterator[None]:
         for owner, name, wrap in _replacements():
             original = getattr(owner, name, None)
             if original is not None:
-                stack.enter_context(_replaced(owner, name, wrap(original)))
+                stack.enter_context(patched(owner, name, wrap(original)))
         yield
 
 
@@ -182,20 +184,6 @@ def _replacements() -> Iterator[tuple[Any, str, _Wrap]]:
     yield from ((torch._VF, name, _casting(HALF)) for name in _CELLS)
     yield torch.nn.RNNBase, "check_input", _checking_in_one_precision
     yield torch.autocast, "__init__", _refusing_the_device
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(owner)
-    before = own.get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:  # inherited, as most of Tensor's methods are
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def _is_active() -> bool:

@@ -1,18 +1,22 @@
-"""Explains the front end's errors: the op, the user's line, the reason and the cure."""
+"""Reads what the front end leaves: the lowered step in CIRH, the vendor's MLIR dialect, or an error, explained by op, line, reason and cure."""
 
 from __future__ import annotations
 
 import json
 import re
+import traceback
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from portwright.graph.match import Refusal
+from portwright.legal_forms import cure_for
 from portwright.targets.csx.source_lines import SourceLines, strip_mark
-from portwright.watching.place import Place
 
 _UNSUPPORTED = re.compile(r"does not yet support `(?P<op>aten::[\w.]+)")
 _NO_META = re.compile(r"^(?P<op>aten::[\w.]+): attempted to run this operator with Meta tensors")
@@ -45,25 +49,23 @@ def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusa
     found = _UNSUPPORTED.search(text) or _NO_META.search(text)
     op = _dotted(found["op"]) if found else _op_of(error, kind)
     phase = "forward"
-    if lines.current is not None and _is_in_backward(error):
+    is_in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in _frames(error))
+    if lines.current is not None and is_in_backward:
         # The error is from torch's autograd engine: the line is that of the forward call whose gradient it computed.
         (place, scope), phase = lines.current, "backward"
         module = _path(scope, root)
     if place is None:
         return _explain_loader(error)
-    return _refusal(op, module, place, _first_line(text), phase)
+    reason = _first_line(text)
+    return Refusal.at(place, op, module, reason, _cure(op, reason), phase)
 
 
 def _explain_loader(error: BaseException) -> Refusal | None:
     """A refusal of the SDK's loader, which does not take a batch; None for an error of the user's data set."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or _LOADER not in Path(trace.tb_frame.f_code.co_filename).as_posix():
+    frames = list(_frames(error))
+    if not frames or _LOADER not in Path(frames[-1].f_code.co_filename).as_posix():
         return None
-    return Refusal(
-        op="the batch", module="", file=None, line=None, reason=_first_line(str(error)), cure=_LOADER_CURE, phase="loader"
-    )  # fmt: skip
+    return Refusal.at(None, "the batch", "", _first_line(str(error)), _LOADER_CURE, "loader")
 
 
 def _explain_lowering(document: dict[str, Any], lines: SourceLines, root: nn.Module) -> Refusal:
@@ -80,34 +82,15 @@ def _explain_lowering(document: dict[str, Any], lines: SourceLines, root: nn.Mod
     ]
     noted = lines.noted(scope)
     if noted is not None:
-        place: Place | None = noted[0]
-        return _refusal(op, _path(noted[1], root), place, reason, "backward")
-    place = lines.among(frames)
+        return Refusal.at(noted[0], op, _path(noted[1], root), reason, _cure(op, reason), "backward")
     phase = "backward" if ".bwd" in scope else "forward"
-    return _refusal(op, _path(scope, root), place, reason, phase)
-
-
-def _refusal(op: str, module: str, place: Place | None, reason: str, phase: str) -> Refusal:
-    return Refusal(
-        op=op,
-        module=module,
-        file=place.file if place else None,
-        line=place.line if place else None,
-        reason=reason,
-        cure=_cure(op, reason),
-        phase=phase,
-    )
+    return Refusal.at(lines.among(frames), op, _path(scope, root), reason, _cure(op, reason), phase)
 
 
 def _cure(op: str, reason: str) -> str:
     if any(part in reason for part in _HOST_READ) or "_local_scalar_dense" in op:
         return _HOST_CURE
-    try:
-        from portwright.legal_forms import cure_for
-    except ImportError:
-        known = None
-    else:
-        known = cure_for(op, "csx")
+    known = cure_for(op, "csx")
     if known:
         return f"{known} --legalise swaps in what it can."
     if "f64" in reason or "float64" in reason:
@@ -134,15 +117,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _frames(error: BaseException) -> Iterator[Any]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
-
-
-def _is_in_backward(error: BaseException) -> bool:
-    return any(frame.f_code.co_name == "_engine_run_backward" for frame in _frames(error))
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of an error, the innermost last."""
+    return (frame for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _module_of(error: BaseException, root: nn.Module) -> tuple[str, str]:
@@ -185,3 +162,37 @@ def _path(scope: str, root: nn.Module) -> str:
 def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+_OP = re.compile(r'^\s*(?:%[\w:, %]+ = )?"?cirh\.(?P<name>\w+)')
+_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*(?P<dtype>[^<>x,]+)>")
+_LOCATION_LINE = re.compile(r"^#loc\d* = ")
+
+
+@dataclass(frozen=True)
+class Cirh:
+    """The ops and number formats of a lowered step."""
+
+    ops: dict[str, int]  # how often each occurs, the most frequent first
+    dtypes: dict[str, int]  # the number of tensors in the text, by number format
+
+    @property
+    def num_ops(self) -> int:
+        return sum(self.ops.values())
+
+
+def read_cirh(path: Path) -> Cirh | None:
+    """None where the file is missing, empty or without an op: then nothing was lowered, whatever the exit status said."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    ops: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
+    for line in text.splitlines():
+        if _LOCATION_LINE.match(line):
+            continue
+        if found := _OP.match(line):
+            ops[found["name"]] += 1
+            dtypes.update(dtype["dtype"] for dtype in _TENSOR.finditer(line))
+    return Cirh(dict(ops.most_common()), dict(dtypes.most_common())) if ops else None

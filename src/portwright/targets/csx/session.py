@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,15 +15,12 @@ from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError,
 from portwright.runtime import metrics
 from portwright.runtime.compiled_session import count_updates, take_weights
 from portwright.target import Event, JobSpec, Shard, Stretch
-from portwright.targets.csx.cluster import ClusterSettings, explain_cluster_error
-from portwright.targets.csx.environment import ENVIRONMENT
+from portwright.targets.csx.cluster import ENVIRONMENT, ClusterSettings, explain_cluster_error
 from portwright.targets.csx.feed import advance, make_batches, make_feed
-from portwright.targets.csx.metrics import metrics_through_closures
 from portwright.targets.csx.optimizers import load_state, read_state
-from portwright.targets.csx.precision import choose_precision
 from portwright.targets.csx.refusal import explain
 from portwright.targets.csx.source_lines import SourceLines
-from portwright.targets.csx.step import Update
+from portwright.targets.csx.step import Update, choose_precision, metrics_through_closures
 from portwright.watching.random_states import capture_rng, restore_rng, seed_all
 from portwright.watching.trees import walk_tensors
 
@@ -40,13 +38,8 @@ class CsxSession:
         flags: Mapping[str, Any],
         settings: ClusterSettings,
     ) -> None:
-        self._job, self._backend, self._note, self._settings, self._flags = (
-            job,
-            backend,
-            note,
-            settings,
-            flags,
-        )
+        self._job, self._backend, self._note = job, backend, note
+        self._settings, self._flags = settings, flags
         self._traces = bool(backend.is_csx)
         autocast = choose_precision(cstorch, job.params, note, traces=self._traces)
         self._legalised: Any = None
@@ -350,10 +343,7 @@ def sdk_version() -> str:
 
 def _is_host_tensor(error: AssertionError) -> bool:
     """Whether the SDK's bare assertion means that a parameter or buffer was not made on its device."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_name in ("buffer_hook", "parameter_hook")
+    return traceback.extract_tb(error.__traceback__)[-1].name in ("buffer_hook", "parameter_hook")
 
 
 def _checkpoint_schedule(stretch: Stretch, per_update: int) -> Any:

@@ -29,7 +29,7 @@ def why_not() -> str | None:
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
-    from portwright.targets.ipu.backend import IpuBackend
+    from portwright.targets.ipu.session import IpuBackend
 
     reason = None if flags.get(EMULATE.dest) else why_not()
     if reason is not None:

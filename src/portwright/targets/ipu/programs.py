@@ -14,9 +14,8 @@ from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError
 from portwright.runtime.fixed_shape import Signature, check_constants, shapes_differ, signature_of
-from portwright.targets.ipu.feed import KEEPER, join
 from portwright.targets.ipu.options import KEYS, Settings, make_options
-from portwright.targets.ipu.step import Phase, Step, Traced
+from portwright.targets.ipu.step import KEEPER, Phase, Step, Traced, join
 
 _MOST_SHAPES = 2  # the full batch and the short last one
 _OURS = str(Path(__file__).parents[2])

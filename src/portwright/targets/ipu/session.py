@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from portwright.base_model import make_model
+from portwright.errors import UnsupportedError
 from portwright.runtime.compiled_session import CPU, CompiledSession, count_updates, take_weights
 from portwright.runtime.inputs import explaining
+from portwright.runtime.world import Launch, World, read_launch
 from portwright.target import JobSpec, Lowered, Shard
+from portwright.targets.emulated import import_vendor
 from portwright.targets.ipu import optimizers
-from portwright.targets.ipu.feed import TrainingFeed, join
 from portwright.targets.ipu.options import make_options, read_settings
 from portwright.targets.ipu.programs import Programs, refusals
-from portwright.targets.ipu.step import PREFIX, Step, begin_blocks
+from portwright.targets.ipu.step import PREFIX, Step, TrainingFeed, begin_blocks, join
 from portwright.watching.random_states import seed_all, untouched_rng
 from portwright.watching.trees import make_mover
 
@@ -254,3 +256,25 @@ class IpuSession(CompiledSession):
 def _signed(number: int) -> int:
     """An unsigned 64-bit number as the int64 of the same bits."""
     return number - 2**64 if number >= 2**63 else number
+
+
+class IpuBackend:
+    """Opens sessions only through PopTorch's public API, which the emulator has too."""
+
+    def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        num_processes = read_launch().world_size
+        if num_processes > 1:
+            raise UnsupportedError(
+                f"IPU was started in {num_processes} processes.",
+                "Start one, and set ipu.replication_factor: PopTorch spreads a model over IPUs by itself.",
+            )
+        self.world = World(Launch(), "cpu", None)
+        self.poptorch, self.emulates = import_vendor("poptorch", flags)
+        self._flags, self._note = flags, note
+
+    def open(self, job: JobSpec) -> IpuSession:
+        is_offline = bool(self._flags.get("validate_only") or self._flags.get("compile_only"))
+        return IpuSession(job, self.poptorch, self._note, is_offline=is_offline)
+
+    def close(self) -> None:
+        self.world.close()

@@ -28,7 +28,7 @@ def why_not() -> str | None:
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
-    from portwright.targets.rdu.backend import RduBackend
+    from portwright.targets.rdu.session import RduBackend
 
     reason = None if flags.get(EMULATE.dest) else why_not()
     if reason is not None:
