@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from portwright.verify.measure import norm
+from portwright.verify.measure import change, norm
 from portwright.verify.recording import Draw, Recording, Step, Tensor, TensorDigest
 
 # Options that choose an implementation, or that schedulers keep for themselves.
@@ -63,7 +63,7 @@ def lost_statistics(original: Recording, ported: Recording) -> list[str]:
         name
         for name in ported.missing
         if name.endswith(("running_mean", "running_var"))
-        and any(_moves(original, step.index, name) for step in original.steps)
+        and any(norm(change(original, step.index, name)) for step in original.steps)
     ]
 
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,8 +83,9 @@ def main() -> NoReturn:
                 "Give a command that trains in one process.",
             )
         if watch.vendor_calls:
+            counted = ", ".join(f"{number} calls of {name}" for name, number in watch.vendor_calls.items())
             refuse(
-                f"the script trained on a vendor's device ({_counted(watch.vendor_calls)}), where a recorder on the host sees no step.",
+                f"the script trained on a vendor's device ({counted}), where a recorder on the host sees no step.",
                 "Verify under the vendor's rules instead: portwright verify ... --emulate ipu.",
             )
         others = [title for name, title in _OTHER_FRAMEWORKS.items() if name in set(sys.modules) - ours]
@@ -226,7 +227,12 @@ def _write(
         folder=str(options.folder),
         seed=options.seed,
         asked_steps=options.steps,
-        versions=_versions(),
+        versions={
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "portwright": portwright.__version__,
+        },
         tensors=tensors,
         steps=watch.steps,
         matches=links.matches,
@@ -255,15 +261,6 @@ def _project_sources() -> list[str]:
     return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in found if file.is_file())
 
 
-def _versions() -> dict[str, str]:
-    return {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "portwright": portwright.__version__,
-    }
-
-
 def _where(watch: Watch) -> dict[str, Any]:
     devices = sorted({device for step in watch.steps for device in step.devices})
     vendors = [
@@ -278,10 +275,6 @@ def _where(watch: Watch) -> dict[str, Any]:
     if emulated:
         ran_on["emulated"] = emulated
     return ran_on
-
-
-def _counted(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} calls of {name}" for name, number in calls.items())
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ def capture(
                     with ConstructionMode(hosts), torch.no_grad():
                         model.call(inputs)  # their sizes follow from the first batch
                 stack.enter_context(lend_fakes(model.net, fake_mode))
-                _name_weights(model.net, tape)
+                for name, parameter in model.net.named_parameters():
+                    tape.add_given(parameter, "parameter", name, name.rpartition(".")[0])
+                for name, buffer in model.net.named_buffers():
+                    tape.add_given(buffer, "buffer", name, name.rpartition(".")[0])
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
@@ -82,8 +85,7 @@ def capture(
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
                 stack.enter_context(plain_ops())
-            around = _around_forward(casts, trains)
-            loss = _run_step(model, inputs, around, tape, hosts, info)
+            loss = _run_step(model, inputs, casts or nullcontext(), trains, tape, hosts, info)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -108,7 +110,8 @@ def capture(
 def _run_step(
     model: Callable[[Any], Any],
     inputs: Any,
-    around: AbstractContextManager[bool],
+    casts: AbstractContextManager[Any],
+    trains: bool,
     tape: Tape,
     hosts: Hosts,
     info: dict[str, Any],
@@ -117,7 +120,7 @@ def _run_step(
     call = model.call if isinstance(model, LossModule) else model
     watch = CallWatch(tape, hosts, in_step=True)
     with Recorder(tape, hosts), watch, watch_lists(watch):
-        with around as trains:
+        with casts, torch.set_grad_enabled(trains):
             result = call(inputs)
             loss = _find_loss(result, trains, info)
         if loss is None:
@@ -138,12 +141,6 @@ def _run_step(
                 accumulate_grad=True,
             )
         return index
-
-
-@contextmanager
-def _around_forward(casts: AbstractContextManager[Any] | None, trains: bool) -> Iterator[bool]:
-    with casts or nullcontext(), torch.set_grad_enabled(trains):
-        yield trains
 
 
 def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None:
@@ -205,13 +202,6 @@ def _make(model_factory: Callable[[], Any], tape: Tape, hosts: Hosts) -> Any:
             "Return a PyTorchBaseModel, an nn.Module, or a function of a batch.",
         )
     return made
-
-
-def _name_weights(net: nn.Module, tape: Tape) -> None:
-    for name, parameter in net.named_parameters():
-        tape.add_given(parameter, "parameter", name, name.rpartition(".")[0])
-    for name, buffer in net.named_buffers():
-        tape.add_given(buffer, "buffer", name, name.rpartition(".")[0])
 
 
 def _make_batch(batch: Any, tape: Tape) -> tuple[Any, int]:

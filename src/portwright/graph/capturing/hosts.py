@@ -157,8 +157,15 @@ def converting_fakes() -> Iterator[None]:
             for child in self.children() if recurse else ():
                 child._apply(fn)
             for name, parameter in self._parameters.items():
+                if parameter is not None and id(parameter) not in converted:
+                    with torch.no_grad():
+                        changed = fn(parameter)
+                    made = (
+                        parameter if changed is parameter else nn.Parameter(changed, parameter.requires_grad)
+                    )
+                    converted[id(parameter)] = (parameter, made)
                 if parameter is not None:
-                    self._parameters[name] = _convert(parameter, fn, converted)
+                    self._parameters[name] = converted[id(parameter)][1]
             for name, buffer in self._buffers.items():
                 if buffer is not None:
                     self._buffers[name] = fn(buffer)
@@ -171,17 +178,3 @@ def converting_fakes() -> Iterator[None]:
     active: list[nn.Module] = []
     with patched(nn.Module, "_apply", apply):
         yield
-
-
-def _convert(
-    parameter: nn.Parameter,
-    fn: Callable[[Any], Any],
-    converted: dict[int, tuple[nn.Parameter, nn.Parameter]],
-) -> nn.Parameter:
-    known = converted.get(id(parameter))
-    if known is None:
-        with torch.no_grad():
-            changed = fn(parameter)
-        made = parameter if changed is parameter else nn.Parameter(changed, parameter.requires_grad)
-        known = converted[id(parameter)] = (parameter, made)
-    return known[1]

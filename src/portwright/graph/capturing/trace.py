@@ -181,14 +181,6 @@ def _like(source: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tens
     return source.new_empty(shape, dtype=dtype)
 
 
-def _nonzero(x: Tensor) -> Any:
-    return _like(x, x.numel(), x.ndim, dtype=torch.int64)
-
-
-def _masked_select(x: Tensor, mask: Tensor) -> Any:
-    return _like(x, (x.bool() & mask).numel())
-
-
 def _index(x: Tensor, indices: list[Tensor | None]) -> Any:
     selected: list[Tensor | None] = []
     for index in indices:
@@ -259,8 +251,8 @@ def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | No
 
 
 DYNAMIC: dict[Any, Callable[..., Any]] = {
-    aten.nonzero.default: _nonzero,
-    aten.masked_select.default: _masked_select,
+    aten.nonzero.default: lambda x: _like(x, x.numel(), x.ndim, dtype=torch.int64),
+    aten.masked_select.default: lambda x, mask: _like(x, (x.bool() & mask).numel()),
     aten._unique2.default: _unique2,
     aten._unique.default: lambda x, *options: _unique2(x, *options)[:2],
     aten.unique_dim.default: _unique_dim,

@@ -85,7 +85,7 @@ def estimate_utilization(
 ) -> Estimate:
     available = math.prod(fabric)
     value = min(1.0, round(shares.total / available, 16))
-    decades = _decades(products)
+    decades = abs(math.log10(products / FC_MNIST.products)) if products > 0 else 6.0
     factor = _SPREAD ** (1 + decades)
     return Estimate(
         value=value,
@@ -137,10 +137,6 @@ def estimate_cycles(products: float, wanted: float, shares: Shares) -> Estimate:
         ),
         sources=(SOURCE,),
     )
-
-
-def _decades(products: float) -> float:
-    return abs(math.log10(products / FC_MNIST.products)) if products > 0 else 6.0
 
 
 def _published() -> Mapping[str, Any]:

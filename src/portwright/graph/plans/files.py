@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,12 +88,15 @@ def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
     sample_bytes: float = plan.memory.inputs / batch
     sample_bytes = int(sample_bytes) if sample_bytes.is_integer() else sample_bytes
     no_fabric = f"mode {plan.fit.mode} on {plan.machine.name} has no such number"
-    dataset: tuple[Any, str, str] = (None, "", "")
     if num_files:
         at_least = (
             f"at least this: counting stopped at {num_files:,} files; " if num_files >= _MOST_FILES else ""
         )
-        dataset = (num_bytes, "", f"{at_least}sum over the files that train_input names")
+        dataset: tuple[Any, str, str] = (
+            num_bytes,
+            "",
+            f"{at_least}sum over the files that train_input names",
+        )
     elif data.num_samples is not None:
         dataset = (
             round(data.num_samples * sample_bytes),
@@ -128,7 +132,9 @@ def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
                 "bytes of the batch's tensors / batch size",
             ),
             "batch_size": _metric(plan.graph.batch_size, "", "samples", "the batch that was planned"),
-            "largest_batch": _largest_batch(plan),
+            "largest_batch": _metric(None, plan.fit.batch_note, "samples", "")
+            if plan.fit.largest_batch is None
+            else _estimated(plan, "largest_batch", ""),
             "parameters": _metric(plan.graph.num_parameters, "", "elements", "counted; shared ones once"),
             "flops_per_sample": _estimated(plan, "flops_per_sample", ""),
             "memory_bytes": _estimated(plan, "memory_bytes", ""),
@@ -140,12 +146,6 @@ def answer_key_metrics(plan: Plan, data: Data) -> dict[str, Any]:
 def _estimated(plan: Plan, name: str, reason: str) -> dict[str, Any]:
     estimate = plan.estimates.get(name)
     return _metric(None, reason, "", "") if estimate is None else {**estimate.as_json(), "reason": None}
-
-
-def _largest_batch(plan: Plan) -> dict[str, Any]:
-    if plan.fit.largest_batch is None:
-        return _metric(None, plan.fit.batch_note, "samples", "")
-    return _estimated(plan, "largest_batch", "")
 
 
 def _metric(value: Any, reason: str, unit: str, formula: str) -> dict[str, Any]:
@@ -160,12 +160,8 @@ def _metric(value: Any, reason: str, unit: str, formula: str) -> dict[str, Any]:
 
 def _measure(paths: tuple[Path, ...]) -> tuple[int, int]:
     """Files and bytes below some paths."""
-    num_files = num_bytes = 0
-    for size in _sizes(paths):
-        num_files, num_bytes = num_files + 1, num_bytes + size
-        if num_files >= _MOST_FILES:
-            break
-    return num_files, num_bytes
+    sizes = list(islice(_sizes(paths), _MOST_FILES))
+    return len(sizes), sum(sizes)
 
 
 def _sizes(paths: tuple[Path, ...]) -> Iterator[int]:

@@ -260,16 +260,21 @@ def _walk(storages: Storages, num_layers: int, input_bytes: int) -> _Walked:
     # fixed and scaled, by the layer that made it, gradients left out
     of_layer = [[0, 0] for _ in range(num_layers)]
     copies = gradients = 0
+
+    def count(storage: int, sign: int) -> None:
+        nonlocal copies, gradients
+        size = sign * values[storage].num_bytes
+        live[storage in scaled] += size
+        if storage in storages.copies:
+            copies += size
+        elif storage in storages.gradients:
+            gradients += size
+        else:
+            of_layer[storages.layer[storages.born[storage]]][storage in scaled] += size
+
     for moment, node in enumerate(storages.nodes):
         for storage in starting.get(moment, ()):
-            size = values[storage].num_bytes
-            live[storage in scaled] += size
-            if storage in storages.copies:
-                copies += size
-            elif storage in storages.gradients:
-                gradients += size
-            else:
-                of_layer[storages.layer[moment]][storage in scaled] += size
+            count(storage, 1)
         walked.see(
             live[1],
             live[0],
@@ -280,14 +285,7 @@ def _walk(storages: Storages, num_layers: int, input_bytes: int) -> _Walked:
         )
         walked.see_working(storages.layer[moment], *_needed_at(storages, moment, of_layer))
         for storage in ending.get(moment, ()):
-            size = values[storage].num_bytes
-            live[storage in scaled] -= size
-            if storage in storages.copies:
-                copies -= size
-            elif storage in storages.gradients:
-                gradients -= size
-            else:
-                of_layer[storages.layer[storages.born[storage]]][storage in scaled] -= size
+            count(storage, -1)
     return walked
 
 

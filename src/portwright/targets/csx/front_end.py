@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,7 +169,8 @@ class _Traced:
     @contextmanager
     def noting_warnings(self) -> Iterator[None]:
         """Notes each warning of the SDK once, by its first line."""
-        handler = _Noting(self._note)
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self._note(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("cerebras")
         logger.addHandler(handler)
         try:
@@ -185,15 +186,6 @@ class _Traced:
         line = next((" ".join(line.split()) for line in message.splitlines() if line.strip()), "")
         if line and line not in self.warnings:
             self.warnings.append(line)
-
-
-class _Noting(logging.Handler):
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._note(record.getMessage())
 
 
 def _places(folder: Path) -> dict[str, str]:

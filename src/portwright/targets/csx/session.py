@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import cerebras.pytorch as cstorch
@@ -271,9 +272,7 @@ class CsxSession:
 
     def _make_forward(self) -> Callable[[Any], Any]:
         def forward(batch: Any) -> Any:
-            if self._autocast is None:
-                return split_loss(self._call(batch))[0]
-            with self._autocast():
+            with nullcontext() if self._autocast is None else self._autocast():
                 return split_loss(self._call(batch))[0]
 
         return forward

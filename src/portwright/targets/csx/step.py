@@ -143,15 +143,19 @@ class Update:
             scaler.scale(loss).backward()
             scaler.unscale_(self.optimizer)
         outputs = {"loss": loss, **self._clip_traced()}
+        self._apply(scaler)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return outputs
+
+    def _apply(self, scaler: Any) -> None:
+        """Updates the weights, through the loss scaler where there is one."""
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad()
-        return outputs
 
     def _clip_traced(self) -> dict[str, Tensor]:
         # torch's functions, which the SDK can trace; our fused ones it cannot.
@@ -185,11 +189,7 @@ class Update:
         norm = clip_gradients(self._parameters, spec) if clips else None
         if norm is not None:
             outputs["gradient_norm"] = norm
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        self._apply(scaler)
         self.optimizer.zero_grad()
         self._num_pending, self._loss = 0, None
         return outputs

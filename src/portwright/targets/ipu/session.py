@@ -179,7 +179,11 @@ class IpuSession(CompiledSession):
         generation = _GENERATIONS[self._settings.section.offline_target]
         version = self._poptorch.__version__
         lines, rows = [], []
-        for phase, batch, num_batches in self._first_calls(phases):
+        for wanted in phases:
+            trains = wanted == "train"
+            batch = self._cast(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
+            num_batches = self._settings.batches_per_call if trains else self._settings.eval_iterations
+            phase: Any = "predict" if self._job.mode == "predict" else wanted
             executor = self._training if phase == "train" else self._programs.get(phase, batch).executor
             tensors = join([batch] * num_batches)
             row: dict[str, Any] = {"step": phase, "batches_per_call": num_batches}
@@ -196,15 +200,6 @@ class IpuSession(CompiledSession):
                 f"the {phase} step compiles for {generation} IPUs (PopTorch {version}){kept}; {num_batches} batch(es) a call"
             )
         return Lowered(tuple(lines), {"accepted": True, "poptorch": str(version), "steps": rows})
-
-    def _first_calls(self, phases: tuple[str, ...]) -> Iterator[tuple[Any, Any, int]]:
-        """Each phase, a batch of it, and how many batches a call takes."""
-        for phase in phases:
-            trains = phase == "train"
-            batch = self._cast(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
-            count = self._settings.batches_per_call if trains else self._settings.eval_iterations
-            mode = "predict" if self._job.mode == "predict" else phase
-            yield mode, batch, count
 
     # -- state ---------------------------------------------------------------------------------------------
 

@@ -129,9 +129,9 @@ class RduSession(CompiledSession):
         if self._program is None:
             return Lowered(("evaluation runs on the host: there is nothing to compile.",), {})
         pef = self._program.compile(self._first_batch())
-        what = "emulated PEF, which no RDU can run" if self._settings.is_emulated else "PEF"
-        lines = (f"compiled an {what}: {pef}" if what[0] == "e" else f"compiled a {what}: {pef}",)
-        return Lowered((*lines, f"train with it: python run.py RDU run --pef={pef} ..."), {"pef": str(pef)})
+        what = "an emulated PEF, which no RDU can run" if self._settings.is_emulated else "a PEF"
+        lines = (f"compiled {what}: {pef}", f"train with it: python run.py RDU run --pef={pef} ...")
+        return Lowered(lines, {"pef": str(pef)})
 
     def _first_batch(self) -> Any:
         batches = self.sample_batches("train_input", 1)
