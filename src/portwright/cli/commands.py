@@ -832,7 +832,3 @@ def main() -> None:
             )
         sys.exit(int(ExitStatus.USAGE))
     sys.exit(status if isinstance(status, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

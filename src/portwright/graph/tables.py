@@ -139,7 +139,7 @@ class TableFile:
         cures: Mapping[str, str] | None = None,
         unlisted: Callable[[str], tuple[str, str]] | None = None,
     ) -> None:
-        self.path, self._label, self._casts = path, label, casts
+        self.path, self.label, self._casts = path, label, casts
         self._constraints, self._cures = constraints, cures or {}
         self._unlisted = unlisted or (lambda op: (f"{op} is not in the table of this target", ""))
         for name in self._cures:
@@ -158,10 +158,6 @@ class TableFile:
                     "Merge the two.",
                 )
             self._entries[key] = entry
-
-    @property
-    def label(self) -> str:
-        return self._label
 
     def rows(self) -> Iterable[Row]:
         return [entry.row for entry in self._entries.values()]

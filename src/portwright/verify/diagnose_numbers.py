@@ -20,10 +20,10 @@ _LOOKS = {"update": change, "weights before": weights_before}
 
 def _stacked(recording: Recording, what: str, step: int, names: Sequence[str]) -> Vector:
     """Concatenates the sketches of tensors; zeros where a sketch is missing."""
-    look = _LOOKS.get(what, lambda recording, step, name: recording.sketch(what, step, name))
+    look = _LOOKS.get(what)
     parts = []
     for name in names:
-        found = look(recording, step, name)
+        found = recording.sketch(what, step, name) if look is None else look(recording, step, name)
         parts.append(np.zeros(_size(recording)) if found is None else found)
     return np.concatenate(parts) if parts else np.zeros(1)
 

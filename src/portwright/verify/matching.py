@@ -13,8 +13,15 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from portwright.verify.matching_fused import match_fused, match_rows
-from portwright.verify.matching_known import Known, Link, Modules, in_order
-from portwright.verify.matching_layout import Layout, find_layout, fits_by_shape
+from portwright.verify.matching_known import (
+    Known,
+    Layout,
+    Link,
+    Modules,
+    find_layout,
+    fits_by_shape,
+    in_order,
+)
 from portwright.verify.recording import MatchedBy
 
 __all__ = ["Known", "Link", "match_tensors"]

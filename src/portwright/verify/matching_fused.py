@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from portwright.verify.matching_known import Known, Link, Modules, in_order
-from portwright.verify.matching_layout import Layout
+from portwright.verify.matching_known import Known, Layout, Link, Modules, in_order
 from portwright.verify.recording import MatchedBy
 
 # The parts, in their order in fused tensors.

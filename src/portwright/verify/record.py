@@ -22,8 +22,7 @@ from portwright.job.main_script import run_as_main
 from portwright.verify.hooks import install, is_users
 from portwright.verify.hooks_dtype import compute_in_float64, widen
 from portwright.verify.hooks_poptorch import count_real, record_emulated, record_when_loaded
-from portwright.verify.hooks_portwright import hook_portwright
-from portwright.verify.hooks_process import hook_processes, hook_saving
+from portwright.verify.hooks_portwright import hook_portwright, hook_processes, hook_saving
 from portwright.verify.launch import FAILED_AT, PROGRESS, refuse
 from portwright.verify.record_data import Loading, hook_loaders
 from portwright.verify.record_links import Links

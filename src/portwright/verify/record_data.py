@@ -145,9 +145,7 @@ def _hook_shuffling(watch: Watch, loading: Loading) -> None:
         return iter(permute(len(self.dataset), epoch_of(self.dataset)).tolist())
 
     @in_place_of(torch, "randperm")
-    def permuted_by_hand(
-        randperm: Any, n: int, *args: Any, generator: Any = None, **kwargs: Any
-    ) -> torch.Tensor:
+    def permuted_by_hand(randperm: Any, n: int, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if generator is not None or args or watch.streams.is_own or kwargs.get("out") is not None:
             return randperm(n, *args, generator=generator, **kwargs)
         num_permuted[int(n)] += 1

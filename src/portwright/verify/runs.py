@@ -106,7 +106,14 @@ def progress_on_stderr() -> Iterator[Report]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines()
+        said: set[str] = set()
+
+        def tell(words: str, done: int, total: int) -> None:
+            if words not in said:
+                said.add(words)
+                print(f"running the {words}, {total} steps", file=sys.stderr)
+
+        yield tell
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -120,15 +127,3 @@ def progress_on_stderr() -> Iterator[Report]:
             bars.update(tasks[words], completed=done)  # type: ignore[arg-type]
 
         yield report
-
-
-class _Lines:
-    """Prints each run once, where output is no terminal."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, words: str, done: int, total: int) -> None:
-        if words not in self._said:
-            self._said.add(words)
-            print(f"running the {words}, {total} steps", file=sys.stderr)

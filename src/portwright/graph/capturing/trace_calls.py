@@ -24,7 +24,7 @@ from portwright.patched import patched
 
 @functools.cache
 def _name(func: Any) -> str:
-    return resolve_name(func) or getattr(func, "__name__", "")
+    return str(resolve_name(func) or getattr(func, "__name__", ""))
 
 
 class CallWatch(TorchFunctionMode):

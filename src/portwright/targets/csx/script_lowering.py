@@ -8,7 +8,6 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +93,8 @@ class ScriptLowering:
         now = root.current()
         _move_attributes(root, now, device, watched.host_made)
         self._stage = "update"
-        made = make_optimizer(cstorch, watched, now)
-        optimizer, self._optimizer_name = made.optimizer, made.name
-        self._notes += made.notes
+        optimizer, self._optimizer_name, notes = make_optimizer(cstorch, watched, now)
+        self._notes += notes
         clippings = [
             (clip.function, [now[id(p)] for p in clip.parameters if id(p) in now], clip.args, clip.kwargs)
             for clip in watched.clippings
@@ -201,23 +199,15 @@ _NOT_COPIED = frozenset({"foreach", "fused", "capturable", "differentiable", "pa
 _FIXED_OPTIONS = {"maximize": False, "amsgrad": False, "centered": False, "decoupled_weight_decay": False}
 
 
-@dataclass(frozen=True)
-class Made:
-    optimizer: Any
-    name: str
-    notes: tuple[str, ...]
-
-
-def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]) -> Made:
-    """The SDK's optimizer of the same name, else its SGD; the notes say which."""
+def make_optimizer(
+    cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
+) -> tuple[Any, str, list[str]]:
+    """The SDK's optimizer of the same name, else its SGD; its name, and notes on what differs."""
     given = watched.optimizer
     if given is None:
         parameters = [p for p in now.values() if p.requires_grad]
-        return Made(
-            cstorch.optim.SGD(parameters, lr=0.01),
-            "SGD",
-            ("the script updates its weights by hand: asked with SGD in its place",),
-        )
+        note = "the script updates its weights by hand: asked with SGD in its place"
+        return cstorch.optim.SGD(parameters, lr=0.01), "SGD", [note]
     kind = _kind_of(cstorch, given)
     groups = [
         {**{k: v for k, v in group.items() if k != "params"}, "params": _mapped(group["params"], now)}
@@ -228,9 +218,7 @@ def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
     if kind is None:
         lr = _number(groups[0].get("lr", 0.01)) if groups else 0.01
         plain = [{"params": group["params"]} for group in groups]
-        return Made(
-            cstorch.optim.SGD(plain, lr=lr), "SGD", (f"the SDK has no {name}: asked with SGD in its place",)
-        )
+        return cstorch.optim.SGD(plain, lr=lr), "SGD", [f"the SDK has no {name}: asked with SGD in its place"]
     accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params"}
     notes = []
     for key, value in groups[0].items() if groups else ():
@@ -249,7 +237,7 @@ def make_optimizer(cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
         }
         for group in groups
     ]
-    return Made(kind(own, **common), name, tuple(notes))
+    return kind(own, **common), name, notes
 
 
 def _kind_of(cstorch: Any, given: Optimizer) -> Any:

@@ -285,10 +285,7 @@ class CsxSession:
     # -- state ---------------------------------------------------------------------------------------------
 
     def state(self) -> Iterator[Shard]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        yield from self._read_state()
+        yield from self._kept if self._kept is not None else self._read_state()
 
     def _read_state(self) -> Iterator[Shard]:
         for name, tensor in self._module.net.state_dict().items():

@@ -41,7 +41,9 @@ class SourceLines:
             handle.remove()
 
     def _on_call(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any, result: Any) -> None:
-        nodes = {id(node): node for node in _gradient_functions(result)}
+        made = result if isinstance(result, tuple | list) else (result,)
+        functions = [value.grad_fn for value in made if isinstance(value, torch.Tensor)]
+        nodes = {id(node): node for node in functions if node is not None}
         if not nodes:
             return
         place, _ = self.finder.find(sys._getframe(1), (self.boundary,))
@@ -80,9 +82,3 @@ class SourceLines:
 
 def strip_mark(scope: str) -> str:
     return _MARK.sub("", scope)
-
-
-def _gradient_functions(result: Any) -> Iterator[Any]:
-    for value in result if isinstance(result, tuple | list) else (result,):
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            yield value.grad_fn

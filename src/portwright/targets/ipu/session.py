@@ -209,14 +209,13 @@ class IpuSession(CompiledSession):
 
     def state(self) -> Iterator[Shard]:
         yield from super().state()
-        drawn = self._device_rng()
+        drawn = self._pending_rng
+        if drawn is None and self._training is not None and self._training.isCompiled():
+            drawn = [int(number) for number in self._training.rng_state or ()]
         if drawn:
-            yield Shard("rng/0/ipu", torch.tensor([_signed(number) for number in drawn]))
-
-    def _device_rng(self) -> list[int] | None:
-        if self._pending_rng is not None or self._training is None or not self._training.isCompiled():
-            return self._pending_rng
-        return [int(number) for number in self._training.rng_state or ()]
+            # Unsigned 64-bit numbers, as the int64 of the same bits.
+            signed = [number - 2**64 if number >= 2**63 else number for number in drawn]
+            yield Shard("rng/0/ipu", torch.tensor(signed))
 
     def counters(self) -> dict[str, Any]:
         version = str(self._poptorch.__version__)
@@ -246,11 +245,6 @@ class IpuSession(CompiledSession):
         if self._training is not None:
             self._training.destroy()
         super().close()
-
-
-def _signed(number: int) -> int:
-    """An unsigned 64-bit number as the int64 of the same bits."""
-    return number - 2**64 if number >= 2**63 else number
 
 
 class IpuBackend:
