@@ -611,8 +611,8 @@ def verify(
     portwright verify "train.py --epochs 1" "ported/train.py --epochs 1" --steps 20 --html proof.html
     """
     from portwright.verify.front_end import ask_front_end, require_front_end
+    from portwright.verify.launch import progress_on_stderr
     from portwright.verify.proof_text import render
-    from portwright.verify.runs import progress_on_stderr
 
     if front_end is not None:
         require_front_end(front_end)

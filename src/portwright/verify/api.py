@@ -14,12 +14,11 @@ from portwright.verify.blame import blame
 from portwright.verify.command import parse_command
 from portwright.verify.compare_exact import dropped
 from portwright.verify.judge import DROPOUTS, DropoutChoice, Judgement, judge
-from portwright.verify.launch import Recorder
+from portwright.verify.launch import Recorder, Report, Runs
 from portwright.verify.measure import NOISE_FACTOR, VAGUE
 from portwright.verify.proof import Proof, find_place, worst_by_step, worst_of_all
 from portwright.verify.proof_page import write_page
 from portwright.verify.recording import Recording
-from portwright.verify.runs import Report, Runs
 
 MOST_STEPS = 10_000
 HOOKED = ("poptorch",)  # emulated packages whose steps can be recorded: hooks_poptorch.py

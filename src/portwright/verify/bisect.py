@@ -19,7 +19,7 @@ from portwright.port.rule import File, Rule
 from portwright.verify.command import parse_command
 from portwright.verify.difference import count
 from portwright.verify.judge import DropoutChoice, Judgement, judge
-from portwright.verify.runs import Runs
+from portwright.verify.launch import Runs
 
 
 def bisect_port(runs: Runs, judgement: Judgement, dropout: DropoutChoice, folder: Path) -> dict[str, Any]:

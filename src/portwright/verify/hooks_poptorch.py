@@ -47,7 +47,7 @@ def record_emulated(watch: Watch) -> None:
         apply(self, weights, grads)
 
     @in_place_of(PoplarExecutor, "__call__")
-    def recorded(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(call: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         if watch.is_paused:
             return call(self, *args, **kwargs)
         if not self._training:
@@ -191,7 +191,7 @@ def _count_calls(watch: Watch, module: Any) -> None:
         return
 
     @in_place_of(executor, "__call__")
-    def counted(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(call: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "_training", False):
             watch.vendor_calls[TRAINING_CALLS] = watch.vendor_calls.get(TRAINING_CALLS, 0) + 1
         return call(self, *args, **kwargs)

@@ -12,11 +12,10 @@ from portwright.verify.compare import Comparison, compare
 from portwright.verify.compare_run import Part, compare_runs
 from portwright.verify.diagnose import first_difference
 from portwright.verify.difference import Difference
-from portwright.verify.launch import ScriptFailed
+from portwright.verify.launch import Dropout, Runs, ScriptFailed
 from portwright.verify.measure import EPSILON, QUANTITIES, TELLING, VAGUE, epsilon
 from portwright.verify.proof import Settled
 from portwright.verify.recording import Recording
-from portwright.verify.runs import Dropout, Runs
 
 DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")

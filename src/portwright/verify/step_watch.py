@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from portwright.job.main_script import run_as_main
-from portwright.verify.devices_apart import NoAccelerator
 from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
-from portwright.verify.tape import HostRead, Tape, memory_of, state_of
+from portwright.verify.tape import HostRead, NoAccelerator, Tape, memory_of, state_of
 
 _MOST_PASSES = 16  # backward passes without an optimizer or a changed parameter
 _MOST_UPDATES = 50  # of other optimizers before the wanted one

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from portwright.errors import UserError, suggest
+from portwright.graph.plans.estimate import Rectangle, Shares, place, share_cores
 from portwright.graph.plans.load import Fit, Load, search_batch
 from portwright.graph.plans.memory import Memory, Moment, largest_batch, most_bytes
-from portwright.graph.plans.placement import Rectangle, Shares, place, share_cores
 from portwright.job.sizes import show_bytes
 from portwright.target import ExecutionMode, Hardware
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from portwright.graph.plans.estimate import wanted_cores
+from portwright.graph.plans.estimate import Rectangle, Shares, share_cores, wanted_cores
 from portwright.graph.plans.flops import Flops
 from portwright.graph.plans.memory import Memory
-from portwright.graph.plans.placement import Rectangle, Shares, share_cores
 from portwright.target import ExecutionMode
 
 

@@ -19,9 +19,8 @@ from portwright.errors import UnsupportedError
 from portwright.job.atomic import atomic_write_text
 from portwright.target import Lowered
 from portwright.targets.csx.cluster import missing_setting
-from portwright.targets.csx.refusal import read_cirh
+from portwright.targets.csx.refusal import SourceLines, read_cirh
 from portwright.targets.csx.session import CsxSession, sdk_version
-from portwright.targets.csx.source_lines import SourceLines
 from portwright.targets.csx.step import metrics_through_closures
 
 WORDS = "lowered by Cerebras's front end (SDK {version}): accepted by the front end, not placed on a wafer"

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from portwright.errors import PortwrightError
-from portwright.targets.csx.refusal import explain, read_cirh
+from portwright.targets.csx.refusal import SourceLines, explain, read_cirh
 from portwright.targets.csx.session import sdk_version
-from portwright.targets.csx.source_lines import SourceLines
-from portwright.verify.devices_apart import OnDevice
 from portwright.verify.replay import ReplayedStep
 from portwright.verify.step_watch import WatchedStep
+from portwright.verify.tape import OnDevice
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
 
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})

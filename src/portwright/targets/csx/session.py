@@ -19,8 +19,7 @@ from portwright.target import Event, JobSpec, Shard, Stretch
 from portwright.targets.csx.cluster import ENVIRONMENT, ClusterSettings, explain_cluster_error
 from portwright.targets.csx.feed import advance, make_batches, make_feed
 from portwright.targets.csx.optimizers import load_state, read_state
-from portwright.targets.csx.refusal import explain
-from portwright.targets.csx.source_lines import SourceLines
+from portwright.targets.csx.refusal import SourceLines, explain
 from portwright.targets.csx.step import Update, choose_precision, metrics_through_closures
 from portwright.watching.random_states import capture_rng, restore_rng, seed_all
 from portwright.watching.trees import walk_tensors
@@ -30,6 +29,8 @@ _CPU = torch.device("cpu")
 
 class CsxSession:
     """Trains and evaluates through the SDK, which gives values only in closures and state only at checkpoints."""
+
+    steps_per_call = 1
 
     def __init__(
         self,
@@ -107,10 +108,6 @@ class CsxSession:
             if num_batches is None
             else num_batches * num_epochs // self._job.params.optimizer.grad_accum_steps
         )
-
-    @property
-    def steps_per_call(self) -> int:
-        return 1
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         return [batch for batch, _ in zip(self._loader(name), range(num_batches), strict=False)]
